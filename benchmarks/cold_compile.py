@@ -71,7 +71,7 @@ def once(name: str) -> dict[str, float]:
     lap("emit")
     nvrtc.nvrtc_version()
     lap("load nvrtc")
-    headers = {backend.HEADER: backend.header()}
+    headers = backend.headers()
     options = () if program.sources else ("--minimal",)
     nvrtc.compile_cuda(source, path.name, target.arch, options, headers)
     lap("nvrtc")

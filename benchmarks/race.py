@@ -148,7 +148,7 @@ _COMMON = {"out", "rounds", "burst_ms", "timeout", "backend", "only", "force"}
 
 def main(file: str, parser: argparse.ArgumentParser) -> int:
     """Run the races of `file` as its command line says."""
-    from tilewright.runtime.race import Settings
+    from tilewright.runtime.timing import Settings
     from tilewright.tools.bench import Job, command_line, run_files
 
     args = parser.parse_args()

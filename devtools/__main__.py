@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -217,6 +218,31 @@ def meaning(count: int, seed: int, target: str) -> None:
     if finding is not None:
         print(f"{finding.kind}: {finding.said}\n\n{finding.source}")
     sys.exit(finding is not None)
+
+
+@main.command()
+@click.argument("out", type=click.Path(dir_okay=False))
+def imports(out: str) -> None:
+    """Draw which folders of the package import which, as SVG."""
+    from devtools.imports import SRC, drawing
+
+    Path(out).write_text(drawing(SRC), encoding="utf-8")
+
+
+@main.command()
+@click.argument("before", type=click.Path(exists=True, file_okay=False))
+@click.argument("after", type=click.Path(exists=True, file_okay=False))
+@click.option("--out", type=click.Path(dir_okay=False), help="Write raw times here, as JSON.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the sizes.")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Of a family.")
+@click.option("--target", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--kind", default="", help="Only kernels whose name contains this.")
+@click.option("--time", "seconds", type=float, default=600.0, show_default=True)
+def trees(**plan: Any) -> None:
+    """Race two trees of the repository on the zoo's kernels: compile times and run times."""
+    from devtools.trees import command
+
+    sys.exit(command(**plan))
 
 
 if __name__ == "__main__":

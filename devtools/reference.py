@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tilewright.lang.words import DTYPE_NAMES
+from tilewright.lang.meanings import DTYPE_NAMES
 
 # how users write the names of a module
 MODULES = {"T": "tilewright.language", "tw": "tilewright", "layout": "tilewright.layout"}
@@ -370,7 +370,8 @@ def _members(thing: Any) -> list[str]:
     if issubclass(thing, Enum):
         return ["Values: " + ", ".join(f"`{m.name}`" for m in thing) + ".", ""]
     rows = []
-    for name, member in vars(thing).items():
+    own = [c for c in reversed(thing.__mro__) if c.__module__.startswith("tilewright.")]
+    for name, member in {n: m for c in own for n, m in vars(c).items()}.items():
         called = getattr(member, "__func__", member)
         if name.startswith("_") or not (callable(called) or isinstance(member, property)):
             continue

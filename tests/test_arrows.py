@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from devtools.imports import drawing, files
+
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
 
@@ -110,20 +112,8 @@ def check_package(src: Path) -> list[str]:
 
 def files_in_a_circle(src: Path) -> list[str]:
     """Files that import each other, however late: the first circle, or nothing."""
-    files = {".".join(p.relative_to(src).with_suffix("").parts): p for p in src.rglob("*.py")}
-    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
-    graph: dict[str, set[str]] = {}
-    for name, path in files.items():
-        named = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                named |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                named |= {each if each in files else node.module for each in inner}
-        graph[name] = (named & files.keys()) - {name}
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(files(src)).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []
@@ -146,6 +136,11 @@ def test_package_imports_point_down() -> None:
 
 def test_no_files_import_each_other() -> None:
     assert not files_in_a_circle(SRC)
+
+
+def test_the_drawing_is_current() -> None:
+    drawn = (ROOT / "docs" / "imports.svg").read_text(encoding="utf-8")
+    assert drawn == drawing(SRC), "python -m devtools imports docs/imports.svg"
 
 
 def test_files_that_import_each_other_are_found(tmp_path: Path) -> None:

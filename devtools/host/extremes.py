@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from devtools.compare import lowered
 from devtools.fuzz.check import load
 from devtools.host import judge
 from devtools.host.target import arch_of, is_host, road
@@ -23,7 +24,7 @@ from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.op import Program
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import TilewrightError
-from tilewright.tools.compare import lowered, run_kernel
+from tilewright.tools.compare import run_kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Run = Callable[[str], Array]

@@ -29,7 +29,6 @@ from tilewright.ir.dtype import FLOAT32, DType
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.runtime.arrays import unpack
-from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.backend import alignments, launch_spec, lower
 from tilewright.targets.cuda.emit import Source, emit_program
 from tilewright.targets.cuda.launch import (
@@ -41,9 +40,8 @@ from tilewright.targets.cuda.launch import (
     TensorPointer,
     encode_scalar,
 )
-from tilewright.targets.cuda.tensormap import Encoding, resolve
-from tilewright.targets.cuda.values import SM_COUNT, Sizes, evaluate
-from tilewright.targets.cuda.views import ArrayView
+from tilewright.targets.cuda.tensormap import SM_COUNT, Encoding, Sizes, evaluate, resolve
+from tilewright.targets.cuda.views import ArrayView, ProgramCheck
 
 __all__ = ["Excluded", "Fault", "NoCompiler", "NotForHost", "Ready", "ready", "run"]
 
@@ -193,9 +191,8 @@ class _Call:
 
     def param(self, param: Param) -> bytes:
         match param:
-            case TensorPointer(name, offset):
-                step = self.views[name].dtype.storage_bytes(evaluate(offset, self.sizes))
-                tensor, data = self.numbers[name], struct.pack("<Q", step)
+            case TensorPointer(name):
+                tensor, data = self.numbers[name], bytes(8)
             case Scalar(name):
                 tensor, data = _NOBODY, self.scalars[name]
             case Size(value, dtype):
@@ -248,7 +245,7 @@ def _bytes_of(array: Array) -> bytes:
 
 def _map(e: Encoding, size: int) -> bytes:
     """A tensor map as `copies.cpp` reads it; its address is told there."""
-    if e.empty or e.interleave or any(step != 1 for step in e.element_strides):
+    if e.empty:
         return bytes(128)
     rank = len(e.sizes)
     box = (*e.box, 0, 0, 0, 0, 0)[:5]

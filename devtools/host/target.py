@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from devtools.compare import lowered
 from devtools.host import build, judge
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError, TilewrightError
-from tilewright.tools.compare import Arguments, Array, Verdict, difference, internal, lowered
+from tilewright.tools.compare import Arguments, Array, Verdict, difference, internal
 
-# the road each takes, as `tools.compare` names it; choices go the way of drawn ones
+# the road each takes, as `devtools.compare` names it; choices go the way of drawn ones
 ROADS = {"host": "threads", "host-sm80": "threads -arch=sm_80", "host-roles": "threads-roles"}
 SEEDS = (0, 1, 2)  # of the order of threads
 

@@ -73,14 +73,14 @@ def puzzles() -> Iterator[Subject]:
 
 
 def tutorial() -> Iterator[Subject]:
-    from tilewright.tools.collect import collect
+    from tilewright.tools.collect import collect_all
 
     for file in sorted((ROOT / "examples" / "tutorial").glob("[0-9]*.py")):
         if "sanitizer" in file.name:  # its kernels are wrong on purpose
             continue
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = collect(str(file))
+            found = collect_all(str(file)).found
         for each in found:
             if not _is_small(each.program):
                 continue

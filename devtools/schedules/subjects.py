@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from devtools.compare import UNITS
 from devtools.fuzz.check import load
 from devtools.fuzz.programs import KINDS, make
 from devtools.fuzz.recipe import render
@@ -26,7 +27,7 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var
 from tilewright.ir.op import Program
 from tilewright.support.errors import CompileError, TilewrightError
-from tilewright.tools.compare import UNITS, difference
+from tilewright.tools.compare import difference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Args = dict[str, Any]

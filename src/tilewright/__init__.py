@@ -7,39 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# name → where it lives; resolved on first use so that `import tilewright` stays light
-_PUBLIC = {
-    "jit": "tilewright.runtime.jit",
-    "compile": "tilewright.runtime.jit",
-    "par_compile": "tilewright.runtime.jit",
-    "autotune": "tilewright.runtime.tune",
-    "AutoTuner": "tilewright.runtime.tune",
-    "set_autotune_inputs": "tilewright.runtime.tune",
-    "CompiledKernel": "tilewright.runtime.kernel",
-    "JITKernel": "tilewright.runtime.kernel",
-    "PassConfigKey": "tilewright.runtime.configs",
-    "resolve": "tilewright.runtime.backends",
-    "current_target": "tilewright.runtime.backends",
-    "parse_ir": "tilewright.runtime.backends",
-    "TensorSupplyType": "tilewright.runtime.bench",
-    "Profiler": "tilewright.runtime.bench",
-    "measure": "tilewright.runtime.timing",
-    "Race": "tilewright.runtime.race",
-    "debug": "tilewright.tools.step",
-    "trace_run": "tilewright.tools.step",
-    "Numerics": "tilewright.ir.schedule",
-    "Schedule": "tilewright.ir.schedule",
-    "Target": "tilewright.ir.target",
-    "Feature": "tilewright.ir.atoms",
-    "TilewrightError": "tilewright.support.errors",
-    "CompileError": "tilewright.support.errors",
-    "LaunchError": "tilewright.support.errors",
-    "PerformanceWarning": "tilewright.support.errors",
-    "RunError": "tilewright.support.errors",
-    "SanitizerError": "tilewright.support.errors",
-    "SanitizerWarning": "tilewright.support.errors",
-    "VerifyError": "tilewright.support.errors",
+# where names live; resolved on first use so that `import tilewright` stays light
+_HOMES = {
+    "runtime.jit": "jit compile par_compile",
+    "runtime.tune": "autotune AutoTuner set_autotune_inputs",
+    "runtime.kernel": "CompiledKernel JITKernel",
+    "runtime.configs": "PassConfigKey",
+    "runtime.backends": "resolve current_target parse_ir",
+    "runtime.bench": "TensorSupplyType Profiler",
+    "runtime.timing": "measure Race",
+    "tools.step": "debug trace_run",
+    "ir.schedule": "Numerics Schedule",
+    "ir.target": "Target",
+    "ir.atoms": "Feature",
+    "support.errors": "TilewrightError CompileError LaunchError PerformanceWarning RunError "
+    "SanitizerError SanitizerWarning VerifyError",
 }
+_PUBLIC = {name: home for home, names in _HOMES.items() for name in names.split()}
 _MODULES = ("autotuner", "language", "layout", "profiler")
 
 __all__ = [
@@ -91,8 +75,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.configs import PassConfigKey
     from tilewright.runtime.jit import compile, jit, par_compile
     from tilewright.runtime.kernel import CompiledKernel, JITKernel
-    from tilewright.runtime.race import Race
-    from tilewright.runtime.timing import measure
+    from tilewright.runtime.timing import Race, measure
     from tilewright.runtime.tune import AutoTuner, autotune, set_autotune_inputs
     from tilewright.support.errors import (
         CompileError,
@@ -130,7 +113,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"tilewright.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    value = getattr(importlib.import_module(f"tilewright.{_PUBLIC[name]}"), name)
     globals()[name] = value
     return value
 

@@ -33,7 +33,31 @@ from tilewright.lang.atomics import (
     reducer_init,
     reducer_update,
 )
-from tilewright.lang.foreign import access_ptr, address_of, call_extern, import_source, ptx
+from tilewright.lang.compute import (
+    all_of,
+    any_of,
+    cummax,
+    cumsum,
+    gemm,
+    gemm_sp,
+    reduce,
+    reduce_absmax,
+    reduce_abssum,
+    reduce_bitand,
+    reduce_bitor,
+    reduce_bitxor,
+    reduce_max,
+    reduce_min,
+    reduce_sum,
+    wait_wgmma,
+    warp_reduce_bitand,
+    warp_reduce_bitor,
+    warp_reduce_max,
+    warp_reduce_min,
+    warp_reduce_sum,
+    warpgroup_wait,
+    wgmma_gemm,
+)
 from tilewright.lang.hints import (
     Fragment,
     Layout,
@@ -44,8 +68,10 @@ from tilewright.lang.hints import (
     annotate_restrict_buffers,
     annotate_safe_value,
     assume,
+    device_assert,
     layout,
     make_swizzled_layout,
+    print,
 )
 from tilewright.lang.launch import (
     ClusterKernel,
@@ -65,7 +91,6 @@ from tilewright.lang.launch import (
     get_warp_idx_sync,
     use_swizzle,
 )
-from tilewright.lang.looking import device_assert, print
 from tilewright.lang.loops import (
     Parallel,
     Persistent,
@@ -156,7 +181,7 @@ from tilewright.lang.math import fast_sigmoid as __sigmoid
 from tilewright.lang.math import fast_sin as __sin
 from tilewright.lang.math import fast_tan as __tan
 from tilewright.lang.math import fast_tanh as __tanh
-from tilewright.lang.matrix import gemm, gemm_sp, wait_wgmma, warpgroup_wait, wgmma_gemm
+from tilewright.lang.meanings import DTYPE_NAMES, as_entries, unknown_word
 from tilewright.lang.move import (
     async_copy,
     clear,
@@ -170,26 +195,6 @@ from tilewright.lang.move import (
     view,
 )
 from tilewright.lang.params import const, empty
-from tilewright.lang.reduce import (
-    all_of,
-    any_of,
-    cummax,
-    cumsum,
-    reduce,
-    reduce_absmax,
-    reduce_abssum,
-    reduce_bitand,
-    reduce_bitor,
-    reduce_bitxor,
-    reduce_max,
-    reduce_min,
-    reduce_sum,
-    warp_reduce_bitand,
-    warp_reduce_bitor,
-    warp_reduce_max,
-    warp_reduce_min,
-    warp_reduce_sum,
-)
 from tilewright.lang.roles import (
     WarpSpecialize,
     barrier_arrive,
@@ -213,11 +218,16 @@ from tilewright.lang.roles import (
     ws,
 )
 from tilewright.lang.threads import (
+    access_ptr,
+    address_of,
     all_sync,
     any_sync,
     ballot,
     ballot_sync,
+    call_extern,
+    import_source,
     named_barrier_arrive,
+    ptx,
     shfl_down,
     shfl_sync,
     shfl_up,
@@ -239,7 +249,6 @@ from tilewright.lang.types import (
     symbolic,
 )
 from tilewright.lang.types import ScalarType as dtype
-from tilewright.lang.words import DTYPE_NAMES, as_entries, unknown_word
 from tilewright.support.errors import entry
 
 globals().update(DTYPE_NAMES)

@@ -1,6 +1,6 @@
 """The layout algebra: CuTe's names and results, and fragments. Public names only."""
 
-from tilewright.ir.layout.banks import BankConflicts, bank_conflicts
+from tilewright.ir.layout.banks import BankConflicts, bank_conflicts, make_swizzled_layout
 from tilewright.ir.layout.draw import draw
 from tilewright.ir.layout.fragment import (
     Fragment,
@@ -46,7 +46,6 @@ from tilewright.ir.layout.ops import (
     left_inverse,
     logical_divide,
     logical_product,
-    make_swizzled_layout,
     max_common_layout,
     max_common_vector,
     raked_product,

@@ -1,7 +1,6 @@
 """Timing kernels and anything else. Public names only."""
 
 from tilewright.runtime.bench import Profiler, TensorSupplyType, do_bench, rotate
-from tilewright.runtime.race import Race
-from tilewright.runtime.timing import measure, spread
+from tilewright.runtime.timing import Race, measure, spread
 
 __all__ = ["Profiler", "Race", "TensorSupplyType", "do_bench", "measure", "rotate", "spread"]

@@ -6,7 +6,7 @@ import pytest
 from tests.cpu.common import check, draw
 from tests.cpu.test_tiles import program
 from tilewright.ir.text import parse_program
-from tilewright.passes.canonicalize.expand_copies import expand_copies
+from tilewright.passes.canonicalize.rules import expand_copies
 from tilewright.targets.cpu.folds import Folded, paired
 
 HEAD = """

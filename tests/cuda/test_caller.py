@@ -13,7 +13,6 @@ from tilewright.support.errors import LaunchError
 from tilewright.targets import torch_tensors
 from tilewright.targets.cuda import caller as roads
 from tilewright.targets.cuda import views
-from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.launch import (
     CudaModule,
@@ -23,7 +22,7 @@ from tilewright.targets.cuda.launch import (
     TensorArg,
     TensorPointer,
 )
-from tilewright.targets.cuda.views import ArrayView
+from tilewright.targets.cuda.views import ArrayView, ProgramCheck
 from tilewright.targets.torch_tensors import guards_work
 
 BF16, FLOAT = dtype("bfloat16"), dtype("float32")

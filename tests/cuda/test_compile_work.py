@@ -19,7 +19,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
 from tilewright.support.errors import VerifyError
 from tilewright.targets.cuda import backend
-from tilewright.targets.cuda.emit_products import MOST_PRODUCTS, adjacent, together
+from tilewright.targets.cuda.instructions import MOST_PRODUCTS, adjacent, together
 from zoo.attention.flash import flash_attention
 
 ROLES = Target.parse("cuda -roles -persistent")

@@ -9,7 +9,7 @@ import pytest
 from tests.cuda.test_gpu_zoo import run_kernel
 from tests.passes.test_reuse_shared import AMPERE, HOPPER, phases, turns
 from tilewright import machine
-from tilewright.passes.memory import reuse_shared
+from tilewright.passes.memory import place_shared
 from tilewright.targets.cuda.guard import run_guarded
 from tilewright.targets.cuda.kernel import CudaKernel
 
@@ -19,7 +19,7 @@ ZOO = ("gemm", "gemm_two_warpgroups", "gemm_transposed", "flash_causal", "flash_
 
 def eager() -> None:
     """In this process, which is a test's own, every byte counts."""
-    reuse_shared._blocks = lambda kernel, chip, shared: -shared
+    place_shared._blocks = lambda kernel, chip, shared: -shared
 
 
 def run_zoo(name: str) -> dict[str, float]:

@@ -12,7 +12,6 @@ from tilewright.ir.dtype import INT32, dtype
 from tilewright.ir.expr import Var, wrap
 from tilewright.ir.op import Dim, Program
 from tilewright.support.errors import CompileError, LaunchError, RunError
-from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.launch import (
     CudaModule,
@@ -26,9 +25,8 @@ from tilewright.targets.cuda.launch import (
     encode_scalar,
 )
 from tilewright.targets.cuda.nvrtc import Resources
-from tilewright.targets.cuda.tensormap import TensorMapSpec
-from tilewright.targets.cuda.values import SM_COUNT
-from tilewright.targets.cuda.views import ArrayView, stream_handle
+from tilewright.targets.cuda.tensormap import SM_COUNT, TensorMapSpec
+from tilewright.targets.cuda.views import ArrayView, ProgramCheck, stream_handle
 from tilewright.targets.torch_tensors import guards_work
 
 BF16, FLOAT = dtype("bfloat16"), dtype("float32")
@@ -82,6 +80,7 @@ def test_one_launch():
     assert struct.unpack("<QfI", pointer + alpha + size) == (0x20000, 1.5, 512)
     assert tensor_map == bytes([1]) * 128
     assert api.encoded[0].sizes == (64, 512) and api.encoded[0].box == (64, 128)
+    assert api.encoded[0].steps == (1, 1) and api.encoded[0].rest == (0, 3, 2, 0)
     assert api.limits_raised == [("MAX_DYNAMIC_SHARED_SIZE_BYTES", 200_000)]
     assert api.contexts == [0xC0]  # the thread had none
 
@@ -108,10 +107,10 @@ def test_maps_and_steps_are_made_once_and_again_when_anything_changes():
 
 
 def test_sizes_may_be_expressions():
-    spec = LaunchSpec("gemm", (M // 2, 1), 32, (TensorPointer("C", offset=M), Size(M * 3)))
+    spec = LaunchSpec("gemm", (M // 2, 1), 32, (TensorPointer("C"), Size(M * 3)))
     api, m = module(spec, kernel={"params": [8, 4]})
     m.launch({"C": view(0x100)}, {"M": 8})
-    assert struct.unpack("<QI", b"".join(api.launches[0].params)) == (0x110, 24)
+    assert struct.unpack("<QI", b"".join(api.launches[0].params)) == (0x100, 24)
     assert api.launches[0].grid == (4, 1, 1) and api.launches[0].attributes == []
 
 

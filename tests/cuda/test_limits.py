@@ -1,10 +1,13 @@
 """Asking for more than there is fails while compiling, with the line and the figures."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import tilewright as tw
+from tilewright.ir.chips import CHIPS
 from tilewright.support.errors import CompileError, TilewrightError
-from tilewright.targets.cuda.limits import LIMITS, check_fits
+from tilewright.targets.cuda.launch import check_fits
 from tilewright.targets.cuda.nvrtc import Resources
 
 HEAD = "program p {\n  param X: float32[64] global\n  kernel k grid b in "
@@ -44,16 +47,9 @@ def test_as_much_as_there_is():
 
 
 def fits(**change):
-    asked = {
-        "threads": 384,
-        "shared": 200_000,
-        "cluster": (2, 1, 1),
-        "params": (8, 4),
-        "resources": Resources(168, max_threads=384, params=(8, 4)),
-        "limits": LIMITS["sm_90a"],
-        **change,
-    }
-    check_fits("gemm", **asked)
+    resources = change.pop("resources", Resources(168, max_threads=384, params=(8, 4)))
+    asked = {"threads": 384, "shared": 200_000, "cluster": (2, 1, 1), "sizes": (8, 4), **change}
+    check_fits(SimpleNamespace(kernel="gemm", loc=None, **asked), resources, CHIPS["sm_90a"])
 
 
 @pytest.mark.parametrize(
@@ -63,8 +59,8 @@ def fits(**change):
         ({"resources": Resources(168, static_shared=40_000)}, "7552 too many"),
         ({"cluster": (4, 4, 2)}, r"32 \(4, 4, 2\)"),
         ({"threads": 512}, "its launch bound"),
-        ({"params": (8, 8)}, r"\(8, 4\) bytes"),
-        ({"params": (40_000,), "resources": Resources(168)}, "at most 32764 bytes"),
+        ({"sizes": (8, 8)}, r"\(8, 4\) bytes"),
+        ({"sizes": (40_000,), "resources": Resources(168)}, "at most 32764 bytes"),
     ],
 )
 def test_what_the_compiled_code_takes(change, text):

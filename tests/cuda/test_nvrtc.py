@@ -3,13 +3,16 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from tilewright.ir.chips import CHIPS
 from tilewright.support.cache import Store
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda import nvrtc, sass
-from tilewright.targets.cuda.limits import LIMITS, check_fits, registers_of_block
+from tilewright.targets.cuda.launch import check_fits
+from tilewright.targets.cuda.limits import registers_of_block
 from tilewright.targets.cuda.nvrtc import Resources, compile_cuda
 
 KERNELS = r"""
@@ -210,12 +213,10 @@ def test_without_nvrtc_it_says_what_to_install(monkeypatch):
 
 
 def fits(**changes):
-    figures = {
-        "threads": 384, "shared": 200_000, "cluster": (2, 1, 1), "params": (8,),
-        "resources": Resources(168, static_shared=1024, max_threads=384, params=(8,)),
-        "limits": LIMITS["sm_90a"],
-    }  # fmt: skip
-    check_fits("k", **{**figures, **changes})
+    compiled = Resources(168, static_shared=1024, max_threads=384, params=(8,))
+    resources = changes.pop("resources", compiled)
+    asked = {"threads": 384, "shared": 200_000, "cluster": (2, 1, 1), "sizes": (8,), **changes}
+    check_fits(SimpleNamespace(kernel="k", loc=None, **asked), resources, CHIPS["sm_90a"])
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,7 @@ def fits(**changes):
         ({"threads": 512}, "at most 384 threads"),
         ({"threads": 1024, "resources": Resources(72)}, r"73728 \(72 in each of 1024 threads\)"),
         ({"cluster": (4, 4, 2)}, "at most 16 blocks"),
-        ({"params": (8, 4)}, r"parameters of \(8,\) bytes"),
+        ({"sizes": (8, 4)}, r"parameters of \(8,\) bytes"),
     ],
 )
 def test_what_cannot_fit_is_refused_with_figures(changes, text):
@@ -257,7 +258,7 @@ def test_without_a_disassembler_it_says_what_to_install(monkeypatch):
 def test_importing_loads_no_cuda():
     code = (
         "import sys\n"
-        "import tilewright.targets.cuda.arguments, tilewright.targets.cuda.sass\n"
+        "import tilewright.targets.cuda.views, tilewright.targets.cuda.sass\n"
         "assert not {'cuda', 'torch', 'cupy', 'jax'} & set(sys.modules), sorted(sys.modules)"
     )
     path = os.pathsep.join(map(str, sys.path))

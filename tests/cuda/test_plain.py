@@ -189,7 +189,19 @@ def test_elements_that_share_bytes_are_printed():
     assert lines[9] == "block (0,): odd A[1, 3:6]: int4[3] = 3 4 5"
 
 
-def test_one_nest_does_not_write_a_fragment_under_two_names():
+def check_threads(text, **values):
+    """Thread code gives what the text means."""
+    program = parse_program(text, "p.tw")
+    code = lower(program, Target.parse("cuda")).result
+    args = {**arguments(program), **values}
+    want, got = ({name: x.copy() for name, x in args.items()} for _ in range(2))
+    machine.run(program, want)
+    machine.run_threads(code, got)
+    for name in args:
+        np.testing.assert_array_equal(got[name], want[name])
+
+
+def test_one_nest_writes_a_fragment_under_two_names():
     text = """program p {
       param A: float32[8, 32] global
       kernel main grid bx in 1 threads tx in 64 {
@@ -202,14 +214,33 @@ def test_one_nest_does_not_write_a_fragment_under_two_names():
           g[i, j] = f[i + 4, j]
         }
         copy f -> A
+        copy g -> A[0:+4, 0:+32]
       }
     }""".replace("FRAGMENT", repr(coalesced((8, 32), 64, 4)))
-    with pytest.raises(CompileError, match="f and v show the same elements") as caught:
-        lower(parse_program(text, "p.tw"), Target.parse("cuda"))
-    assert "p.tw:10" in str(caught.value) and "split it in two" in str(caught.value)
+    check_threads(text)
 
 
-def test_a_fragment_is_viewed_at_a_constant_place():
+@pytest.mark.parametrize("threads", [64, 128])
+def test_products_add_to_what_views_show(threads):
+    text = """program p {
+      param A: float16[64, 64] global
+      param C: float32[64, 64] global
+      kernel main grid bx in 1 threads tx in THREADS {
+        alloc a: float16[64, 64] shared
+        alloc c: float32[64, 64] fragment
+        copy A -> a
+        copy C -> c
+        view v: float32[32, 64] fragment of c offset=2048
+        gemm a, a -> c
+        map (i, j) in (32, 64) { v[i, j] = v[i, j] + 1.0 }
+        gemm a, a -> c
+        copy c -> C
+      }
+    }"""
+    check_threads(text.replace("THREADS", str(threads)))
+
+
+def test_a_fragment_is_viewed_at_any_place():
     text = """program p {
       param A: float32[8, 32] global
       param N: int32[1] global
@@ -220,9 +251,7 @@ def test_a_fragment_is_viewed_at_a_constant_place():
         copy v -> A[0:+4, 0:+32]
       }
     }"""
-    with pytest.raises(CompileError, match="known only at run time") as caught:
-        lower(parse_program(text, "p.tw"), Target.parse("cuda"))
-    assert "p.tw:7" in str(caught.value) and "index the view" in str(caught.value)
+    check_threads(text, N=np.array([3], "i4"))
 
 
 def test_shared_buffers_may_be_allocated_in_loops():

@@ -10,9 +10,8 @@ from tilewright.ir.dtype import dtype
 from tilewright.ir.text import parse_program
 from tilewright.support.errors import LaunchError
 from tilewright.targets.cuda import driver as driver_module
-from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.dlpack import export
-from tilewright.targets.cuda.views import ArrayView, read_arrays, view_of
+from tilewright.targets.cuda.views import ArrayView, ProgramCheck, read_arrays, view_of
 
 
 class Interface:

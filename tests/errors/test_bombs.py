@@ -16,7 +16,7 @@ import tilewright.language as T
 from tests.errors import bombs
 from tests.errors.case import CASES, Case
 from tests.errors.test_corpus import failure
-from tilewright.lang import python_errors, words
+from tilewright.lang import meanings
 from tilewright.lang.meanings import MEANINGS
 from tilewright.runtime import backends
 from tilewright.support import limits
@@ -87,8 +87,8 @@ def test_every_limit_has_a_reason():
 
 def test_what_is_told_instead_exists():
     """Words that errors name are words; `T.alloc_*` is a family of them."""
-    texts = [*MEANINGS.values(), *python_errors._ELSEWHERE.values()]
-    texts += python_errors._FIXES.values()
+    texts = [*MEANINGS.values(), *meanings._ELSEWHERE.values()]
+    texts += meanings._FIXES.values()
     named = {word for text in texts for word in re.findall(r"\bT\.(\w+\*?)", text)}
     assert named and all(fnmatch.filter(dir(T), word) for word in named)
 
@@ -105,7 +105,7 @@ def _raised(file: Path) -> list[tuple[int, str]]:
 
 
 def test_every_error_of_the_language_says_a_fix():
-    folder = Path(words.__file__).parent
+    folder = Path(meanings.__file__).parent
     missing = {file.name: _raised(file) for file in folder.glob("*.py") if _raised(file)}
     assert missing == {}
 

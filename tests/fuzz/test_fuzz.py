@@ -79,13 +79,13 @@ def test_differences_are_told():
 @pytest.fixture
 def wrong_minimum(monkeypatch):
     """The CPU target's minimum starts from 0."""
-    right = emit_tile.TileEmitter._combiner
+    right = emit_tile._fold
 
-    def wrong(self, op, wide):
-        acc, prepare, combine, neutral = right(self, op, wide)
-        return acc, prepare, combine, 0 if op == "min" else neutral
+    def wrong(op, src, dst):
+        fold = right(op, src, dst)
+        return replace(fold, neutral=0) if op == "min" else fold
 
-    monkeypatch.setattr(emit_tile.TileEmitter, "_combiner", wrong)
+    monkeypatch.setattr(emit_tile, "_fold", wrong)
 
 
 def test_a_planted_bug_is_found_and_shrunk(wrong_minimum, tmp_path):

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from functools import partial, reduce
+
 import pytest
 
 from devtools.fuzz.python_meaning import Finding, hunt, make, render
-from tilewright.lang import guards, logic, python_words
+from tilewright.lang import logic, scalar
 from tilewright.lang.builder import Builder
 from tilewright.lang.logic import Logic
 from tilewright.lang.state import Watch
@@ -29,16 +31,17 @@ def test_a_seed_is_a_program():
 
 # what a bug replaces, by what, and a word of the programs that show it
 BUGS = {
-    "and, or are truths": (Logic, "choice", Logic.boolean, " or "),
+    "and, or are truths": (logic, "_decided", lambda op, sides: reduce(
+        partial(logic._joined, op), map(logic.condition, sides)), " or "),
     "reads are late": (Builder, "writes", lambda self, buffer: 0, "A[i]"),
     "state may change": (Watch, "changed", lambda self, bound: None, ""),
-    "keys are trees": (guards, "by_theirs", lambda frame: False, ""),
+    "keys are trees": (scalar, "by_theirs", lambda frame: False, ""),
     "tuples are their first items": (
         Logic, "_compare_items", lambda self, op, a, b: self._compare(op, a[0], b[0]), "["),
     "a range has no end": (
         Logic, "_in_range", lambda self, op, a, span: logic.compare(">=", a, span[0]), "range"),
-    "any is all": (python_words, "_BUILTINS", {
-        **python_words._BUILTINS, any: python_words._BUILTINS[all]}, "any("),
+    "any is all": (logic, "_BUILTINS", {
+        **logic._BUILTINS, any: logic._BUILTINS[all]}, "any("),
 }  # fmt: skip
 
 

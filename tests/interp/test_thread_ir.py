@@ -21,8 +21,8 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
 from tilewright.machine import meaning
-from tilewright.machine.thread_machine import ThreadKernel
-from tilewright.machine.thread_memory import operand_addresses, swizzled
+from tilewright.machine.kernels import ThreadKernel
+from tilewright.machine.thread_agents import operand_addresses, swizzled
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import RunError, TilewrightError

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 
+from tilewright.ir.analysis.linear import is_ring
 from tilewright.ir.dtype import DType, dtype
 from tilewright.ir.expr import (
     Bin,
@@ -18,7 +19,6 @@ from tilewright.ir.expr import (
     Var,
     logical_not,
 )
-from tilewright.ir.layout.linear import is_ring
 
 
 class Undefined(Exception):

@@ -12,21 +12,10 @@ from hypothesis import strategies as st
 
 import tilewright.ir.text as text_module
 from tilewright.ir import op as O
+from tilewright.ir.arith import BIN_OPS, CMP_OPS
 from tilewright.ir.buffer import Buffer, Region, Space, element, whole
 from tilewright.ir.dtype import BARRIER, BOOL, DTYPES, FLOAT32, INT32, INT64, dtype
-from tilewright.ir.expr import (
-    BIN_OPS,
-    CMP_OPS,
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Load,
-    Select,
-    Var,
-    const,
-)
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Load, Select, Var, const
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.layout.fragment import repeat, spatial
 from tilewright.ir.layout.layout import Layout, parse_layout

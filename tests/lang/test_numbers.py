@@ -7,8 +7,9 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tilewright.ir.arith import power
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import Call, Cast, Const, Var, binary, power
+from tilewright.ir.expr import Call, Cast, Const, Var, binary
 from tilewright.support.errors import CompileError, SanitizerError
 
 INT32, INT8, UINT8, BOOL = (dtype(n) for n in ("int32", "int8", "uint8", "bool"))

@@ -8,7 +8,7 @@ import pytest
 import tilewright.language as T
 from tilewright import machine
 from tilewright.ir.target import Target
-from tilewright.passes.memory import reuse_shared
+from tilewright.passes.memory import place_shared
 from tilewright.targets.cuda.backend import lower
 
 N = 32
@@ -172,7 +172,7 @@ def boxes_of_a_prime(X: T.Tensor((4, 257, 16), "float16"), Y: T.Tensor((4, 257, 
 )
 def test_the_same_numbers(kernel, target, monkeypatch):
     # memory is reused wherever that saves some
-    monkeypatch.setattr(reuse_shared, "_blocks", lambda kernel, chip, shared: -shared)
+    monkeypatch.setattr(place_shared, "_blocks", lambda kernel, chip, shared: -shared)
     program = kernel.program
     rng = np.random.default_rng(0)
     given = {

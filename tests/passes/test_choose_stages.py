@@ -11,7 +11,7 @@ from tests.passes.overlap import numbers
 from tilewright import machine
 from tilewright.ir.op import For, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.choose_stages import choose_stages
+from tilewright.passes.overlap.stages import choose_stages
 from tilewright.targets.cuda.backend import lower
 
 CUDA = Target.parse("cuda")

@@ -10,8 +10,8 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.machine.run import run
-from tilewright.passes.canonicalize.expand_copies import expand_copies
 from tilewright.passes.canonicalize.fuse_maps import absorb_loops, fuse_maps
+from tilewright.passes.canonicalize.rules import expand_copies
 from tilewright.passes.lower.split_at_barriers import split_at_barriers
 from tilewright.support.errors import CompileError
 

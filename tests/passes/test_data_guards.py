@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from devtools.compare import lowered
 from devtools.fuzz.check import check, load
-from tilewright.tools.compare import lowered
 
 MOST, LEAST = 2**31 - 1, -(2**31)
 GUARDS = (

@@ -9,7 +9,7 @@ import pytest
 from tests.passes.overlap import HOPPER, ROLES, check_same, numbers, overlapped, program, unnoticed
 from tilewright.ir.op import For, Role, walk_ops
 from tilewright.ir.text import print_op
-from tilewright.passes.overlap.guarded_fills import loops_of_guards
+from tilewright.passes.overlap.prefetchable import loops_of_guards
 
 TEXT = """
 program p {{

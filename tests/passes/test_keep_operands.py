@@ -12,7 +12,7 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, walk_ops
 from tilewright.ir.rewrite import map_kernels
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.keep_operands import keep_operands
+from tilewright.passes.memory.tile_spaces import keep_operands
 from tilewright.targets.cuda.backend import lower
 
 CUDA = Target.parse("cuda")

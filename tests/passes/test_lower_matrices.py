@@ -111,7 +111,7 @@ REFUSED = {
         [shared("b", "int8", BYTES)],
         [held("c", "int32"), held("a", "int8"),
          "gemm a, b -> c transpose_b=true atom=wgmma", *WAIT],
-        "a does not have the registers this instruction needs",
+        "a does not have the registers that wgmma needs",
     ),
     "rows of a fragment": (
         [shared("t", "bfloat16")],

@@ -19,8 +19,8 @@ from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.passes.cuda_passes import SCHEDULE
-from tilewright.passes.memory import reuse_shared as module
-from tilewright.passes.memory.reuse_shared import reuse_shared
+from tilewright.passes.memory import place_shared as module
+from tilewright.passes.memory.place_shared import reuse_shared
 from tilewright.support.errors import CompileError, TilewrightError
 from tilewright.targets.cuda.backend import lower
 

@@ -10,7 +10,7 @@ from tilewright import machine
 from tilewright.ir.op import For, If, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
-from tilewright.passes.canonicalize.simplify_indices import simplify_indices
+from tilewright.passes.canonicalize.loops import simplify_indices
 
 TARGET = Target.parse("interp")
 

@@ -15,11 +15,12 @@ from tests.passes.scaled_products import WAYS, arguments, results, said, scaled_
 from tests.passes.test_skew import body_of, statements
 from tests.schedules.harness import mutants
 from tilewright.ir.analysis.aliases import Aliases
+from tilewright.ir.analysis.lifetimes import overwrites
 from tilewright.ir.op import Alloc, For, Gemm, Map, WaitGroup, walk_ops
 from tilewright.ir.text import print_op
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.overlap.prefetch_loads import prefetch_loads
-from tilewright.passes.overlap.skew import _begins, _Statements
+from tilewright.passes.overlap.skew import _Statements
 from tilewright.support.errors import TilewrightError
 from tilewright.targets.cuda.backend import lower
 from tilewright.targets.cuda.kernel import CudaKernel
@@ -167,7 +168,7 @@ def test_products_end_with_the_loop_unless_told():
 def test_what_is_used_behind_the_loop_has_no_copy():
     """A result of the last iteration that is needed later, and one that is not begun anew."""
     body = body_of([("gemm", "a", "b"), ("map", "b", "c")])
-    assert not _begins(body[0], body[0].c.buffer)
+    assert not overwrites(body[0], body[0].c.buffer.name)
     assert isinstance(body[1], Map)
 
 

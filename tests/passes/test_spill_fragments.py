@@ -13,7 +13,7 @@ from tilewright.ir.op import Alloc, Copy, Hint, Role, walk_ops
 from tilewright.ir.rewrite import map_kernels, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.memory.spill_fragments import spill_fragments
+from tilewright.passes.memory.tile_spaces import spill_fragments
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
 

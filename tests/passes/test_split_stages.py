@@ -13,7 +13,7 @@ from tilewright.ir.op import Copy, Gemm, Program, Wait, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage
 from tilewright.passes.cuda_passes import LOWER
-from tilewright.passes.overlap.split_stages import split_stages
+from tilewright.passes.overlap.stages import split_stages
 from tilewright.passes.run import run_pipeline
 from tilewright.targets.cuda.backend import lower
 from zoo.attention.flash import flash_attention

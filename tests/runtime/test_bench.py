@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.ir.chips import CHIPS
 from tilewright.profiler import Race, do_bench, measure, rotate, spread
 from tilewright.runtime import timing
-from tilewright.runtime.race import Settings, run_race
-from tilewright.runtime.timing import Clock, Events, Graphs
+from tilewright.runtime.timing import Clock, Events, Graphs, Settings, run_race
 from tilewright.support.errors import LaunchError
-from tilewright.targets.cuda.occupancy import MULTIPROCESSORS, blocks_per_sm
+from tilewright.targets.cuda.limits import blocks_per_sm
 
 
 class FakeApi:
@@ -270,7 +270,7 @@ def test_resources_of_a_cuda_kernel():
     ],
 )
 def test_blocks_per_sm(threads, registers, shared, blocks):
-    sm = MULTIPROCESSORS["sm_90a"]
+    sm = CHIPS["sm_90a"]
     assert blocks_per_sm(sm, threads=threads, registers=registers, shared=shared) == blocks
 
 

@@ -9,7 +9,7 @@ from tilewright.ir.dtype import dtype
 from tilewright.runtime import outputs
 from tilewright.support.errors import LaunchError
 from tilewright.targets.cuda import views
-from tilewright.targets.cuda.memory import DeviceArray
+from tilewright.targets.cuda.driver import DeviceArray
 from tilewright.targets.cuda.views import ArrayView
 
 TEXT = """

@@ -49,24 +49,19 @@ def explanation(name: str, target: Target, trace: Trace, figures: Figures) -> di
     threads = transactions(last) if target.kind == "cuda" else {}
     kernels = []
     for index, kernel in enumerate(laid.kernels):
-        code = last.kernels[index]
+        code, given = last.kernels[index], trace[0][1].kernels[index]
         told = Told(
             kernel,
             target,
             reasons,
             {id(op): r for op, r in scope.walk_ranges(kernel, laid.dims)},
             tuple(threads.get(code.name, ())),
-            tuple(op for op in walk_ops(code) if isinstance(op, Intrinsic)),
+            tuple(walk_ops(code, Intrinsic)),
             _places(code) if target.kind == "cuda" else {},
             _pipelined_loops(trace),
-            {
-                op.buffer.name: op.loc
-                for op in walk_ops(trace[0][1].kernels[index])
-                if isinstance(op, Alloc)
-            },
+            {op.buffer.name: op.loc for op in walk_ops(given, Alloc)},
         )
         takes = dict(figures[index]) if figures else {}
-        entries = list(_entries(kernel, told, trace[0][1].kernels[index]))
         kernels.append(
             {
                 "name": kernel.name,
@@ -74,15 +69,13 @@ def explanation(name: str, target: Target, trace: Trace, figures: Figures) -> di
                 "threads": list(kernel.threads),
                 "choices": {about: why for about in GRID if (why := told.why(about))},
                 "costs": [
-                    {"line": cost.loc.line if cost.loc else None, "text": cost.text}
+                    {"line": _line(cost.loc), "text": cost.text}
                     for cost in getattr(trace, "costs", ())
                     if cost.kernel == kernel.name
                 ],
-                "ops": [_as_dict(entry) for entry in entries],
-                "conversions": sum(isinstance(op, Relayout) for op in walk_ops(kernel)),
-                "barriers": sum(
-                    isinstance(op, Sync) and op.scope == "block" for op in walk_ops(kernel)
-                ),
+                "ops": [_as_dict(entry) for entry in _entries(kernel, told, given)],
+                "conversions": sum(1 for _ in walk_ops(kernel, Relayout)),
+                "barriers": sum(op.scope == "block" for op in walk_ops(kernel, Sync)),
                 "registers": _registers(kernel, takes),
                 "shared": _shared(kernel, told),
                 "timeline": timeline(laid, kernel, target, takes.get("blocks_per_sm") or 1),
@@ -101,7 +94,7 @@ def _laid_out(trace: Trace) -> Program:
     """The last program that still has tiles."""
     best = trace[0][1]
     for _, program in trace:
-        ops = [op for kernel in program.kernels for op in walk_ops(kernel)]
+        ops = (op for kernel in program.kernels for op in walk_ops(kernel))
         if any(isinstance(op, (Copy, Gemm, Map, Reduce)) for op in ops):
             best = program
     return best
@@ -118,8 +111,8 @@ def _pipelined_loops(trace: Trace) -> dict[Loc, For]:
     return {
         op.loc: op
         for kernel in program.kernels
-        for op in walk_ops(kernel)
-        if isinstance(op, For) and op.loc is not None
+        for op in walk_ops(kernel, For)
+        if op.loc is not None
     }
 
 
@@ -140,12 +133,16 @@ def _entries(kernel: Kernel, told: Told, given: Kernel) -> Iterator[Entry]:
             yield Entry(found.op, op.loc, text, minor=True)
 
 
+def _line(loc: Loc | None) -> int | None:
+    return loc.line if loc is not None else None
+
+
 def _as_dict(entry: Entry) -> dict[str, Any]:
     loc = entry.loc
     return {
         "op": entry.op,
         "file": loc.file if loc else None,
-        "line": loc.line if loc else None,
+        "line": _line(loc),
         "source": linecache.getline(loc.file, loc.line).strip() if loc else "",
         "text": entry.text,
         "choices": dict(entry.choices),
@@ -159,11 +156,11 @@ def _as_dict(entry: Entry) -> dict[str, Any]:
 def _registers(kernel: Kernel, figures: Mapping[str, Any]) -> dict[str, Any]:
     """Of a thread: what the binary has, and what fragments need at most at once, role by role."""
     sizes = fragment_words(kernel)
-    roles = [op for op in walk_ops(kernel) if isinstance(op, Role)]
-    parts = [(r.name, lifetimes(r.body, (Space.FRAGMENT,))) for r in roles]
-    if not parts:
-        parts = [("", lifetimes(kernel, (Space.FRAGMENT,)))]
-    fragments = [_peak(role, lives, sizes) for role, lives in parts]
+    parts: list[tuple[str, Any]] = [(r.name, r.body) for r in walk_ops(kernel, Role)]
+    fragments = [
+        _peak(role, lifetimes(body, (Space.FRAGMENT,)), sizes)
+        for role, body in parts or [("", kernel)]
+    ]
     return {
         "binary": figures.get("registers"),
         "spill_bytes": figures.get("spill_bytes"),
@@ -177,7 +174,7 @@ def _peak(role: str, lives: Lifetimes, sizes: Mapping[str, int]) -> dict[str, An
     return {
         "role": role,
         "registers": sum(sizes[n] for n in live),
-        "line": op.loc.line if op is not None and op.loc is not None else None,
+        "line": _line(op.loc if op is not None else None),
         "live": {n: sizes[n] for n in sorted(live, key=lambda n: -sizes[n])},
     }
 
@@ -185,36 +182,25 @@ def _peak(role: str, lives: Lifetimes, sizes: Mapping[str, int]) -> dict[str, An
 def _shared(kernel: Kernel, told: Told) -> dict[str, Any]:
     """Who lies where, and from which line to which it is needed."""
     lives = lifetimes(kernel)
-    lines = {
-        op.buffer.name: op.loc.line
-        for op in walk_ops(kernel)
-        if isinstance(op, Alloc) and op.loc is not None
-    } | {name: loc.line for name, loc in told.allocs.items() if loc is not None}
+    locs = {op.buffer.name: op.loc for op in walk_ops(kernel, Alloc)}
+    locs.update(told.allocs)
     found = []
     for name, (start, end) in sorted(told.places.items(), key=lambda p: (p[1], p[0])):
-        over = [n for n, (s, e) in told.places.items() if n != name and s < end and start < e]
-        first, last = _lines(lives, name)
+        at = [min(k, len(lives.ops) - 1) for k in lives.spans.get(name, ())]
+        first, last = [_line(lives.ops[k].loc) for k in at] or (None, None)
         found.append(
             {
                 "buffer": name,
                 "start": start,
                 "bytes": end - start,
-                "line": lines.get(name),
+                "line": _line(locs.get(name)),
                 "first_use": first,
                 "last_use": last,
-                "shares_with": over,
+                "shares_with": told.over(name),
             }
         )
     total = max((end for _, end in told.places.values()), default=0)
     return {"bytes": total, "why": told.why("shared memory"), "buffers": found}
-
-
-def _lines(lives: Lifetimes, name: str) -> tuple[int | None, int | None]:
-    span = lives.spans.get(name)
-    if span is None:
-        return None, None
-    ends = [lives.ops[min(at, len(lives.ops) - 1)].loc for at in span]
-    return tuple(loc.line if loc is not None else None for loc in ends)  # type: ignore[return-value]
 
 
 # what passes say of a kernel's blocks and warps

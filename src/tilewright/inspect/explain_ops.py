@@ -79,6 +79,11 @@ class Told:
         key = about if isinstance(about, str) else key_of(about)
         return self.reasons.get((self.kernel.name, key), "")
 
+    def over(self, name: str) -> list[str]:
+        """Buffers that share bytes of shared memory with one."""
+        start, end = self.places[name]
+        return [n for n, (s, e) in self.places.items() if n != name and s < end and start < e]
+
     def emitted(self, op: Op, *names: str) -> int:
         """Instructions of these names that thread code has for an op."""
         found = sum(i.name in names and i.loc == op.loc for i in self.code)
@@ -112,10 +117,10 @@ def entry_of(op: Op, told: Told) -> Entry:
     found = rule(op, told) if rule is not None else None
     if found is not None:
         return found
-    return Entry(type(op).__name__.lower(), op.loc, _first_line(op), minor=True)
+    return Entry(type(op).__name__.lower(), op.loc, first_line(op), minor=True)
 
 
-def _first_line(op: Op) -> str:
+def first_line(op: Op) -> str:
     return print_op(op).strip().partition("\n")[0].rstrip(" {")
 
 
@@ -154,10 +159,8 @@ def _alloc(op: Alloc, told: Told) -> Entry | None:
     place = ""
     if buffer.name in told.places:
         start, end = told.places[buffer.name]
-        shared = [n for n, (s, e) in told.places.items() if s < end and start < e]
-        place = f"bytes {start} … {end - 1}"
-        if len(shared) > 1:
-            place += ", as " + ", ".join(n for n in shared if n != buffer.name)
+        place, shared = f"bytes {start} … {end - 1}", told.over(buffer.name)
+        place += ", as " + ", ".join(shared) if shared else ""
     found = _entry(
         op,
         text,
@@ -379,8 +382,7 @@ def _for(op: For, told: Told) -> Entry:
         text = f"loop {op.var.name}: {stages} stages"
         if op.kind == "unroll" and written is not None and written.var != op.var:
             text = f"loop {op.var.name}: the first fills of {written.var.name}, ahead of it"
-    why = told.why(op)
-    return _entry(op, text, *([("why", why)] if why else []))
+    return _entry(op, text, ("why", told.why(op)))
 
 
 def _role(op: Role, told: Told) -> Entry:
@@ -390,8 +392,7 @@ def _role(op: Role, told: Told) -> Entry:
         text += f", {op.instances} instances"
     if op.registers is not None:
         text += f", {op.registers} registers a thread"
-    turns = told.why(f"turns of {op.name}")
-    return _entry(op, text, *([("turns", turns)] if turns else []))
+    return _entry(op, text, ("turns", told.why(f"turns of {op.name}")))
 
 
 def _sync(op: Sync, told: Told) -> Entry | None:

@@ -1,5 +1,5 @@
-"""A multiprocessor as the simulation sees it: time, the units that agents share, barriers, and what
-ops take.
+"""A multiprocessor as the simulation sees it: time, the units that agents share, and what ops take.
+Barriers and groups are the interpreter's (`machine.sync`), of which nobody keeps account.
 
 Agents share three units. The tensor core runs products one after the other, as they are issued.
 Threads share issue slots: a warpgroup alone fills `SOLO` of them. Copies come one after the other
@@ -43,6 +43,7 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.target import Target
+from tilewright.machine.sync import Blocked, Cell, Clocks, Meeting
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.support.errors import CompileError
@@ -77,19 +78,14 @@ class Who:
     place: int  # among the warpgroups of its instance
     peers: int  # how many these are
     warps: int
-    leader: bool = False
     starts: list[float] = field(default_factory=list)  # of the iterations asked about
 
-
-class Signal:
-    """What agents wait for."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Agent] = []
+    @property
+    def leader(self) -> bool:
+        return self.place == 0
 
 
-Steps: TypeAlias = "Generator[float | Signal, None, None]"
-Agent: TypeAlias = Steps
+Steps: TypeAlias = "Generator[float | Blocked | None, None, None]"  # until when, or for what
 
 
 class Clock:
@@ -97,27 +93,23 @@ class Clock:
         self.now = 0.0
         self.queue: list[tuple[float, int, Any]] = []
         self.count = 0
+        self.waiting: list[tuple[Blocked, Steps]] = []
 
     def at(self, time: float, what: Any) -> None:
         """Call `what`, or let that agent go on."""
         self.count += 1
         heapq.heappush(self.queue, (time, self.count, what))
 
-    def fire(self, signal: Signal) -> None:
-        for agent in signal.waiting:
-            self.at(self.now, agent)
-        signal.waiting = []
-
     def step(self) -> None:
         self.now, _, what = heapq.heappop(self.queue)
-        if callable(what):
-            what()
-            return
-        asked = next(what, None)
-        if isinstance(asked, Signal):
-            asked.waiting.append(what)
+        asked = what() if callable(what) else next(what, None)
+        if isinstance(asked, Blocked):
+            self.waiting.append((asked, what))
         elif asked is not None:
             self.at(asked, what)
+        for each in [w for w in self.waiting if w[0].ready()]:
+            self.waiting.remove(each)
+            self.at(self.now, each[1])
 
 
 class Lane:
@@ -140,7 +132,7 @@ class Slots:
         self.clock = clock
         self.done = 0.0  # work that each job has had so far
         self.since = 0.0
-        self.jobs: list[tuple[float, int, Signal]] = []
+        self.jobs: list[tuple[float, int]] = []
         self.version = 0
 
     def _advance(self) -> float:
@@ -149,13 +141,13 @@ class Slots:
         self.since = self.clock.now
         return share
 
-    def run(self, work: float) -> Signal:
+    def run(self, work: float) -> Blocked:
         self._advance()
-        signal = Signal()
         self.version += 1
-        heapq.heappush(self.jobs, (self.done + work, self.version, signal))
+        job = (self.done + work, self.version)
+        heapq.heappush(self.jobs, job)
         self._plan()
-        return signal
+        return Blocked(lambda: job not in self.jobs, lambda: "issue slots")
 
     def _plan(self) -> None:
         self.version += 1
@@ -168,18 +160,8 @@ class Slots:
     def _end(self, version: int) -> None:
         if version == self.version:
             self._advance()
-            self.clock.fire(heapq.heappop(self.jobs)[2])
+            heapq.heappop(self.jobs)
             self._plan()
-
-
-class Barrier(Signal):
-    """One of a block's, in shared memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = self.left = 1.0
-        self.bytes = 0.0
-        self.phases = 0
 
 
 class Multiprocessor:
@@ -203,34 +185,27 @@ class Multiprocessor:
         self.clock = Clock()
         self.tensor, self.memory = Lane(self.clock), Lane(self.clock)
         self.slots = Slots(self.clock)
-        self.barriers: dict[tuple[int, str, int], Barrier] = {}
-        self.counts: dict[str, float] = {}
-        self.meetings: dict[tuple[Any, ...], tuple[float, Signal]] = {}
+        self.clocks = Clocks(0, watching=False)
+        self.cells: dict[Any, Cell] = {}
+        self.counts: dict[str, int] = {}
+        self.meetings: dict[Any, Meeting] = {}
         self.turns: dict[tuple[int, str, int], list[int]] = {}
-        self.turned = Signal()
         self.spans: list[Span] = []
-        self.agents: list[Who] = []
+        self.crew: list[Who] = []
         self.open: set[int] = set()  # agents that have iterations to go
         self.known: Env = {}
         self.costs: dict[int, tuple[float, float]] = {}
-        self.quiet: dict[int, bool] = {}
-        self.partners: dict[int, bool] = {}
         self.roles = list(walk_ops(kernel.body, Role))
-        self.touches: dict[int, frozenset[str]] = {}
-        self.sharing: dict[int, float] = {}
+        self.sharing: dict[int, float] = {}  # by a copy's id, how many blocks read the same
         for dim in program.dims:
             many = max(ENOUGH // max(dim.multiple_of, 1), 1) * max(dim.multiple_of, 1)
             self.known[dim.var] = sizes.get(dim.var.name, min(max(many, dim.min), dim.max or many))
-        for op in walk_ops(kernel):
-            if isinstance(op, BarrierInit):
-                self.counts[op.barrier.buffer.name] = value(op.count, self.known)
+        for op in walk_ops(kernel, BarrierInit):
+            self.counts[op.barrier.buffer.name] = int(value(op.count, self.known))
 
     def partner(self, op: For) -> bool:
         """Whether a loop has to do with the one that is asked about: both name a barrier."""
-        if id(op) not in self.partners:
-            mine, asked = _barriers(op), _barriers(self.loop)
-            self.partners[id(op)] = bool(mine & asked) or holds(op, self.loop)
-        return self.partners[id(op)]
+        return bool(_barriers(op) & _barriers(self.loop)) or holds(op, self.loop)
 
     # what ops take
 
@@ -282,36 +257,12 @@ class Multiprocessor:
         self.spans.append(Span(who.number, COPIES, op, start, end, end - start, size))
         return end, end + rates.LATENCY
 
-    def barrier(self, who: Who, region: Region, env: Env) -> Barrier:
+    def barrier(self, who: Who, region: Region, env: Env) -> Cell:
         name = region.buffer.name
-        sizes = [int(value(s, env)) for s in region.buffer.shape]
-        index = 0
-        for start, size in zip(region.starts, sizes, strict=True):
-            index = index * size + int(value(start, env))
-        key = (who.block, name, index)
-        if key not in self.barriers:
-            found = self.barriers[key] = Barrier()
-            found.count = found.left = self.counts.get(name, 1)
-        return self.barriers[key]
-
-    def arrive(self, barrier: Barrier, count: float, size: float = 0.0) -> None:
-        barrier.left -= count
-        barrier.bytes += size
-        if barrier.left <= 0.001 and abs(barrier.bytes) < 0.5:
-            barrier.phases += 1
-            barrier.left = barrier.count
-            self.clock.fire(barrier)
-
-    def meet(self, key: tuple[Any, ...], share: float, whole: float) -> Signal | None:
-        """A meeting of agents that come with `share` each: what to wait for, or None for the one
-        who completes it."""
-        so_far, signal = self.meetings.get(key, (0.0, Signal()))
-        if so_far + share >= whole - 0.001:
-            self.meetings.pop(key, None)
-            self.clock.fire(signal)
-            return None
-        self.meetings[key] = (so_far + share, signal)
-        return signal
+        key = (who.block, name, *(int(value(start, env)) for start in region.starts))
+        if key not in self.cells:
+            self.cells[key] = Cell(self.clocks, name, self.counts.get(name, 1), 0, self)
+        return self.cells[key]
 
 
 def holds(op: Op, inner: Op) -> bool:

@@ -9,39 +9,437 @@ agent that has it has run `ROUNDS` of its iterations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
+from typing import Any
 
-from tilewright.inspect.multiprocessor import GROUP, WARP, Multiprocessor, Span, Steps, Who, holds
-from tilewright.inspect.simulated_agents import Over, Walk
-from tilewright.inspect.steady_loop import computing_loops, sharing, steady_loop
-from tilewright.ir.op import For, Kernel, Program, Role, walk_ops
+import numpy as np
+
+from tilewright.inspect.multiprocessor import (
+    GROUP,
+    WAITS,
+    WARP,
+    Multiprocessor,
+    Span,
+    Steps,
+    Who,
+    bytes_of,
+    holds,
+)
+from tilewright.inspect.steady_loop import (
+    Env,
+    computing_loops,
+    is_quiet,
+    sharing,
+    steady_loop,
+    trips,
+    value,
+)
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Load, Select
+from tilewright.ir.gather import filled_by
+from tilewright.ir.layout.fragment import Fragment
+from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    Atomic,
+    Body,
+    Break,
+    Commit,
+    Continue,
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Intrinsic,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Program,
+    Reduce,
+    Relayout,
+    Role,
+    Scan,
+    Store,
+    Sync,
+    Turn,
+    Wait,
+    WaitGroup,
+    While,
+    op_loads,
+    read_buffers,
+    walk_ops,
+    written_buffers,
+)
 from tilewright.ir.target import Target
+from tilewright.machine.sync import Blocked, Groups, Meeting, Party, Transfer
+from tilewright.passes.overlap import unit_times as rates
+from tilewright.passes.overlap.unit_times import TENSOR, THREADS
+from tilewright.support.errors import RunError
+
+NOBODY = np.zeros(0, np.int64)
+ROUNDS, WARM = 10, 4  # iterations that are walked; those before the steady state
+MANY, CAP = 32, 3  # of loops that have nothing to do with it, longer than many, so few are walked
+EACH_OTHER, PRODUCTS, MEMORY, TURNS = "each other", "products", "memory", "their turn"
+
+
+class Over(Exception):
+    """An agent has seen enough."""
+
+
+class _Again(Exception):
+    """`continue`."""
+
+
+class _Left(Exception):
+    """`break`."""
+
+
+class Walk:
+    """One agent's way through the kernel."""
+
+    def __init__(self, sim: Multiprocessor, who: Who, env: Env) -> None:
+        self.sim, self.who, self.env = sim, who, env
+        self.loaded: dict[str, float] = {}  # when what threads load of global memory is there
+        self.groups: dict[str, Groups] = {}  # values are ends: (read, whole)
+
+    def body(self, body: Body) -> Steps:
+        for op in body:
+            yield from self.op(op)
+
+    def op(self, op: Op) -> Steps:
+        rule = _RULES.get(type(op))
+        steps = None if rule is None else rule(self, op)
+        if steps is not None:
+            yield from steps
+
+    @property
+    def now(self) -> float:
+        return self.sim.clock.now
+
+    def wait(self, op: Op, since: float, what: str) -> None:
+        if self.now > since:
+            self.sim.spans.append(Span(self.who.number, WAITS, op, since, self.now, what=what))
+
+    # structure
+
+    def alloc(self, op: Alloc) -> None:
+        if op.init is not None:
+            self.env[op.buffer.name] = value(op.init, self.env)
+
+    def let(self, op: Let) -> None:
+        self.env[op.var] = value(op.value, self.env)
+
+    def role(self, op: Role) -> Steps:
+        if op.name == self.who.role:
+            if op.var is not None:
+                self.env[op.var] = self.who.instance
+            yield from self.body(op.body)
+
+    def branch(self, op: If) -> Steps:
+        yield from self.body(op.then if value(op.cond, self.env) else op.orelse)
+
+    def repeat(self, op: For) -> Steps:
+        sim = self.sim
+        if is_quiet(op):
+            yield from self.compute(op)
+            return
+        turns = trips(op, self.env)
+        if len(turns) > MANY and not sim.partner(op):
+            turns = turns[:CAP]
+        for turn in turns:
+            if id(op) in sim.loops:
+                self.who.starts.append(self.now)
+                if len(self.who.starts) > ROUNDS:
+                    raise Over
+            self.env[op.var] = turn
+            yield self.now + rates.TURN
+            try:
+                yield from self.body(op.body)
+            except _Again:
+                continue
+            except _Left:
+                break
+        if id(op) in sim.loops:
+            self.who.starts.append(self.now)
+            raise Over
+
+    def repeat_while(self, op: While) -> Steps:
+        for _ in range(CAP):
+            if not value(op.cond, self.env):
+                break
+            yield from self.body(op.body)
+
+    def again(self, op: Op) -> None:
+        raise _Again
+
+    def left(self, op: Op) -> None:
+        raise _Left
+
+    # work
+
+    def needs(self, op: Op) -> Steps:
+        """Until what threads have loaded for this op is there."""
+        if not self.loaded:
+            return
+        names = {b.name for i in walk_ops(op) for b in (*read_buffers(i), *written_buffers(i))}
+        there = max((self.loaded.pop(n) for n in names if n in self.loaded), default=0.0)
+        if there > self.now:
+            since = self.now
+            yield there
+            self.wait(op, since, MEMORY)
+
+    def compute(self, op: Op) -> Steps:
+        """Ordinary instructions, and products of warps, which keep both units busy."""
+        sim, who = self.sim, self.who
+        yield from self.needs(op)
+        tensor, threads = sim.cost(op)
+        start = self.now
+        over = start
+        if tensor:
+            begun, over = sim.tensor.take(tensor / who.peers)
+            sim.spans.append(Span(who.number, TENSOR, op, begun, over, over - begun))
+        if threads:
+            work = threads / who.peers
+            yield sim.slots.run(work * GROUP / who.warps)
+            sim.spans.append(Span(who.number, THREADS, op, start, self.now, work))
+        if over > self.now:
+            since = self.now
+            yield over + rates.PRODUCT_LATENCY
+            self.wait(op, since, PRODUCTS)
+
+    def nest(self, op: Map) -> Steps:
+        """With loads and stores of global memory as they stand in it."""
+        points = prod(int(value(e, self.env)) for e in op.extents) / self.who.peers
+        inner = list(walk_ops(op.body))
+        if op.atom == "cp_async":
+            tile = filled_by(op).dtype
+            yield self.sim.slots.run(self.sim.cost(op)[1] / self.who.peers / 8)
+            self.joins(op, "cp_async", self.sim.move(self.who, op, points * tile.bits / 8))
+            return
+        reads = {x.buffer.name: x.dtype.bits / 8 for i in inner for x in op_loads(i)
+                 if x.buffer.space is Space.GLOBAL}  # fmt: skip
+        writes = {i.buffer.name: i.buffer.dtype.bits / 8 for i in inner
+                  if isinstance(i, Store) and i.buffer.space is Space.GLOBAL}  # fmt: skip
+        yield from self.needs(op)
+        if reads:
+            _, there = self.sim.move(self.who, op, points * sum(reads.values()))
+            if all(isinstance(i, Store) and _only_loads(i) for i in inner):
+                # nobody waits until what is loaded is used
+                self.loaded.update((i.buffer.name, there) for i in inner if isinstance(i, Store))
+                yield self.sim.slots.run(self.sim.cost(op)[1] / self.who.peers)
+                return
+            since = self.now
+            yield there
+            self.wait(op, since, MEMORY)
+        yield from self.compute(op)
+        if writes:
+            self.sim.move(self.who, op, points * sum(writes.values()))
+
+    def store(self, op: Store) -> None:
+        if op.buffer.space is Space.LOCAL and not op.indices:
+            self.env[op.buffer.name] = value(op.value, self.env)
+
+    def reduce(self, op: Reduce) -> Steps:
+        yield from self.compute(op)
+        if self.who.peers > 1 and _across_groups(op):
+            for _ in range(2):  # partial results there, and read before they are overwritten
+                yield from self.gather(op)
+
+    def meet(self, op: Op, key: Any, share: int, whole: int) -> tuple[Meeting, Party, int]:
+        """Come to a barrier of threads with `share` of them: what to wait for."""
+        meetings, who = self.sim.meetings, self.who
+        if key not in meetings:
+            meetings[key] = Meeting(self.sim.clocks, max(share, whole), "a barrier of threads")
+        party = Party(who, share, *(NOBODY,) * 5, whole=True)
+        return meetings[key], party, meetings[key].join(party, op)
+
+    def gather(self, op: Op) -> Steps:
+        since, who = self.now, self.who
+        key = (who.block, who.role, who.instance, id(op))
+        meeting, party, mine = self.meet(op, key, 1, who.peers)
+        yield from meeting.wait(party, mine)
+        yield self.now + rates.SYNC
+        self.wait(op, since, EACH_OTHER)
+
+    def product(self, op: Gemm) -> Steps:
+        if op.atom != "wgmma":
+            yield from self.compute(op)
+            return
+        sim = self.sim
+        yield from self.needs(op)
+        tensor, _ = sim.cost(op)
+        start, end = sim.tensor.take(tensor / self.who.peers)
+        sim.spans.append(Span(self.who.number, TENSOR, op, start, end, end - start))
+        self.joins(op, "wgmma", (end, end + rates.PRODUCT_LATENCY))
+
+    def groups_in(self, unit: str) -> Groups:
+        return self.groups.setdefault(unit, Groups(unit, NOBODY, 0, 0))
+
+    def joins(self, op: Op, unit: str, ends: tuple[float, float]) -> None:
+        self.groups_in(unit).add(Transfer(op, [], tuple, lambda _: None, value=ends))
+
+    def copy(self, op: Copy) -> Steps:
+        sim, who = self.sim, self.who
+        if op.atom in ("bulk_load", "bulk_store"):
+            if not who.leader:
+                return
+            ends = sim.move(who, op, bytes_of(op.src))
+            if op.barrier is None:
+                self.joins(op, "bulk", ends)
+                return
+            size = bytes_of(op.src)
+            if op.multicast is not None:  # peers send as much
+                size *= prod(sim.kernel.cluster or (1,))
+            barrier = sim.barrier(who, op.barrier, self.env)
+            sim.clock.at(ends[1], lambda: barrier.count_bytes(int(size), op))
+        elif op.atom == "cp_async":
+            yield sim.slots.run(sim.cost(op)[1] / who.peers / 8)  # an instruction moves 16 bytes
+            self.joins(op, "cp_async", sim.move(who, op, bytes_of(op.src) / who.peers))
+        elif op.src.buffer.space is Space.GLOBAL:
+            yield from self.needs(op)
+            _, there = sim.move(who, op, bytes_of(op.src) / who.peers)
+            self.loaded[op.dst.buffer.name] = there
+            yield sim.slots.run(sim.cost(op)[1] / who.peers / 4)
+        else:
+            yield from self.compute(op)
+            if op.dst.buffer.space is Space.GLOBAL:
+                sim.move(who, op, bytes_of(op.dst) / who.peers)
+
+    # synchronisation
+
+    def arrive(self, op: Arrive) -> Steps:
+        sim, who = self.sim, self.who
+        count: int | Fraction = int(value(op.count, self.env))
+        size = 0 if op.bytes is None else int(value(op.bytes, self.env))
+        comes = True
+        if op.bytes is not None:
+            comes = who.leader
+        elif op.by == "warps":
+            count = Fraction(count, who.peers)
+        else:  # the last of them
+            key = ("arrive", who.block, who.role, who.instance, id(op))
+            meeting, _, mine = self.meet(op, key, 1, who.peers)
+            comes = meeting.generation > mine
+        if comes:
+            barrier = sim.barrier(who, op.barrier, self.env)
+            barrier.arrive(count, size, sim.clocks.fresh(), op)
+        yield self.now + rates.ARRIVE
+
+    def await_barrier(self, op: Wait) -> Steps:
+        barrier = self.sim.barrier(self.who, op.barrier, self.env)
+        since = self.now
+        yield from barrier.wait(int(value(op.phase, self.env)))
+        yield self.now + rates.ARRIVE
+        self.wait(op, since, op.barrier.buffer.name)
+
+    def commit(self, op: Commit) -> None:
+        self.groups_in(op.unit).commit()
+
+    def await_group(self, op: WaitGroup) -> Steps:
+        done = self.groups_in(op.unit).over(op.pending, op.read)
+        until = max((t.value[0 if op.read else 1] for t in done), default=0.0)
+        since = self.now
+        if until > since:
+            yield until
+            self.wait(op, since, PRODUCTS if op.unit == "wgmma" else MEMORY)
+
+    def sync(self, op: Sync) -> Steps:
+        sim, who = self.sim, self.who
+        if op.scope == "warp":
+            return
+        since = self.now
+        if self.loaded:
+            yield max(since, *self.loaded.values())
+            self.loaded.clear()
+            self.wait(op, since, MEMORY)
+            since = self.now
+        everybody = sum(w.warps for w in sim.crew if w.block == who.block)
+        name, warps = "block", everybody
+        if op.scope == "named":
+            name = str(value(op.id, self.env)) if op.id is not None else "0"
+            warps = (op.threads or everybody * WARP) // WARP
+        meeting, party, mine = self.meet(op, ("sync", who.block, name), who.warps, warps)
+        if op.arrive:
+            return
+        yield from meeting.wait(party, mine)
+        yield self.now + rates.SYNC
+        self.wait(op, since, EACH_OTHER)
+
+    def turn(self, op: Turn) -> Steps:
+        sim, who = self.sim, self.who
+        ended = sim.turns.setdefault((who.block, who.role, who.instance), [0] * who.peers)
+        if op.edge == "end":
+            ended[who.place] += 1
+            return
+        since, mine = self.now, ended[who.place]
+        least = mine + 1 if who.place else mine  # of the one before
+        if ended[who.place - 1] < least:
+            yield Blocked(lambda: ended[who.place - 1] >= least, lambda: TURNS)
+        self.wait(op, since, TURNS)
+
+
+def _only_loads(op: Store) -> bool:
+    """Whether a store fills registers with what it reads, as it is."""
+    value = op.value.a if isinstance(op.value, Select) else op.value
+    return isinstance(value, Load) and op.buffer.space is Space.FRAGMENT
+
+
+def _across_groups(op: Reduce) -> bool:
+    """Whether warpgroups share rows of what is reduced: their results meet in shared memory."""
+    layout = op.src.buffer.layout
+    if not isinstance(layout, Fragment) or op.dim >= len(op.src.buffer.shape):
+        return False
+    place = 1
+    for extent, stride in layout.along(op.dim)[0].modes():
+        place *= extent
+        if stride and place > WARP * GROUP:
+            return True
+    return False
+
+
+_RULES: Mapping[type[Op], Callable[[Any, Any], Steps | None]] = {
+    Alloc: Walk.alloc,
+    Let: Walk.let,
+    Role: Walk.role,
+    If: Walk.branch,
+    For: Walk.repeat,
+    While: Walk.repeat_while,
+    Break: Walk.left,
+    Continue: Walk.again,
+    Map: Walk.nest,
+    Store: Walk.store,
+    Reduce: Walk.reduce,
+    Gemm: Walk.product,
+    Copy: Walk.copy,
+    Arrive: Walk.arrive,
+    Wait: Walk.await_barrier,
+    Commit: Walk.commit,
+    WaitGroup: Walk.await_group,
+    Sync: Walk.sync,
+    Turn: Walk.turn,
+    Fill: Walk.compute,
+    Scan: Walk.compute,
+    Relayout: Walk.compute,
+    Atomic: Walk.compute,
+    Intrinsic: Walk.compute,
+}
+
 
 EVENTS = 20_000  # give up
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a walk has found: of the `crew`, `agents` are those who run the loop. By an op's id,
-    `sharing`: how many blocks read the same; `costs`: cycles of (tensor core, threads)."""
-
-    loop: For
-    crew: list[Who]
-    agents: list[Who]
-    spans: list[Span]
-    end: float
-    sharing: dict[int, float]
-    costs: dict[int, tuple[float, float]]
-    trip: int
-
-
 class Simulation(Multiprocessor):
-    """The agents of a kernel on the multiprocessor."""
+    """The agents of a kernel on the multiprocessor: of the `crew`, those who run the loop."""
 
-    def run(self) -> Run | None:
+    agents: list[Who]
+
+    def run(self) -> Simulation | None:
+        """None where there is no loop, or it waits for something that is not modelled."""
         found = steady_loop(self.kernel, self.known)
         if found is None:
             return None
@@ -50,27 +448,20 @@ class Simulation(Multiprocessor):
         running = self.chip.multiprocessors * self.blocks
         self.sharing = sharing(self.kernel, self.env, running, set(self.sizes))
         for block in range(self.blocks):
-            for who in self.crew(block):
-                self.agents.append(who)
-                role = self.role_of(who)
-                main = role is None or any(id(op) in self.loops for op in walk_ops(role))
-                self.open |= {who.number} if main else set()
+            for who in self.members(block):
+                self.crew.append(who)
+                roles = [role for role in self.roles if role.name == who.role]
+                if not roles or any(id(op) in self.loops for op in walk_ops(roles[0])):
+                    self.open.add(who.number)
                 self.clock.at(0.0, self.agent(who))
-        while self.clock.queue and self.open and self.clock.count < EVENTS:
-            self.clock.step()
-        agents = [w for w in self.agents if len(w.starts) > 1]
+        with suppress(RunError):  # barriers that are not modelled
+            while self.clock.queue and self.open and self.clock.count < EVENTS:
+                self.clock.step()
+        self.agents = [w for w in self.crew if len(w.starts) > 1]
         # instances of a role that others have run to the end may have their turn later
-        over = {(w.block, w.role) for w in agents if w.number not in self.open}
-        stuck = [w for w in self.agents if w.number in self.open and (w.block, w.role) not in over]
-        if stuck or not agents:
-            return None  # it waits for something that is not modelled
-        return Run(
-            self.loop, self.agents, agents, self.spans, self.clock.now, self.sharing, self.costs,
-            self.trip,
-        )  # fmt: skip
-
-    def role_of(self, who: Who) -> Role | None:
-        return next((r for r in self.roles if r.name == who.role), None)
+        over = {(w.block, w.role) for w in self.agents if w.number not in self.open}
+        stuck = any(w.number in self.open and (w.block, w.role) not in over for w in self.crew)
+        return self if self.agents and not stuck else None
 
     def others(self) -> Iterator[int]:
         """Of roles that compute in step with the loop, but in one of their own, that loop."""
@@ -79,18 +470,18 @@ class Simulation(Multiprocessor):
             if own and not holds(role, self.loop):
                 yield id(own[0])
 
-    def crew(self, block: int) -> Iterator[Who]:
+    def members(self, block: int) -> Iterator[Who]:
         parts: list[tuple[str, int, int]] = [(r.name, r.warps, r.instances) for r in self.roles]
         if not parts:
             parts = [("", max(1, prod(self.kernel.threads) // WARP), 1)]
-        first = len(self.agents)
+        first = len(self.crew)
         for name, warps, instances in parts:
             each = max(1, warps // max(1, instances))
             peers = -(-each // GROUP)
             for instance in range(instances):
                 for place in range(peers):
                     here = min(GROUP, each - place * GROUP)
-                    yield Who(first, name, block, instance, place, peers, here, place == 0)
+                    yield Who(first, name, block, instance, place, peers, here)
                     first += 1
 
     # agents
@@ -108,7 +499,7 @@ def simulate(
     target: Target,
     blocks: int = 1,
     sizes: Mapping[str, int] | None = None,
-) -> Run | None:
+) -> Simulation | None:
     """`kernel` on one multiprocessor with `blocks` of its blocks; `sizes`: those known at launch.
     None where it has no loop to ask about, or waits for something that is not modelled."""
     return Simulation(program, kernel, target, blocks, sizes or {}).run()

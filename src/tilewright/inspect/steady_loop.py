@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tilewright.ir.arith import FOLD
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import FOLD, Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, variables
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, variables
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -117,10 +118,7 @@ def _asked(op: Op) -> bool:
     """A loop that has products, or waits for what runs ahead, and computes."""
     if not isinstance(op, For) or op.kind == "unroll" or is_quiet(op) or not _works(op):
         return False
-    inside = list(walk_ops(op.body))
-    return any(isinstance(i, Gemm) for i in inside) or any(
-        isinstance(i, (Wait, WaitGroup)) for i in inside
-    )
+    return any(isinstance(i, (Gemm, Wait, WaitGroup)) for i in walk_ops(op.body))
 
 
 def computing_loops(body: Body) -> Iterator[For]:

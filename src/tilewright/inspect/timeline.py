@@ -10,14 +10,21 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tilewright.inspect.explain_ops import first_line
 from tilewright.inspect.multiprocessor import COPIES, WAITS, Span, Who
-from tilewright.inspect.simulate import Run, simulate
-from tilewright.inspect.simulated_agents import EACH_OTHER, MEMORY, PRODUCTS, TURNS, WARM
+from tilewright.inspect.simulate import (
+    EACH_OTHER,
+    MEMORY,
+    PRODUCTS,
+    TURNS,
+    WARM,
+    Simulation,
+    simulate,
+)
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const
 from tilewright.ir.op import Copy, Gemm, Kernel, Op, Program, Store, Wait, walk_ops
 from tilewright.ir.target import Target
-from tilewright.ir.text import print_op
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
 from tilewright.support.errors import Loc
@@ -67,14 +74,14 @@ def steady(who: Who) -> Window:
     return Window(who.starts[first], who.starts[last], last - first)
 
 
-def interval(run: Run) -> float:
+def interval(run: Simulation) -> float:
     """Cycles of an iteration, on average."""
     windows = [steady(who) for who in run.agents]
     return sum((w.end - w.start) / w.count for w in windows) / len(windows)
 
 
 class _Told:
-    def __init__(self, run: Run, blocks: int) -> None:
+    def __init__(self, run: Simulation, blocks: int) -> None:
         self.run, self.blocks = run, blocks
         self.first = run.agents[0]
         self.window = steady(self.first)
@@ -183,11 +190,11 @@ class _Told:
         """Products that shared memory slows down."""
         seen: set[Loc | None] = set()
         for span in self.run.spans:
-            for op in walk_ops(span.op) if span.unit == TENSOR else ():
-                if not isinstance(op, Gemm) or op.atom != "wgmma":
+            for op in walk_ops(span.op, Gemm) if span.unit == TENSOR else ():
+                if op.atom != "wgmma":
                     continue
                 alone = rates.cycles(op)
-                found = self.run.costs.get(id(op), (0.0, 0.0))[0]
+                found = self.run.cost(op)[0]
                 if found < 1.1 * alone or op.loc in seen or not self.drawn.part(span):
                     continue
                 seen.add(op.loc)
@@ -282,20 +289,19 @@ def _line(op: Op) -> int:
 
 def _written(op: Op) -> str:
     """The tile that a product or a copy is for."""
-    for inner in walk_ops(op):
-        if isinstance(inner, Gemm):
-            return inner.c.buffer.name
+    for inner in walk_ops(op, Gemm):
+        return inner.c.buffer.name
     if isinstance(op, Copy):
         side = op.src if op.dst.buffer.space is Space.GLOBAL else op.dst
         return side.buffer.name
-    return next((i.buffer.name for i in walk_ops(op) if isinstance(i, Store)), "")
+    return next((i.buffer.name for i in walk_ops(op, Store)), "")
 
 
 def _source(ops: Iterable[Op]) -> str:
     """The line of the first, its statement whole, and the numbers of the others."""
     op, *others = ops
     if op.loc is None:
-        return print_op(op).strip().partition("\n")[0].rstrip(" {")
+        return first_line(op)
     text, line = "", op.loc.line
     while line < op.loc.line + 4:
         text = f"{text} {linecache.getline(op.loc.file, line).strip()}".strip()

@@ -18,8 +18,8 @@ from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, const, loads, transform
 from tilewright.ir.layout.banks import bank_conflicts
 from tilewright.ir.layout.layout import Layout, LayoutError
+from tilewright.ir.marks import op_loads
 from tilewright.ir.op import (
-    Alloc,
     Body,
     For,
     If,
@@ -31,7 +31,6 @@ from tilewright.ir.op import (
     Store,
     View,
     bodies,
-    expressions,
     is_rare,
     walk_ops,
 )
@@ -117,8 +116,6 @@ class _Walk:
         yield from self.accesses(op, mask)
         if isinstance(op, Let):
             self.set(op.var, op.value)
-        elif isinstance(op, Alloc) and op.init is not None:
-            return
         elif isinstance(op, For):
             yield from self.loop(op, mask)
         elif isinstance(op, If):
@@ -193,7 +190,7 @@ class _Walk:
             return
         if isinstance(op, Intrinsic):
             yield from self.intrinsic(op, mask)
-        for load in (x for e in expressions(op) for x in loads(e)):
+        for load in op_loads(op):
             if load.buffer.space in MEMORY:
                 yield self.one(op, load.buffer, load.indices, "load", False, None, mask)
         if isinstance(op, Store) and op.buffer.space in MEMORY:
@@ -204,7 +201,7 @@ class _Walk:
         rule = _INSTRUCTIONS.get(op.name)
         if rule is None or not memory:
             return
-        words = dict(word.split("=", 1) for word in op.text.split() if "=" in word)
+        words = op.fields
         for position, region in enumerate(memory):
             writes = op.name.startswith("st") or (op.name == "cp_async" and position == 0)
             width = region.dtype.bits // 8 or 1

@@ -459,10 +459,6 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
         x, y = cast(x, INT32), cast(y, INT32)
     if op == "/" and not x.dtype.is_float:
         x, y = cast(x, FLOAT32), cast(y, FLOAT32)
-    if op in ("//", "%") and isinstance(y, Const) and not y.value and not y.dtype.is_float:
-        raise CompileError(
-            "division by a constant zero", expected="a divisor that is not 0",
-            fix="check the sizes it is computed from", code="arithmetic")  # fmt: skip
     if op in ("&", "|", "^"):
         _require_integer(op, x, y)
     return fold(op, x, y)
@@ -541,11 +537,11 @@ def _product(x: Expr, count: int) -> Expr | None:
 
 def fold(op: str, x: Expr, y: Expr) -> Expr:
     """`x op y` for sides of one type, folded when both are integers and nothing wraps."""
+    if op in ("//", "%") and isinstance(y, Const) and not y.value and not y.dtype.is_float:
+        raise CompileError(
+            "division by a constant zero", expected="a divisor that is not 0",
+            fix="check the sizes it is computed from", code="arithmetic")  # fmt: skip
     if isinstance(x, Const) and isinstance(y, Const) and not x.dtype.is_float:
-        if op in ("//", "%") and y.value == 0:
-            raise CompileError(
-                "division by a constant zero", fix="divide by something else", code="arithmetic"
-            )
         count = y.value
         if op in ("<<", ">>") and not 0 <= count < x.dtype.bits:
             count = x.dtype.bits  # as an unsigned number it is large

@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tilewright.ir.analysis import bounds
+from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.arith import fold
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, fold, transform
-from tilewright.ir.op import Program, View, operands, read_buffers, walk_ops, written_buffers
+from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, transform
+from tilewright.ir.op import Program, named_buffers, walk_ops, written_buffers
 from tilewright.support.errors import LaunchError
 from tilewright.support.show import brief
 
@@ -64,35 +66,31 @@ def bind_sizes(
     in it and gives all else: `n * 4 + m` gives n once m is known.
     """
     dims = {dim.var: dim for dim in program.dims}
-    found: dict[Var, tuple[int, str]] = {}
-    larger: list[tuple[Expr, int, str]] = []
-
-    def meet(size: Expr, value: int, where: str, loose: bool = False) -> None:
-        if not isinstance(size, (Var, Const)) and not loose:
-            larger.append((size, value, where))
-        if not isinstance(size, Var) or size not in dims or (loose and size in found):
-            return
-        if size in found and found[size][0] != value:
-            raise LaunchError(
-                f"{where} and {found[size][1]} are both {size.name} but differ",
-                expected=f"{size.name} = {found[size][0]}",
-                got=f"{size.name} = {value}",
-                fix=f"pass arrays that agree, or declare two sizes in place of {size.name}",
-            )
-        found.setdefault(size, (value, where))
-
+    given: list[tuple[Expr, int, str, bool]] = []
     for tensor in program.tensors:
         got = shapes[tensor.name]
         _check_rank(tensor, got)
         for axis, (size, value) in enumerate(zip(tensor.shape, got, strict=True)):
-            meet(size, value, f"dimension {axis} of {tensor.name}")
+            given.append((size, value, f"dimension {axis} of {tensor.name}", False))
+    for tensor in program.tensors:
+        for axis, size in enumerate(tensor.strides or ()):
+            if strides is not None:
+                value, loose = strides[tensor.name][axis], shapes[tensor.name][axis] < 2
+                given.append((size, value, f"stride {axis} of {tensor.name}", loose))
+    found: dict[Var, tuple[int, str]] = {}
     # the stride of a dimension of one element is arbitrary: it binds what nothing else does
-    for loose in (False, True):
-        for tensor in program.tensors:
-            for axis, size in enumerate(tensor.strides or ()):
-                if strides is not None and (shapes[tensor.name][axis] < 2) is loose:
-                    value = strides[tensor.name][axis]
-                    meet(size, value, f"stride {axis} of {tensor.name}", loose)
+    for size, value, where, loose in sorted(given, key=lambda each: each[3]):
+        if not isinstance(size, Var) or size not in dims:
+            continue
+        known, other = found.setdefault(size, (value, where))
+        if known != value and not loose:
+            raise LaunchError(
+                f"{where} and {other} are both {size.name} but differ",
+                expected=f"{size.name} = {known}",
+                got=f"{size.name} = {value}",
+                fix=f"pass arrays that agree, or declare two sizes in place of {size.name}",
+            )
+    larger = [each[:3] for each in given if not isinstance(each[0], (Var, Const)) and not each[3]]
     solving = True
     while solving:
         solving = False
@@ -261,12 +259,7 @@ def unused_params(program: Program) -> frozenset[str]:
         buffer.name
         for kernel in program.kernels
         for op in walk_ops(kernel)
-        for buffer in (
-            *read_buffers(op),
-            *written_buffers(op),
-            *(x if isinstance(x, Buffer) else getattr(x, "buffer", None) for x in operands(op)),
-        )
-        if buffer is not None
+        for buffer in named_buffers(op)
     }
     return frozenset(t.name for t in program.tensors if t.name not in used)
 
@@ -280,14 +273,13 @@ def given_part(program: Program, names: Collection[str]) -> Program:
 
 def written_params(program: Program) -> frozenset[str]:
     """Names of the tensor parameters some kernel writes, views of them included."""
-    owner = {t.name: t.name for t in program.tensors}
-    written = set()
-    for kernel in program.kernels:
-        for op in walk_ops(kernel):
-            if isinstance(op, View) and op.source.name in owner:
-                owner[op.buffer.name] = owner[op.source.name]
-            written |= {owner[b.name] for b in written_buffers(op) if b.name in owner}
-    return frozenset(written)
+    written = {
+        aliases(kernel)[buffer.name]
+        for kernel in program.kernels
+        for op in walk_ops(kernel)
+        for buffer in written_buffers(op)
+    }
+    return frozenset(t.name for t in program.tensors if t.name in written)
 
 
 def meets_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -13,11 +13,37 @@ runs; its indices are expressions too. `Select` evaluates only the chosen side's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import is_
 from typing import Any
 
-from tilewright.ir.arith import *  # noqa: F403
-from tilewright.ir.arith import Expr, Var, wrap
-from tilewright.ir.buffer import Load as Load
+from tilewright.ir.arith import (
+    FALSE,
+    TRUE,
+    Bin,
+    Call,
+    Cast,
+    Cmp,
+    Const,
+    Expr,
+    Select,
+    Var,
+    binary,
+    cast,
+    compare,
+    const,
+    logical_and,
+    logical_not,
+    select,
+    truth,
+    wrap,
+)
+from tilewright.ir.buffer import Load
+
+# defined elsewhere, and taken from here
+__all__ = [
+    "FALSE", "TRUE", "Bin", "Call", "Cast", "Cmp", "Const", "Expr", "Select", "Var", "binary",
+    "cast", "compare", "const", "logical_and", "logical_not", "select", "truth", "wrap", "Load",
+]  # fmt: skip
 
 
 def ceildiv(a: Any, b: Any) -> Any:
@@ -112,7 +138,7 @@ def _transformed(node: Expr, rule: Callable[[Expr], Expr | None], memo: dict[int
 
 
 def _same(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> bool:
-    return all(x is y for x, y in zip(a, b, strict=True))
+    return all(map(is_, a, b))
 
 
 def map_children(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import copysign
+from typing import TypeGuard
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
@@ -21,7 +22,8 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.op import Copy, If, Let, Map, Store
+from tilewright.ir.op import Copy, If, Let, Map, Op, Store
+from tilewright.ir.rewrite import let_values
 
 WIDTHS = (8, 16, 32, 64)  # bits of elements that are moved as they are
 
@@ -73,18 +75,28 @@ def filled_by(op: Copy | Map) -> Buffer:
     return found.store.buffer
 
 
+def is_tile_load(op: Op) -> TypeGuard[Copy]:
+    """A copy of a tensor to shared memory."""
+    spaces = (op.src.buffer.space, op.dst.buffer.space) if isinstance(op, Copy) else ()
+    return spaces == (Space.GLOBAL, Space.SHARED)
+
+
+def loaded_tile(op: Op) -> Buffer | None:
+    """The shared tile that a copy of a tensor, or a map that gathers, fills."""
+    found = as_gather(op, {}) if isinstance(op, Map) else op if is_tile_load(op) else None
+    return None if found is None else filled_by(found)
+
+
 def as_gather(op: Map, values: Mapping[Var, Expr]) -> Map | None:
     """`op` as a nest of a single store that moves elements in the order of its tile, the names in
     it resolved, `values` those around it; None where it does anything else, or not the whole
     tile."""
     if not op.body:
         return None
-    names = dict(values)
     *lets, last = op.body
-    for each in lets:
-        if not isinstance(each, Let):
-            return None
-        names[each.var] = substitute(each.value, names)
+    if not all(isinstance(each, Let) for each in lets):
+        return None
+    names = let_values(lets, values)
     if isinstance(last, If) and len(last.then) == len(last.orelse) == 1:
         one, other = last.then[0], last.orelse[0]
         if not (isinstance(one, Store) and isinstance(other, Store)):
@@ -96,15 +108,28 @@ def as_gather(op: Map, values: Mapping[Var, Expr]) -> Map | None:
     if not isinstance(last, Store):
         return None
     extents = dict(zip(op.vars, op.extents, strict=True))
-    place = tuple(i for i in last.indices if isinstance(i, Var))
-    if len(place) != len(last.indices) or set(place) != set(op.vars) or len(place) != len(op.vars):
+    place = tuple(i for i in last.indices if isinstance(i, Var) and i in extents)
+    if not len(set(place)) == len(last.indices) == len(op.vars):
         return None
     sizes = tuple(extents[v] for v in place)
-    if any(a is not b for a, b in zip(sizes, last.buffer.shape, strict=True)):
+    if sizes != last.buffer.shape:
         return None
     store = Store(last.buffer, place, substitute(last.value, names), loc=last.loc)
     found = Map(place, sizes, (store,), loc=op.loc)
     return found if gather_of(found) is not None else None
+
+
+def reads_inside(load: Load, nest: Map) -> bool:
+    """Whether a load is of an element that is there, at every point of a map: outside a tensor are
+    zeros, and other buffers are read at the map's own points."""
+    sizes = dict(zip(nest.vars, nest.extents, strict=True))
+    return load.buffer.space is Space.GLOBAL or all(
+        isinstance(i, Var)
+        and isinstance(extent := sizes.get(i), Const)
+        and isinstance(size, Const)
+        and int(extent) <= int(size)
+        for i, size in zip(load.indices, load.buffer.shape, strict=True)
+    )
 
 
 def _is_zero(e: Expr) -> bool:

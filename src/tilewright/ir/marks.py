@@ -19,11 +19,18 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.expr import Expr, Load, Var, loads, variables
 from tilewright.support.errors import Loc
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # for checkers alone; Python has it from 3.11 on
+
+    def dataclass_transform(**_):
+        return lambda cls: cls
 
 
 def arg(*, reads: bool = False, writes: bool = False, **kwargs: Any) -> Any:
@@ -42,12 +49,16 @@ def body(**kwargs: Any) -> Any:
     return field(metadata={"mark": "body"}, **kwargs)
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(arg, binds, attr, body))
 @dataclass(frozen=True)
 class Op:
-    """Base of all operations."""
+    """Base of all operations: every class of them is a frozen dataclass."""
 
     syntax: ClassVar[str]
     loc: Loc | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
 
 Body = tuple[Op, ...]
@@ -169,13 +180,9 @@ def read_variables(code: Op | Body) -> set[Var]:
     return {v for op in walk_ops(code) for e in expressions(op) for v in variables(e)}
 
 
-def op_loads(op: Op) -> list[Load]:
-    """Elements the op reads through expressions."""
-    return list(loads_of(op))
-
-
 @kept
-def loads_of(op: Op) -> tuple[Load, ...]:
+def op_loads(op: Op) -> tuple[Load, ...]:
+    """Elements the op reads through expressions."""
     return tuple(load for expr in expressions(op) for load in loads(expr))
 
 
@@ -202,4 +209,4 @@ def named_buffers(op: Op) -> tuple[Buffer, ...]:
     """Buffers that the op names, not counting its bodies."""
     found = [x.buffer if isinstance(x, Region) else x for x in operands(op)
              if isinstance(x, (Region, Buffer))]  # fmt: skip
-    return tuple(dict.fromkeys([*found, *(load.buffer for load in loads_of(op))]))
+    return tuple(dict.fromkeys([*found, *(load.buffer for load in op_loads(op))]))

@@ -18,7 +18,6 @@ from typing import Any
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import FALSE, Expr, Var, const
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.marks import *  # noqa: F403
 from tilewright.ir.marks import (
     Body,
     Op,
@@ -27,16 +26,28 @@ from tilewright.ir.marks import (
     binds,
     bodies,
     body,
+    bound,
+    bound_within,
+    expressions,
     kept,
-    loads_of,
+    marked,
+    named_buffers,
+    op_loads,
+    operands,
     regions,
+    walk_ops,
 )
 from tilewright.support.errors import Loc
+
+# defined in `marks`, and taken from here
+__all__ = [
+    "Body", "Op", "bodies", "bound", "bound_within", "expressions", "marked", "named_buffers",
+    "op_loads", "operands", "regions", "walk_ops",
+]  # fmt: skip
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
 class Kernel(Op):
     """One launch: a grid of blocks, each of `threads` threads; `rank` is the block's place in
     its cluster. Unused index variables are still declared. Grid axis 0 is the fastest.
@@ -54,7 +65,6 @@ class Kernel(Op):
     ping_pong: int = attr(default=1)
 
 
-@dataclass(frozen=True)
 class For(Op):
     """`body` for var = start, start+step, … < stop. Every kind means the same sequential loop.
 
@@ -75,7 +85,6 @@ class For(Op):
     stage: tuple[int, ...] | None = attr(default=None)
 
 
-@dataclass(frozen=True)
 class While(Op):
     """`cond`, loads included, is evaluated anew before every iteration."""
 
@@ -84,7 +93,6 @@ class While(Op):
     body: Body = body()
 
 
-@dataclass(frozen=True)
 class If(Op):
     """A guard that differs between threads masks thread-level ops; tile ops need a uniform one."""
 
@@ -94,21 +102,18 @@ class If(Op):
     orelse: Body = body(default=())
 
 
-@dataclass(frozen=True)
 class Break(Op):
     """Leaves the innermost `For` or `While`."""
 
     syntax = "break"
 
 
-@dataclass(frozen=True)
 class Continue(Op):
     """Goes on with the next iteration of the innermost `For` or `While`."""
 
     syntax = "continue"
 
 
-@dataclass(frozen=True)
 class Let(Op):
     """Names a value, loads taken now, for the rest of the enclosing body."""
 
@@ -117,7 +122,6 @@ class Let(Op):
     value: Expr = arg()
 
 
-@dataclass(frozen=True)
 class Role(Op):
     """Only warps `first` … `first + warps - 1` run `body`; others pass over it.
 
@@ -140,7 +144,6 @@ class Role(Op):
     derived: bool = attr(default=False)
 
 
-@dataclass(frozen=True)
 class Map(Op):
     """An elementwise nest (`T.Parallel`): `body` for every point of the box, in no order.
 
@@ -161,7 +164,6 @@ class Map(Op):
 # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
 class Alloc(Op):
     """Brings `buffer` into being, uninitialised, for the rest of the enclosing body.
 
@@ -177,7 +179,6 @@ class Alloc(Op):
     multibuffer: bool = attr(default=False)
 
 
-@dataclass(frozen=True)
 class View(Op):
     """`buffer` is the memory of `source` under another shape or type, both in row-major order,
     starting `offset` elements (of `buffer`'s type) in."""
@@ -188,7 +189,6 @@ class View(Op):
     offset: Expr = arg(default=const(0))
 
 
-@dataclass(frozen=True)
 class Copy(Op):
     """dst = src, cast when types differ, shapes equal after unit extents drop.
 
@@ -209,7 +209,6 @@ class Copy(Op):
     reduce: str | None = attr(default=None)
 
 
-@dataclass(frozen=True)
 class Store(Op):
     """buffer[indices] = value; all loads of indices and value happen first."""
 
@@ -219,7 +218,6 @@ class Store(Op):
     value: Expr = arg()
 
 
-@dataclass(frozen=True)
 class Atomic(Op):
     """dst = dst op value in one step, for one element or a tile (`src` then gives the values).
 
@@ -235,7 +233,6 @@ class Atomic(Op):
     order: str = attr(default="relaxed")
 
 
-@dataclass(frozen=True)
 class Fill(Op):
     syntax = "fill {dst} = {value}"
     dst: Region = arg(writes=True)
@@ -245,7 +242,6 @@ class Fill(Op):
 # ── compute ──────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
 class Gemm(Op):
     """c = (0 if clear else c) + op(a) · op(b), products accumulated in c's type.
 
@@ -266,7 +262,6 @@ class Gemm(Op):
     meta: Region | None = arg(default=None, reads=True)
 
 
-@dataclass(frozen=True)
 class Reduce(Op):
     """dst = op over dimension `dim` of src's tile; folds into dst when not `clear`.
 
@@ -283,7 +278,6 @@ class Reduce(Op):
     clear: bool = attr(default=True)
 
 
-@dataclass(frozen=True)
 class Scan(Op):
     """Inclusive prefix `sum` or `max` along `dim`, from the end when `reverse`."""
 
@@ -295,7 +289,6 @@ class Scan(Op):
     reverse: bool = attr(default=False)
 
 
-@dataclass(frozen=True)
 class Relayout(Op):
     """dst = src between two fragments of one shape that are spread differently over threads."""
 
@@ -308,7 +301,6 @@ class Relayout(Op):
 # ── synchronisation ──────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
 class BarrierInit(Op):
     """Each barrier of the region completes a phase after `count` arrivals and all its bytes."""
 
@@ -317,7 +309,6 @@ class BarrierInit(Op):
     count: Expr = arg()
 
 
-@dataclass(frozen=True)
 class Arrive(Op):
     """Arrive `count` times (once per role instance, not per thread), first expecting `bytes`
     more from bulk copies. `barrier.cta` may be another block of the cluster. by: `warps` where
@@ -330,7 +321,6 @@ class Arrive(Op):
     by: str = attr(default="instance")
 
 
-@dataclass(frozen=True)
 class Wait(Op):
     """Until the barrier's phase of parity `phase` has completed: a fresh barrier passes parity 1
     and blocks on 0."""
@@ -340,7 +330,6 @@ class Wait(Op):
     phase: Expr = arg()
 
 
-@dataclass(frozen=True)
 class Commit(Op):
     """Closes the group of asynchronous ops issued on `unit` (wgmma, bulk, cp_async) so far."""
 
@@ -348,7 +337,6 @@ class Commit(Op):
     unit: str = attr()
 
 
-@dataclass(frozen=True)
 class WaitGroup(Op):
     """Until at most `pending` of this instance's groups on `unit` are open.
 
@@ -361,7 +349,6 @@ class WaitGroup(Op):
     read: bool = attr(default=False)
 
 
-@dataclass(frozen=True)
 class Fence(Op):
     """`proxy_async`: ordinary writes to shared memory become visible to bulk copies and matrix
     instructions. `wgmma`: registers touched by ordinary code may be used by matrix instructions.
@@ -373,7 +360,6 @@ class Fence(Op):
     kind: str = attr()
 
 
-@dataclass(frozen=True)
 class Sync(Op):
     """A barrier of threads. scope: block, warp, cluster, or named (barrier `id` of `threads`
     threads; `arrive` does not wait). order: `shared` where peers of a cluster can only depend on
@@ -387,7 +373,6 @@ class Sync(Op):
     order: str = attr(default="all")
 
 
-@dataclass(frozen=True)
 class Turn(Op):
     """`begin` or `end` of a section that the warpgroups of a role run one after the other, in the
     order of their numbers, round after round: a warpgroup begins its n-th section when the one
@@ -401,7 +386,6 @@ class Turn(Op):
 # ── late, and what has no field of its own ───────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
 class Intrinsic(Op):
     """An instruction with an effect or a meaning across threads, from `intrinsics.INTRINSICS`:
     shuffles, votes, `print`, `device_assert`, `ptx`, `call_extern`, … The first `width` operands
@@ -420,7 +404,6 @@ class Intrinsic(Op):
         return dict(word.split("=", 1) for word in self.text.split())
 
 
-@dataclass(frozen=True)
 class Hint(Op):
     """Advice that never changes results: swizzle, layout, padding, l2_hit_ratio, max_nreg, assume;
     `rare` at the beginning of a branch that few iterations, or threads, take."""
@@ -497,14 +480,10 @@ def is_rare(body: Body) -> bool:
     return any(isinstance(op, Hint) and op.name == "rare" for op in body)
 
 
-def read_buffers(op: Op) -> list[Buffer]:
-    """Buffers whose elements the op reads, not counting its bodies."""
-    return list(_read_buffers(op))
-
-
 @kept
-def _read_buffers(op: Op) -> tuple[Buffer, ...]:
-    named = [r.buffer for r in regions(op, reads=True)] + [x.buffer for x in loads_of(op)]
+def read_buffers(op: Op) -> tuple[Buffer, ...]:
+    """Buffers whose elements the op reads, not counting its bodies."""
+    named = [r.buffer for r in regions(op, reads=True)] + [x.buffer for x in op_loads(op)]
     if isinstance(op, Intrinsic):
         named += [a.buffer for a in op.args if isinstance(a, Region)]
     return tuple(dict.fromkeys(named))
@@ -514,19 +493,15 @@ def _read_buffers(op: Op) -> tuple[Buffer, ...]:
 def touched_within(op: Op) -> tuple[tuple[Buffer, bool], ...]:
     """Buffers that the op, and what stands in it, read (False) and write (True). Intrinsics may
     write what they are given."""
-    found = [(buffer, isinstance(op, Intrinsic)) for buffer in _read_buffers(op)]
-    found += [(buffer, True) for buffer in _written_buffers(op)]
+    found = [(buffer, isinstance(op, Intrinsic)) for buffer in read_buffers(op)]
+    found += [(buffer, True) for buffer in written_buffers(op)]
     found += [each for body in bodies(op) for inner in body for each in touched_within(inner)]
     return tuple(dict.fromkeys(found))
 
 
-def written_buffers(op: Op) -> list[Buffer]:
-    """Buffers whose elements the op writes, not counting its bodies."""
-    return list(_written_buffers(op))
-
-
 @kept
-def _written_buffers(op: Op) -> tuple[Buffer, ...]:
+def written_buffers(op: Op) -> tuple[Buffer, ...]:
+    """Buffers whose elements the op writes, not counting its bodies."""
     named = [r.buffer for r in regions(op, writes=True)]
     if isinstance(op, Store):
         named.append(op.buffer)

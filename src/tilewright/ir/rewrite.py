@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from operator import is_
 from typing import Any, TypeVar
 
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
-from tilewright.ir.expr import Expr, Load, Var, loads, transform, variables
-from tilewright.ir.op import Alloc, Body, Kernel, Op, Program, View, bound, marked, walk_ops
+from tilewright.ir.expr import Expr, Load, Var, loads, substitute, transform, variables
+from tilewright.ir.op import Alloc, Body, Kernel, Let, Op, Program, View, bound, marked, walk_ops
 
 OpT = TypeVar("OpT", bound=Op)
 Code = TypeVar("Code", Op, Body, Kernel)
@@ -37,33 +38,30 @@ def map_region(
     buffer: Callable[[Buffer], Buffer] | None = None,
 ) -> Region:
     """`region` with every start, extent and rank put through `expr`."""
-    starts = _each(region.starts, expr)
-    extents = _each(region.extents, expr)
-    cta = None if region.cta is None else expr(region.cta)
-    at = region.buffer if buffer is None else buffer(region.buffer)
-    if (
-        starts is region.starts
-        and extents is region.extents
-        and cta is region.cta
-        and at is region.buffer
-    ):
-        return region
-    return Region(at, starts, extents, cta)
+    new = (
+        region.buffer if buffer is None else buffer(region.buffer),
+        _each(region.starts, expr),
+        _each(region.extents, expr),
+        None if region.cta is None else expr(region.cta),
+    )
+    old = (region.buffer, region.starts, region.extents, region.cta)
+    return region if all(map(is_, new, old)) else Region(*new)
 
 
 def map_operands(
     op: OpT,
     expr: Callable[[Expr], Expr],
     buffer: Callable[[Buffer], Buffer] | None = None,
+    region: Callable[[Region], Region] = lambda region: region,
 ) -> OpT:
-    """`op` with its expressions (those inside regions too) and its buffers replaced. Loads are
-    expressions: `expr` sees them. Bodies and bound variables are left alone."""
+    """`op` with its expressions (those inside regions too), its buffers and then its regions
+    replaced. Loads are expressions: `expr` sees them. Bodies and bound variables are left alone."""
 
     def one(value: Any) -> Any:
         if isinstance(value, Expr):
             return expr(value)
         if isinstance(value, Region):
-            return map_region(value, expr, buffer)
+            return region(map_region(value, expr, buffer))
         if isinstance(value, Buffer) and buffer is not None:
             return buffer(value)
         if isinstance(value, tuple):
@@ -80,7 +78,7 @@ def map_exprs(op: OpT, fn: Callable[[Expr], Expr]) -> OpT:
 
 def _each(values: tuple[Any, ...], fn: Callable[[Any], Any]) -> tuple[Any, ...]:
     new = tuple(fn(v) for v in values)
-    return values if all(a is b for a, b in zip(new, values, strict=True)) else new
+    return values if all(map(is_, new, values)) else new
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────
@@ -125,33 +123,31 @@ def map_kernels(program: Program, fn: Callable[[Kernel], Kernel]) -> Program:
     return dataclasses.replace(program, kernels=kernels)
 
 
-def _everywhere(code: Any, fn: Callable[[Op], Op]) -> Any:
-    """`fn` on every op of `code`, `code` itself included when it is an op."""
-    if isinstance(code, tuple):
-        return map_body(code, fn)
-    return fn(map_ops(code, fn))
-
-
 # ── names ────────────────────────────────────────────────────────────────────────────────────
 
 
 def substitute_vars(code: Code, values: Mapping[Var, Expr]) -> Code:
     """`code` with variables replaced by expressions wherever they are read."""
-    rule = _substitution(values, {})
-    new: Code = _everywhere(code, lambda op: map_operands(op, rule))
-    return new
+    return _replaced(code, values, {})
 
 
 def replace_buffers(code: Code, buffers: Mapping[Buffer, Buffer]) -> Code:
     """`code` with buffers replaced wherever they are allocated, viewed, read or written."""
-    names = {old.name: new for old, new in buffers.items()}
-    rule = _substitution({}, names)
-    new: Code = _everywhere(code, lambda op: map_operands(op, rule, _swap(names)))
-    return new
+    return _replaced(code, {}, {old.name: new for old, new in buffers.items()})
 
 
-def _swap(names: Mapping[str, Buffer]) -> Callable[[Buffer], Buffer]:
-    return lambda buffer: names.get(buffer.name, buffer)
+def _replaced(
+    code: Code, values: Mapping[Var, Expr], buffers: Mapping[str, Buffer], rebind: bool = False
+) -> Code:
+    """`code`, and what it binds too where it is to `rebind`."""
+    rule = _substitution(values, buffers)
+
+    def one(op: Op) -> Op:
+        new = map_operands(op, rule, lambda buffer: buffers.get(buffer.name, buffer))
+        return _rebind(new, values) if rebind else new
+
+    new: Any = map_body(code, one) if isinstance(code, tuple) else one(map_ops(code, one))
+    return new  # type: ignore[no-any-return]
 
 
 def _substitution(
@@ -177,6 +173,15 @@ def _substitution(
         return found[1]
 
     return rule
+
+
+def let_values(ops: Iterable[Op], known: Mapping[Var, Expr] | None = None) -> dict[Var, Expr]:
+    """What the names stand for that `ops` bind, and those that are `known` before."""
+    values = dict(known or {})
+    for op in ops:
+        if isinstance(op, Let):
+            values[op.var] = substitute(op.value, values)
+    return values
 
 
 def defined_names(code: Op | Body) -> set[str]:
@@ -233,24 +238,11 @@ def rename_unique(code: Code, taken: set[str]) -> Code:
         if isinstance(op, (Alloc, View)):
             new = fresh_name(op.buffer.name, taken)
             buffers[op.buffer.name] = dataclasses.replace(op.buffer, name=new)
-    rule = _substitution(values, buffers)
-
-    def one(op: Op) -> Op:
-        return _rebind(map_operands(op, rule, _swap(buffers)), values)
-
-    renamed: Code = _everywhere(code, one)
-    return renamed
+    return _replaced(code, values, buffers, rebind=True)
 
 
 def _rebind(op: Op, values: Mapping[Var, Expr]) -> Op:
-    changes: dict[str, Any] = {}
-    for f in marked(op, "binds"):
-        value = getattr(op, f.name)
-        if isinstance(value, tuple):
-            changes[f.name] = tuple(values.get(v, v) for v in value)
-        elif value is not None:
-            changes[f.name] = values.get(value, value)
-    return rebuild(op, **changes) if changes else op
+    def one(bound: Any) -> Any:
+        return _each(bound, one) if isinstance(bound, tuple) else values.get(bound, bound)
 
-
-# ── rules ────────────────────────────────────────────────────────────────────────────────────
+    return rebuild(op, **{f.name: one(getattr(op, f.name)) for f in marked(op, "binds")})

@@ -130,15 +130,16 @@ def after(op: Op, ranges: Ranges) -> Ranges:
 
 def walk_ranges(kernel: Kernel, dims: Iterable[Dim] = ()) -> Iterator[tuple[Op, Ranges]]:
     """Every op of the kernel's body, in text order, with what holds when it runs."""
+    return walk_body(kernel.body, entry(kernel, dims))
 
-    def go(body: Body, ranges: Ranges) -> Iterator[tuple[Op, Ranges]]:
-        for op in body:
-            yield op, ranges
-            for f in marked(op, "body"):
-                yield from go(getattr(op, f.name), inside(op, f.name, ranges))
-            ranges = after(op, ranges)
 
-    yield from go(kernel.body, entry(kernel, dims))
+def walk_body(body: Body, ranges: Ranges) -> Iterator[tuple[Op, Ranges]]:
+    """Every op of `body`, in text order, with what holds when it runs; `ranges` hold before it."""
+    for op in body:
+        yield op, ranges
+        for f in marked(op, "body"):
+            yield from walk_body(getattr(op, f.name), inside(op, f.name, ranges))
+        ranges = after(op, ranges)
 
 
 def _leaves(body: Body) -> bool:

@@ -9,27 +9,24 @@ from tilewright.ir.dtype import BARRIER, DType
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Const, const
 from tilewright.ir.op import Alloc, BarrierInit
-from tilewright.lang.arguments import one_of, static_int
 from tilewright.lang.builder import Builder, current, current_kernel
 from tilewright.lang.handles import Tile, Variable, fitting
 from tilewright.lang.params import check_addressable, check_packed, sizes
-from tilewright.lang.types import check_one_shape, shape_tuple, size_expr
+from tilewright.lang.types import check_one_shape, one_of, shape_tuple, size_expr, static_int
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, swap
+from tilewright.support.errors import CompileError, swap, word
 
 
-def new_buffer(
-    builder: Builder, shape: Any, dtype: DType, space: Space, word: str, name: str | None = None
-) -> Buffer:
+def new_buffer(builder: Builder, shape: Any, dtype: DType, space: Space, default: str) -> Buffer:
     """A buffer of compile-time shape, named after the name it is assigned to."""
-    chosen = builder.fresh(name or builder.hint, word)
+    chosen = builder.fresh(builder.hint, default)
     extents = tuple(
         size_expr(s, f"dimension {at} of {chosen}") for at, s in enumerate(shape_tuple(shape))
     )
     for at, extent in enumerate(extents):
         if not isinstance(extent, Const):
             raise CompileError(
-                f"T.alloc_{word} needs a compile-time shape",
+                f"T.{word()} needs a compile-time shape",
                 got=f"a run-time size in dimension {at} of {chosen}",
                 fix="use a constant tile size and loop over the rest",
                 code="not-constant",
@@ -46,14 +43,14 @@ def new_buffer(
     return buffer
 
 
-def _alloc(shape: Any, dtype: Any, space: Space, word: str) -> Tile:
-    builder = current(f"alloc_{word}")
-    kernel = builder.require_kernel(f"alloc_{word}")
+def _alloc(shape: Any, dtype: Any, space: Space, default: str) -> Tile:
+    builder = current()
+    kernel = builder.require_kernel()
     if space is not Space.LOCAL:
-        builder.require_block(f"alloc_{word}")
-    check_one_shape(f"T.alloc_{word}", shape, dtype)
+        builder.require_block()
+    check_one_shape(f"T.{word()}", shape, dtype)
     shape = shape_tuple(shape)  # before the dtype: the two are easily exchanged
-    buffer = new_buffer(builder, shape, find_dtype(dtype), space, word)
+    buffer = new_buffer(builder, shape, find_dtype(dtype), space, default)
     builder.emit(Alloc(buffer))
     return Tile(buffer, kernel)
 
@@ -153,7 +150,7 @@ def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> T
                 Y[0, i] = scratch[63 - i]
         # Y[0]: 126 124 122
     """
-    builder = current("alloc_global")
+    builder = current()
     name = builder.fresh(builder.hint, "scratch")
     buffer = Buffer(name, sizes(builder, shape_tuple(shape), name), find_dtype(dtype), Space.GLOBAL)
     check_packed(buffer)
@@ -162,10 +159,10 @@ def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> T
     return Tile(buffer)
 
 
-def _barrier(arrive_count: Any, word: str) -> Tile:
-    builder = current(word)
-    kernel = builder.require_block(word)
-    counts = [static_int(c, f"arrive_count of T.{word}", 1) for c in shape_tuple(arrive_count)]
+def _barrier(arrive_count: Any) -> Tile:
+    builder = current()
+    kernel = builder.require_block()
+    counts = [static_int(c, f"arrive_count of T.{word()}", 1) for c in shape_tuple(arrive_count)]
     buffer = new_buffer(builder, (len(counts),), BARRIER, Space.BARRIER, "barrier")
     builder.emit(Alloc(buffer))
     if len(set(counts)) == 1:
@@ -191,7 +188,7 @@ def alloc_barrier(arrive_count: Any) -> Tile:
             M[t] = tile[127 - t]
         # M: 127 126 125
     """
-    return _barrier(arrive_count, "alloc_barrier")
+    return _barrier(arrive_count)
 
 
 def alloc_cluster_barrier(arrive_count: Any) -> Tile:
@@ -205,8 +202,8 @@ def alloc_cluster_barrier(arrive_count: Any) -> Tile:
             if T.block_rank_in_cluster() == 0:
                 T.mbarrier_wait_parity(peers, 0)
     """
-    current("alloc_cluster_barrier").require_cluster("alloc_cluster_barrier")
-    return _barrier(arrive_count, "alloc_cluster_barrier")
+    current().require_cluster()
+    return _barrier(arrive_count)
 
 
 REDUCERS = {

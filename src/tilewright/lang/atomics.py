@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
+from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Expr, Load, Var, const, loads
 from tilewright.ir.op import Atomic, Copy, Fill
 from tilewright.lang.alloc import REDUCERS
-from tilewright.lang.arguments import named, one_of
 from tilewright.lang.builder import current, current_block, current_kernel
-from tilewright.lang.check import check_copy
-from tilewright.lang.handles import WORDS, Access, Done, Tile, Tiles, describe, fitting, region_of
-from tilewright.lang.move import from_corner
-from tilewright.support.errors import CompileError
+from tilewright.lang.handles import WORDS, Access, Done, Tile, describe, fitting, region_of
+from tilewright.lang.math import infinity, max_value, min_value
+from tilewright.lang.move import tiles
+from tilewright.lang.types import named, one_of
+from tilewright.support.errors import CompileError, word
 
 _ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 
@@ -24,56 +25,47 @@ def _order(order: str | None, default: str = "relaxed") -> str:
     return one_of(default if order is None else order, _ORDERS, "unknown memory order", fix)  # type: ignore[no-any-return]
 
 
-def _target(dst: Any, word: str) -> Region:
-    region = region_of(dst, word)
+def _target(dst: Any) -> Region:
+    region = region_of(dst)
     if region.buffer.space not in (Space.GLOBAL, Space.SHARED):
         raise CompileError(
-            f"T.{word}: {region.buffer.name} lives in {region.buffer.space.value} memory",
+            f"T.{word()}: {region.buffer.name} lives in {region.buffer.space.value} memory",
             expected="global or shared memory",
             fix="only memory that several threads see needs an atomic; store directly",
             code="space",
         )
     if region.dtype.packed or region.dtype.bits < 16:
         raise CompileError(
-            f"T.{word}: {region.dtype} elements have no atomics",
+            f"T.{word()}: {region.dtype} elements have no atomics",
             fix="keep the counter in int32 or float32",
         )
     return region
 
 
-def _tile(dst: Any, value: Any, word: str) -> tuple[Region, Region]:
-    src = region_of(value, word)
-    to = from_corner(dst, src, word) if isinstance(dst, Access) else region_of(dst, word)
-    check_copy(src, to)
-    return src, to
-
-
-def _atomic(
-    op: str, dst: Any, value: Any, order: str | None, return_prev: bool, word: str
-) -> Var | None:
-    builder = current_kernel(word)
-    to = _target(dst, word)
-    if isinstance(value, (Tile, Tiles)):
-        builder.require_block(word)
-        src, to = _tile(dst, value, word)
+def _atomic(op: str, dst: Any, value: Any, order: str | None, return_prev: bool) -> Var | None:
+    builder = current_kernel()
+    to = _target(dst)
+    if isinstance(value, Tile):
+        builder.require_block()
+        src, to = tiles(value, dst)
         if return_prev:
             raise CompileError(
-                f"T.{word}: a tile has no single previous value",
+                f"T.{word()}: a tile has no single previous value",
                 fix="leave return_prev out, or update single elements",
             )
         builder.emit(Atomic(op, to, src=src, order=_order(order)))
         return None
     if to.tile:
         raise CompileError(
-            f"T.{word}: one value for a tile of {to.buffer.name}",
+            f"T.{word()}: one value for a tile of {to.buffer.name}",
             expected="an element, or a tile of values",
             got=describe(value),
-            fix=f"update elements, T.{word}({to.buffer.name}[i], value), in a T.Parallel loop",
+            fix=f"update elements, T.{word()}({to.buffer.name}[i], value), in a T.Parallel loop",
         )
     result = builder.var(builder.hint, to.dtype, "old") if return_prev else None
     if op in ("and", "or", "xor") and not to.dtype.is_int:
         raise CompileError(
-            f"T.{word} works on integers", got=str(to.dtype), fix="keep the bits in an int32"
+            f"T.{word()} works on integers", got=str(to.dtype), fix="keep the bits in an int32"
         )
     builder.emit(Atomic(op, to, fitting(value, to.buffer), result=result, order=_order(order)))
     return result
@@ -97,11 +89,11 @@ def atomic_add(
         # M: 16 16 16 16 0
     """
     if use_tma:
-        builder = current_block("atomic_add")
-        src, to = _tile(dst, value, "atomic_add")
+        builder = current_block()
+        src, to = tiles(value, dst)
         builder.emit(Copy(src, to, prefer="tma", reduce="add"))
         return None
-    return _atomic("add", dst, value, memory_order, return_prev, "atomic_add")
+    return _atomic("add", dst, value, memory_order, return_prev)
 
 
 def _update(op: str, does: str, sample: str, shown: str) -> Callable[..., Any]:
@@ -115,7 +107,7 @@ def _update(op: str, does: str, sample: str, shown: str) -> Callable[..., Any]:
     def word(
         dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
     ) -> Any:
-        return _atomic(op, dst, value, memory_order, return_prev, name)
+        return _atomic(op, dst, value, memory_order, return_prev)
 
     return word
 
@@ -137,7 +129,7 @@ def atomic_exch(dst: Any, value: Any, memory_order: str | None = None) -> Any:
             M[1] = old
         # M: 7 0
     """
-    return _atomic("exch", dst, value, memory_order, True, "atomic_exch")
+    return _atomic("exch", dst, value, memory_order, True)
 
 
 def atomic_load(src: Any, memory_order: str | None = None) -> Var:
@@ -149,8 +141,8 @@ def atomic_load(src: Any, memory_order: str | None = None) -> Var:
             M[0] = T.atomic_load(N[5], memory_order="acquire")
         # M: 5
     """
-    builder = current_kernel("atomic_load")
-    region = _target(src, "atomic_load")
+    builder = current_kernel()
+    region = _target(src)
     if region.tile:
         raise CompileError(
             "T.atomic_load reads one element",
@@ -171,19 +163,19 @@ def atomic_store(dst: Any, value: Any, memory_order: str | None = None) -> None:
             T.atomic_store(M[0], 5, memory_order="release")
         # M: 5
     """
-    _atomic("store", dst, value, memory_order or "seq_cst", False, "atomic_store")
+    _atomic("store", dst, value, memory_order or "seq_cst", False)
 
 
-def _several(count: int, dst: Any, value: Any, word: str) -> None:
+def _several(count: int, dst: Any, value: Any) -> None:
     """`count` neighbouring elements."""
     if not isinstance(dst, Access) or not isinstance(value, Access):
         raise CompileError(
-            f"T.{word} needs two elements",
+            f"T.{word()} needs two elements",
             got=describe(dst),
             fix="write the first element of each: A[i], B[i]",
         )
     for at in range(count):
-        _atomic("add", dst.next(at), value.next(at), None, False, word)
+        _atomic("add", dst.next(at), value.next(at), None, False)
 
 
 def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
@@ -195,7 +187,7 @@ def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
             T.atomic_addx2(Y[0, 0], X[0, 2])
         # Y[0]: 2 3 0
     """
-    _several(2, dst, value, "atomic_addx2")
+    _several(2, dst, value)
 
 
 def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
@@ -207,32 +199,28 @@ def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
             T.atomic_addx4(Y[0, 0], X[0, 4])
         # Y[0]: 4 5 6 7 0
     """
-    _several(4, dst, value, "atomic_addx4")
+    _several(4, dst, value)
 
 
 # ── reducers ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _reducer(value: Any, word: str) -> str:
+def _reducer(value: Any) -> str:
     tile = value.tile if isinstance(value, Access) else value
     op = getattr(tile, "reducer", None)
     if op is None:
         raise CompileError(
-            f"T.{word} needs a reducer", got=describe(value), fix="make it with T.alloc_reducer"
+            f"T.{word()} needs a reducer", got=describe(value), fix="make it with T.alloc_reducer"
         )
     return str(op)
 
 
-def _identity(op: str, region: Region) -> Expr:
-    kind = region.dtype
-    infinite = float("inf") if kind.is_float and kind.bits >= 16 else None
-    low = -infinite if infinite is not None else kind.min_value
-    high = infinite if infinite is not None else kind.max_value
-    return const(
-        {"sum": 0, "max": low, "min": high, "bitand": -1 if kind.kind == "int" else kind.max_value,
-         "bitor": 0, "bitxor": 0}[op],
-        kind,
-    )  # fmt: skip
+def _identity(op: str, kind: DType) -> Expr:
+    if op in ("max", "min"):
+        top = infinity(kind) if kind.is_float else max_value(kind)
+        return top if op == "min" else -top if kind.is_float else min_value(kind)
+    ones = -1 if kind.kind == "int" else kind.max_value
+    return const(ones if op == "bitand" else 0, kind)
 
 
 def reducer_init(reducer: Any, init: Any = None) -> None:
@@ -246,25 +234,23 @@ def reducer_init(reducer: Any, init: Any = None) -> None:
         T.finalize_reducer(top, Y[0, 0:1])
         # Y[0]: 63
     """
-    op = _reducer(reducer, "reducer_init")
-    builder = current_block("reducer_init")
-    to = region_of(reducer, "reducer_init")
-    value = _identity(op, to) if init is None else fitting(init, to.buffer)
+    op = _reducer(reducer)
+    builder = current_block()
+    to = region_of(reducer)
+    value = _identity(op, to.dtype) if init is None else fitting(init, to.buffer)
     builder.emit(Fill(to, value))
 
 
 def reducer_step(target: Access, op: str, value: Any) -> Done:
     """acc[i] op= value, for iterations that may meet at one element."""
-    wanted = _reducer(target, "reducer_update")
+    wanted = _reducer(target)
     if op != wanted:
         raise CompileError(
             f"{target.name} is a reducer of kind {wanted!r}",
             got=f"an update of kind {op!r}",
             fix="make a reducer of that kind: T.alloc_reducer(shape, dtype, op=…)",
         )
-    current("reducer_update").emit(
-        Atomic(REDUCERS[op], region_of(target, "reducer_update"), fitting(value, target.buffer))
-    )
+    current().emit(Atomic(REDUCERS[op], region_of(target), fitting(value, target.buffer)))
     return Done()
 
 
@@ -276,10 +262,10 @@ def store_as_update(target: Access, value: Expr) -> bool:
     op, name = str(target.tile.reducer), target.name
     step = _folded_in(target, value, _STEPS.get(op, ()))
     if step is None:
-        word = {"sum": "acc[i] + v", "max": "T.max(acc[i], v)", "min": "T.min(acc[i], v)"}
+        shown = {"sum": "acc[i] + v", "max": "T.max(acc[i], v)", "min": "T.min(acc[i], v)"}
         raise CompileError(
             f"this value reads {name}, a reducer of kind {op!r}, and is no update of that kind",
-            expected=f"acc[i] = {word.get(op, f'acc[i] {REDUCERS[op]} v')}, with v of {name}'s "
+            expected=f"acc[i] = {shown.get(op, f'acc[i] {REDUCERS[op]} v')}, with v of {name}'s "
             f"type {target.buffer.dtype}",
             fix=f"write T.reducer_update({name}[i], v), or T.finalize_reducer({name}) before it "
             "is read",
@@ -323,7 +309,7 @@ def reducer_update(target: Any, value: Any) -> None:
         T.finalize_reducer(total, Y[0, 0:2])
         # Y[0]: 992 1024
     """
-    op = _reducer(target, "reducer_update")
+    op = _reducer(target)
     if not isinstance(target, Access):
         raise CompileError(
             "T.reducer_update needs an element",
@@ -345,13 +331,12 @@ def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
         T.copy(total, Y[0, 0:1])
         # Y[0]: 2016
     """
-    _reducer(reducer, "finalize_reducer")
-    builder = current_block("finalize_reducer")
+    _reducer(reducer)
+    builder = current_block()
     if dst is None:
         reducer.reducer = None
         return
-    src, to = region_of(reducer, "finalize_reducer"), region_of(dst, "finalize_reducer")
-    check_copy(src, to)
+    src, to = tiles(reducer, dst)
     builder.emit(Copy(src, to))
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from math import prod
+from dataclasses import replace
 from typing import Any, NoReturn, TypeGuard
 
 from tilewright.ir.analysis.bounds import Ranges
@@ -24,6 +23,7 @@ from tilewright.ir.expr import (
     wrap,
     written_size,
 )
+from tilewright.ir.marks import with_loc
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -40,17 +40,15 @@ from tilewright.ir.op import (
     View,
     While,
     expressions,
-    with_loc,
     written_buffers,
 )
-from tilewright.ir.rewrite import map_exprs, map_ops
+from tilewright.ir.rewrite import Names, fresh_name, map_exprs, map_ops
 from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
-from tilewright.lang.guards import guarded
-from tilewright.lang.reads import Moment, OpenBody, Read, conditional_reads, reads
+from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads
 from tilewright.lang.where import locate
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Loc
+from tilewright.support.errors import CompileError, Loc, word
 
 # A pure expression larger than this is named once instead of being copied to each use: parts that
 # differ, and all of them, shared ones at every use.
@@ -63,26 +61,6 @@ class Opened(AbstractContextManager[Any]):
 
     names: tuple[str, ...] = ()
     unpacked = False
-
-
-@dataclass
-class KernelState:
-    """The kernel being built."""
-
-    name: str
-    blocks: tuple[Var, ...]
-    grid: tuple[Expr, ...]
-    thread_vars: tuple[Var, ...]
-    threads: tuple[int, ...]
-    cluster: tuple[int, ...]
-    rank: Var | None
-    loc: Loc | None
-    placed: list[tuple[int, int]] = field(default_factory=list)
-    guards: list[Expr] = field(default_factory=list)
-
-    @property
-    def num_threads(self) -> int:
-        return prod(self.threads)
 
 
 class Probed(Exception):
@@ -102,7 +80,7 @@ class Builder:
         self.sources: list[str] = []
         self.symbols = Symbols()
         self.kernels: list[Kernel] = []
-        self.kernel: KernelState | None = None
+        self.kernel: Kernel | None = None
         self.consts: dict[str, int] = {}
         self.asked: list[str] = []
         self.stand_in: int | None = None  # the value of `T.const` sizes that nothing gives
@@ -112,12 +90,9 @@ class Builder:
         self.probing = False
         self.probe_error: CompileError | None = None
         self.hint: str | None = None
-        self.maps = 0
-        self.counters: list[tuple[Var, Expr, Expr, Expr]] = []  # open loops: start, stop, step
         self.macros = 0  # how deep
-        self._names: set[str] = set()
-        self._counts: dict[str, int] = {}
-        self._bodies: list[OpenBody] = []
+        self._names = Names()
+        self.bodies: list[OpenBody] = []
         self._steps = 0
         self._writes: dict[Buffer, int] = {}
         self._log: list[Buffer] = []  # what was written, in order
@@ -133,14 +108,7 @@ class Builder:
     def fresh(self, name: str | None, default: str = "v") -> str:
         """`name`, or `name_1`, … when it is taken."""
         base = "".join(c if c.isalnum() or c == "_" else "_" for c in name or default)
-        if base == "_" or not base:
-            base = default
-        found = base
-        while found in self._names:
-            self._counts[base] = self._counts.get(base, 0) + 1
-            found = f"{base}_{self._counts[base]}"
-        self._names.add(found)
-        return found
+        return fresh_name(default if base in ("", "_") else base, self._names)
 
     def var(self, name: str | None, dtype: DType = INT32, default: str = "v") -> Var:
         return Var(self.fresh(name, default), dtype)
@@ -153,14 +121,18 @@ class Builder:
                 ranges = counted(ranges, var, extent)
             for var, count in zip(self.kernel.thread_vars, self.kernel.threads, strict=True):
                 ranges = ranges.where(var, 0, count - 1)
-        for var, start, stop, step in self.counters:
-            ranges = ranges.loop(var, start, stop, step)
+        for counter in (each for body in self.bodies for each in body.counters):
+            ranges = ranges.loop(*counter)
         return ranges
+
+    @property
+    def in_map(self) -> bool:
+        return any(body.parallel for body in self.bodies)
 
     # ── ops ──
 
     def emit(self, op: Op) -> None:
-        if not self._bodies:
+        if not self.bodies:
             raise CompileError(
                 f"{word_of(op)} outside a kernel",
                 fix="put it inside `with T.Kernel(...) as ...:`",
@@ -176,7 +148,7 @@ class Builder:
         if _is_word(op):
             body = tuple(replace(o, loc=op.loc) if o.loc is None else o for o in op.body)
             op = replace(op, body=body)
-        self._bodies[-1].ops.append(op)
+        self.bodies[-1].ops.append(op)
         self.trail.append(op)
         if isinstance(op, View):
             self._roots[op.buffer] = self._roots.get(op.source, op.source)
@@ -206,7 +178,7 @@ class Builder:
     def moment(self, buffer: Buffer) -> Moment:
         """Now, for a read of `buffer`."""
         self._reads += 1
-        body = self._bodies[-1] if self._bodies else None
+        body = self.bodies[-1] if self.bodies else None
         serial, at = (body.serial, len(body.ops)) if body is not None else (0, 0)
         return Moment(self._reads, serial, at, self.writes(buffer), not self.lazy)
 
@@ -245,7 +217,7 @@ class Builder:
 
     def _cross(self, read: Read) -> None:
         """Remember a read from before a loop that is used inside."""
-        for body in self._bodies:
+        for body in self.bodies:
             if body.loop and body.order >= read.moment.order:
                 if read not in body.crossing:
                     body.crossing.append(read)
@@ -253,7 +225,7 @@ class Builder:
 
     def _check_named(self, read: Read, guarded: bool) -> None:
         """A name can still be given where the read stands."""
-        is_open = any(body.serial == read.moment.body for body in self._bodies)
+        is_open = any(body.serial == read.moment.body for body in self.bodies)
         if is_open and read.moment.sure and not guarded:
             return
         _refuse_stale(read, f"is used after {read.buffer.name} has been written")
@@ -262,7 +234,7 @@ class Builder:
         var = self._named.get(read)
         if var is None:
             var = self._named[read] = self.var(None, read.dtype)
-            body = next(b for b in self._bodies if b.serial == read.moment.body)
+            body = next(b for b in self.bodies if b.serial == read.moment.body)
             load = Load(read.buffer, read.indices, read.loc)
             body.early.setdefault(read.moment.at, []).append(Let(var, load, loc=read.loc))
         return var
@@ -288,20 +260,21 @@ class Builder:
             "a macro over compile-time values are unrolled",
         )
 
-    def open(self, loop: bool = False, before: Iterable[Read] = ()) -> None:
+    def open(self, loop: bool = False, before: Iterable[Read] = ()) -> OpenBody:
         """A new body; `before`: reads from before a loop that each iteration uses."""
         self._opened += 1
         body = OpenBody(self._opened, loop, self._reads, len(self._log))
         body.crossing += before
-        self._bodies.append(body)
+        self.bodies.append(body)
         limits.NESTING.check(
-            len(self._bodies),
+            len(self.bodies),
             "too many loops and branches inside each other",
             fix="join conditions with `and`, and loops with T.grid(m, n)",
         )
+        return body
 
     def close(self) -> Body:
-        body = self._bodies.pop()
+        body = self.bodies.pop()
         if body.crossing:
             written = set(self._log[body.log :])
             for read in body.crossing:
@@ -327,28 +300,30 @@ class Builder:
             return expr
         return self.let(expr, name)
 
-    def require_kernel(self, word: str) -> KernelState:
+    def require_kernel(self, name: str = "") -> Kernel:
+        """The kernel; `name` is the word that needs it where none runs."""
         if self.kernel is None:
             raise CompileError(
-                f"T.{word} outside a kernel",
+                f"T.{name or word()} outside a kernel",
                 fix="put it inside `with T.Kernel(...) as ...:`",
                 code="outside-kernel",
             )
         return self.kernel
 
-    def require_block(self, word: str) -> KernelState:
+    def require_block(self, name: str = "") -> Kernel:
         """The kernel, for words that all threads run together."""
-        kernel = self.require_kernel(word)
-        if self.maps:
+        kernel = self.require_kernel(name)
+        if self.in_map:
             raise CompileError(
-                f"T.{word} inside T.Parallel: it works on whole tiles, with all threads together",
+                f"T.{name or word()} inside T.Parallel: it works on whole tiles, with all threads "
+                "together",
                 fix="move it out of the T.Parallel loop, or use T.serial around it",
                 code="inside-parallel",
             )
         return kernel
 
-    def require_cluster(self, word: str) -> KernelState:
-        kernel = self.require_block(word)
+    def require_cluster(self, block: bool = True) -> Kernel:
+        kernel = self.require_block() if block else self.require_kernel()
         if not kernel.cluster:
             raise CompileError(
                 "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
@@ -356,39 +331,6 @@ class Builder:
         return kernel
 
     # ── kernels ──
-
-    @contextmanager
-    def in_kernel(
-        self,
-        state: KernelState,
-        place: Callable[[Body, KernelState], Body],
-        lift_loops: Callable[[Kernel], Kernel],
-    ) -> Iterator[None]:
-        if self.probing:
-            raise Probed
-        if self.kernel is not None:
-            raise CompileError(
-                "T.Kernel inside T.Kernel",
-                fix="close the first one; several kernels in one function run in order",
-                code="python",
-            )
-        if self._bodies:
-            raise CompileError(
-                "T.Kernel inside a run-time branch or loop",
-                expected="kernels that run one after the other, always",
-                fix="put the branch or the loop inside T.Kernel, or choose at compile time",
-            )
-        self.kernel = state
-        self.step(16)  # a kernel is compiled by itself
-        self.open()
-        yield
-        body = place(self.close(), state)
-        self.kernel = None
-        kernel = Kernel(
-            state.name, state.blocks, state.grid, state.thread_vars, state.threads, body,
-            state.cluster, state.rank, loc=state.loc,
-        )  # fmt: skip
-        self.kernels.append(lift_loops(kernel))
 
     def finish(self) -> Program:
         if not self.kernels:
@@ -402,7 +344,16 @@ class Builder:
             s for p in self.params if isinstance(p, Buffer) for s in (*p.shape, *(p.strides or ()))
         ]
         used = {v for s in told for v in variables(s)}
-        self._check_given(used - given_sizes(told) - set(self.params))
+        missing = used.difference(given_sizes(told), self.params)
+        if missing:
+            name = min(var.name for var in missing)
+            raise CompileError(
+                f"nothing determines the size {name}: no shape is linear in it alone",
+                loc=self.loc,
+                expected=f"a tensor parameter with {name}, or {name} * 4, among its sizes",
+                fix=f"declare one, or make {name} a scalar parameter: {name}: T.int32",
+                code="shape",
+            )
         program = Program(
             self.name,
             tuple(self.params),
@@ -415,22 +366,10 @@ class Builder:
         keep_symbols(program, self.symbols)
         return program
 
-    def _check_given(self, missing: set[Any]) -> None:
-        """Every size follows from the shapes that come."""
-        if missing:
-            name = min(var.name for var in missing)
-            raise CompileError(
-                f"nothing determines the size {name}: no shape is linear in it alone",
-                loc=self.loc,
-                expected=f"a tensor parameter with {name}, or {name} * 4, among its sizes",
-                fix=f"declare one, or make {name} a scalar parameter: {name}: T.int32",
-                code="shape",
-            )
-
 
 def _written(op: Op) -> list[Buffer]:
     """The buffers that the op writes, or may write."""
-    found = written_buffers(op)
+    found = [*written_buffers(op)]
     if isinstance(op, Intrinsic):
         found += [a.buffer for a in op.args if isinstance(a, Region)]
     if _is_word(op):
@@ -476,29 +415,29 @@ def word_of(op: Op) -> str:
 _CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
 
 
-def current(word: str, what: str = "") -> Builder:
-    """The builder of the running trace; `word`, or `what`, is what needs it."""
+def current(what: str = "") -> Builder:
+    """The builder of the running trace; `what` needs it where no word runs."""
     builder = _CURRENT.get()
     if builder is None:
         raise CompileError(
-            f"{what or f'T.{word}'} outside a kernel function",
+            f"{what or f'T.{word()}'} outside a kernel function",
             fix="use it in a function decorated with @T.prim_func, @T.macro or @tw.jit",
             code="outside-kernel",
         )
     return builder
 
 
-def current_kernel(word: str) -> Builder:
+def current_kernel(name: str = "") -> Builder:
     """The builder inside a kernel."""
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current()
+    builder.require_kernel(name)
     return builder
 
 
-def current_block(word: str) -> Builder:
+def current_block() -> Builder:
     """The builder where all threads of a block run together."""
-    builder = current(word)
-    builder.require_block(word)
+    builder = current()
+    builder.require_block()
     return builder
 
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.analysis.bounds import NOTHING
+from tilewright.ir.analysis.linear import TooLarge, build_sum
+from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.analysis.uniform import check_uniform, per_thread
-from tilewright.ir.buffer import Region, Space
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const, Expr, Var, const, loads, variables
-from tilewright.ir.layout.linear import TooLarge, build_sum
 from tilewright.ir.op import (
+    Alloc,
     Body,
     For,
     Hint,
@@ -18,24 +20,29 @@ from tilewright.ir.op import (
     Kernel,
     Let,
     Map,
+    Op,
     Program,
     Store,
+    View,
     While,
     bodies,
     bound,
     op_loads,
+    regions,
     walk_ops,
+    written_buffers,
 )
 from tilewright.ir.verify import Stage, verify
-from tilewright.lang.carried import check_carried
 from tilewright.support import limits
 from tilewright.support.errors import (
     CompileError,
+    Loc,
     Repair,
     VerifyError,
     occurrence,
     swap,
     with_argument,
+    word,
 )
 
 
@@ -48,7 +55,7 @@ def difference(a: Expr, b: Expr) -> Expr:
     """`a - b` with everything cancelled that cancels: `(bx + 1) * 128 - bx * 128` is 128. Index
     arithmetic is taken not to wrap, as everywhere in the language."""
     left = a - b
-    form = NOTHING.form(left, index=True)
+    form = NOTHING.form(left, True)
     try:
         return build_sum(form, left.dtype) if form.terms else const(form.const)
     except TooLarge:
@@ -77,8 +84,8 @@ def check_copy(src: Region, dst: Region) -> None:
             else "T.copy does not broadcast: write elements in a T.Parallel loop, f[i, j] = v[j]",
             code="shape",
         )
-    check_regions("copy", src, dst)
-    check_apart(src, dst, "copy", in_place=True)
+    check_regions(src, dst)
+    check_apart(src, dst, in_place=True)
 
 
 _COPY_TILES = (
@@ -86,7 +93,7 @@ _COPY_TILES = (
 )
 
 
-def check_apart(read: Region, written: Region, word: str, in_place: bool = False) -> None:
+def check_apart(read: Region, written: Region, in_place: bool = False) -> None:
     """The written region does not overlap the read one, as far as that can be seen. With
     `in_place`, each element may be read where it is written."""
     if read.buffer is not written.buffer or read.cta is not written.cta:
@@ -101,7 +108,7 @@ def check_apart(read: Region, written: Region, word: str, in_place: bool = False
             return
     name = read.buffer.name
     raise CompileError(
-        f"T.{word}: what is written to {name} overlaps what is read from it",
+        f"T.{word()}: what is written to {name} overlaps what is read from it",
         fix=f"go through another tile of {name}'s type",
     )
 
@@ -110,21 +117,17 @@ def is_const(e: Expr, value: int = 1) -> bool:
     return isinstance(e, Const) and e.value == value
 
 
-def check_regions(word: str, *regions: Region) -> None:
+def check_regions(*regions: Region) -> None:
     for region in regions:
-        check_data(region, word)
-        check_inside(region, word)
+        if region.buffer.space is Space.BARRIER:
+            raise CompileError(
+                f"T.{word()}: {region.buffer.name} is a barrier, not data",
+                fix="use T.barrier_arrive and T.barrier_wait",
+            )
+        _check_inside(region)
 
 
-def check_data(region: Region, word: str) -> None:
-    if region.buffer.space is Space.BARRIER:
-        raise CompileError(
-            f"T.{word}: {region.buffer.name} is a barrier, not data",
-            fix="use T.barrier_arrive and T.barrier_wait",
-        )
-
-
-def check_inside(region: Region, word: str) -> None:
+def _check_inside(region: Region) -> None:
     """A constant region of a tile lies inside it."""
     if region.buffer.space is Space.GLOBAL:
         return
@@ -136,7 +139,7 @@ def check_inside(region: Region, word: str) -> None:
         low = int(start.value) if isinstance(start, Const) else 0
         if low < 0 or low + extent.value > size.value:
             raise CompileError(
-                f"T.{word} leaves {region.buffer.name} in dimension {axis}",
+                f"T.{word()} leaves {region.buffer.name} in dimension {axis}",
                 expected=f"0 … {size.value}",
                 got=f"{low} … {low + extent.value}",
                 fix="make the tile larger or the region smaller",
@@ -144,25 +147,13 @@ def check_inside(region: Region, word: str) -> None:
             )
 
 
-def check_static(region: Region, word: str) -> tuple[int, ...]:
-    """The region's shape, which must be known at compile time."""
-    for extent in region.tile:
-        if not isinstance(extent, Const):
-            raise CompileError(
-                f"T.{word} needs a tile of compile-time shape",
-                got=f"{shape_text(region.tile)} of {region.buffer.name}",
-                fix="copy a tile of fixed size into shared memory or a fragment first",
-                code="not-constant",
-            )
-    return region.static_tile
-
-
 def check_gemm(
     a: Region, b: Region, c: Region, transpose_a: bool, transpose_b: bool, sparse: bool = False
-) -> tuple[int, int, int]:
-    """Operands are matrices that multiply; the sizes M, N, K."""
-    check_regions("gemm", a, b, c)
-    for region, name in ((a, "A"), (b, "B"), (c, "C")):
+) -> None:
+    """Operands are matrices that multiply."""
+    check_regions(a, b, c)
+    named = list(zip((a, b, c), "ABC", strict=True))
+    for region, name in named:
         if region.buffer.space in (Space.GLOBAL, Space.LOCAL):
             raise CompileError(
                 f"T.gemm: {name} is {region.buffer.name} in {region.buffer.space.value} memory",
@@ -172,7 +163,7 @@ def check_gemm(
                 else "T.copy it into a tile first: T.alloc_shared",
                 code="space",
             )
-    (ar, ac), (br, bc), (m, n) = (_matrix(r, n) for r, n in ((a, "A"), (b, "B"), (c, "C")))
+    (ar, ac), (br, bc), (m, n) = (_matrix(*each) for each in named)
 
     def product(ta: bool, tb: bool) -> tuple[int, int, int, int]:
         (am, ak), (bk, bn) = (ac, ar) if ta else (ar, ac), (bc, br) if tb else (br, bc)
@@ -210,8 +201,7 @@ def check_gemm(
         )
     _check_gemm_types(a, b, c)
     for operand in (a, b):
-        check_apart(operand, c, "gemm")
-    return m, n, ak
+        check_apart(operand, c)
 
 
 def _gemm_flags(old: tuple[bool, bool], new: tuple[bool, bool]) -> tuple[str, Repair | None]:
@@ -226,18 +216,23 @@ def _gemm_flags(old: tuple[bool, bool], new: tuple[bool, bool]) -> tuple[str, Re
 
 
 def matrix_extents(region: Region) -> tuple[Expr, ...]:
-    """All extents, without leading ones of 1 before the last two."""
-    extents = region.extents
+    """The tile's shape, or that of a matrix with a single row or column."""
+    extents = region.extents if len(region.tile) != 2 else region.tile
     while len(extents) > 2 and is_const(extents[0]):
         extents = extents[1:]
     return extents
 
 
 def _matrix(region: Region, name: str) -> tuple[int, int]:
-    shape = check_static(region, "gemm")
-    if len(shape) != 2:
-        # unit extents drop, but a matrix with one row keeps its own dimensions
-        shape = tuple(map(int, matrix_extents(region)))
+    for extent in region.tile:
+        if not isinstance(extent, Const):
+            raise CompileError(
+                f"T.{word()} needs a tile of compile-time shape",
+                got=f"{shape_text(region.tile)} of {region.buffer.name}",
+                fix="copy a tile of fixed size into shared memory or a fragment first",
+                code="not-constant",
+            )
+    shape = tuple(map(int, matrix_extents(region)))
     if len(shape) != 2:
         raise CompileError(
             f"T.gemm: {name} ({region.buffer.name}) must be a matrix",
@@ -271,11 +266,11 @@ def _check_gemm_types(a: Region, b: Region, c: Region) -> None:
         )
 
 
-def check_dim(dim: int, rank: int, word: str, name: str) -> int:
+def check_dim(dim: int, rank: int, name: str) -> int:
     """A dimension, negative ones counted from the end."""
     if not -rank <= dim < rank:
         raise CompileError(
-            f"T.{word}: {name} has no dimension {dim}",
+            f"T.{word()}: {name} has no dimension {dim}",
             expected=f"{-rank} … {rank - 1}",
             got=str(dim),
             fix="dimensions count from 0, or from -1 backwards",
@@ -284,24 +279,24 @@ def check_dim(dim: int, rank: int, word: str, name: str) -> int:
     return dim % rank
 
 
-def check_reduce(src: Region, dst: Region, dim: int, word: str) -> None:
+def check_reduce(src: Region, dst: Region, dim: int) -> None:
     """dst is src without dimension `dim`, or with it as 1."""
     shape = list(src.extents)
     rest = [e for at, e in enumerate(shape) if at != dim]
     kept = [e for e in rest if not is_const(e)]
     if not fits(kept, dst.tile):
         raise CompileError(
-            f"T.{word}: {dst.buffer.name} does not fit {src.buffer.name} reduced over {dim}",
+            f"T.{word()}: {dst.buffer.name} does not fit {src.buffer.name} reduced over {dim}",
             expected=shape_text(rest) + " (or with that dimension as 1)",
             got=shape_text(dst.extents),
             fix=_reduce_fix(shape, dst, dim),
             code="shape",
         )
-    check_regions(word, src, dst)
+    check_regions(src, dst)
     for region in (src, dst):
         if region.buffer.space is Space.GLOBAL:
             raise CompileError(
-                f"T.{word}: {region.buffer.name} lives in global memory",
+                f"T.{word()}: {region.buffer.name} lives in global memory",
                 expected="tiles in fragments or shared memory",
                 fix="T.copy it into a tile first",
                 code="space",
@@ -339,8 +334,8 @@ def _check_unrolled(body: Body) -> int:
     for op in body:
         count = 1 + sum(_check_unrolled(each) for each in bodies(op))
         if isinstance(op, For) and op.kind == "unroll":
-            ends = [e.value for e in (op.start, op.stop, op.step) if isinstance(e, Const)]
-            trips = len(range(*map(int, ends))) if len(ends) == 3 else 1
+            values = values_of(op)
+            trips = 1 if values is None else len(values)
             count *= max(1, trips)
             limits.UNROLLED.check(
                 count,
@@ -420,3 +415,109 @@ def _check_map(loop: Map) -> None:
                 means = {**means, **{v: frozenset(wide) for v in bound(op)}}
 
     visit(loop.body, frozenset(), {})
+
+
+# ── values that iterations of T.Parallel hand on ─────────────────────────────────────────────────
+
+# An iteration has a copy of its own of every variable and local array that it changes. A value that
+# one iteration leaves in it reaches neither the next one nor the code after the loop, so a program
+# that reads it there means something else than its text says.
+
+Written = dict[Buffer, Loc | None]  # where a local was changed, in a T.Parallel that has ended
+
+
+def check_carried(kernel: Kernel) -> None:
+    """Nothing reads a local that an iteration of `T.Parallel`, but not this one, wrote."""
+    if any(walk_ops(kernel, Map)):
+        seen = {op.source for op in walk_ops(kernel, View)}
+        _Check(seen).body(kernel.body, {}, frozenset(), frozenset())
+
+
+class _Check:
+    def __init__(self, viewed: set[Buffer]) -> None:
+        self.viewed = viewed  # other names of them may have been written
+
+    def body(
+        self, ops: Body, lost: Written, shared: frozenset[Buffer], fresh: frozenset[Buffer]
+    ) -> tuple[Written, frozenset[Buffer]]:
+        """`lost` are locals that a T.Parallel left without a value, `shared` those that iterations
+        of the one around change, `fresh` those of them that this iteration has written. Returns
+        `lost` and `fresh` after `ops`."""
+        for op in ops:
+            lost, fresh = self.step(op, lost, shared, fresh)
+        return lost, fresh
+
+    def step(
+        self, op: Op, lost: Written, shared: frozenset[Buffer], fresh: frozenset[Buffer]
+    ) -> tuple[Written, frozenset[Buffer]]:
+        self.reads(op, lost, shared - fresh)
+        if isinstance(op, Map):
+            own = {x.buffer for x in walk_ops(op.body, Alloc, View)}
+            changed = {
+                b: x.loc
+                for x in walk_ops(op.body)
+                for b in written_buffers(x)
+                if b.space is Space.LOCAL and b not in own and b not in self.viewed
+            }
+            inner = (shared - fresh) | changed.keys()
+            self.body(op.body, lost, frozenset(inner), frozenset())
+            return {**lost, **changed}, fresh - changed.keys()
+        if isinstance(op, If):
+            one = self.body(op.then, lost, shared, fresh)
+            two = self.body(op.orelse, lost, shared, fresh)
+            return {**one[0], **two[0]}, one[1] & two[1]
+        if isinstance(op, (For, While)):
+            once = self.body(op.body, lost, shared, fresh)
+            again = self.body(op.body, {**lost, **once[0]}, shared, fresh)
+            return ({**lost, **again[0]}, once[1] if _runs(op) else fresh)
+        for inner_body in bodies(op):
+            lost, fresh = self.body(inner_body, lost, shared, fresh)
+        if isinstance(op, Alloc):
+            written = [op.buffer]
+        else:
+            written = [b for b in written_buffers(op) if b.space is Space.LOCAL]
+        if written:
+            lost = {b: loc for b, loc in lost.items() if b not in written}
+            fresh = fresh | frozenset(written)
+        return lost, fresh
+
+    def reads(self, op: Op, lost: Written, others: frozenset[Buffer]) -> None:
+        found = [(load.buffer, load.loc) for load in op_loads(op)]
+        found += [(region.buffer, None) for region in regions(op, reads=True)]
+        for buffer, loc in found:
+            if buffer.space is not Space.LOCAL:
+                continue
+            here = occurrence(loc, op.loc)
+            if buffer in others:
+                raise CompileError(
+                    f"{buffer.name} is read before this iteration of T.Parallel has written it, "
+                    "and iterations change it",
+                    loc=here,
+                    expected=f"a {buffer.name} that each iteration writes before it reads it",
+                    got="a value from another iteration: each has a copy of its own",
+                    fix=_FIX,
+                    code="parallel-conflict",
+                )
+            if buffer in lost:
+                raise CompileError(
+                    f"{buffer.name} is read after the T.Parallel whose iterations changed it",
+                    loc=here,
+                    got="a copy of its own in each iteration, and none after them"
+                    + (f"; changed at {lost[buffer]}" if lost[buffer] else ""),
+                    fix=_FIX,
+                    code="parallel-conflict",
+                )
+
+
+_FIX = (
+    "keep the values in T.alloc_fragment and combine them with T.reduce_sum (or T.reduce_max …), "
+    "add to shared memory or a tensor with T.atomic_add, or loop with T.serial"
+)
+
+
+def _runs(op: For | While) -> bool:
+    """The body runs at least once, as far as can be seen."""
+    if isinstance(op, While):
+        return False
+    start, stop = op.start, op.stop
+    return isinstance(start, Const) and isinstance(stop, Const) and start.value < stop.value

@@ -18,20 +18,16 @@ from tilewright.ir.expr import Const, Expr
 from tilewright.ir.op import Break, Continue, While
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Opened
-from tilewright.lang.frames import KINDS, Binding, Branch, Frame, condition
-from tilewright.lang.guards import is_number, quoting
-from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
-from tilewright.lang.logic import Logic
-from tilewright.lang.looking import device_assert
+from tilewright.lang.handles import Access, Tile, Variable, store
+from tilewright.lang.hints import device_assert
+from tilewright.lang.logic import KINDS, Binding, Branch, Frame, Logic, PythonWords, condition
 from tilewright.lang.loops import Loop, serial
 from tilewright.lang.math import OPERATORS
 from tilewright.lang.params import declare_argument
-from tilewright.lang.python_words import PythonWords
-from tilewright.lang.reads import reads
-from tilewright.lang.scalar import Lost, is_runtime
+from tilewright.lang.scalar import Lost, is_number, is_runtime, not_lost, quoting, reads
 from tilewright.lang.types import ScalarType, TensorType
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, Loc
+from tilewright.support.errors import CompileError
 
 
 class Old(NamedTuple):
@@ -71,7 +67,7 @@ class Env(Logic, PythonWords):
             self.last_runtime_loop = True
             return
         with self._unrolled():
-            if is_runtime(iterable) or isinstance(iterable, (Tile, Tiles)):
+            if is_runtime(iterable) or isinstance(iterable, Tile):
                 raise CompileError(
                     "a run-time value cannot be iterated",
                     fix="loop over indices: `for i in T.serial(n):`",
@@ -168,9 +164,7 @@ class Env(Logic, PythonWords):
                 else "assign to an alloc_var inside and return after it",
                 code="python",
             )
-        if isinstance(value, Lost):
-            value.fail()
-        return value
+        return not_lost(value)
 
     def raising(self) -> None:
         if self.top() is not None:
@@ -206,15 +200,17 @@ class Env(Logic, PythonWords):
         return value
 
     def parameters(self, values: dict[str, Any]) -> None:
-        place = locate()
         for name, value in values.items():
+            self._set(name, value)
             self.bindings[name] = Binding(value, None, None)
-            self.note(name, value, place)
 
-    def note(self, name: str, value: Any, place: Loc | None) -> None:
-        """For tools that show a running kernel: what the text calls `name`."""
-        meant = value.buffer if isinstance(value, (Tile, Variable)) else value
+    def _set(self, name: str, value: Any, loop: bool = False) -> Any:
+        """What the text calls `name` from now on, also for tools that show a running kernel."""
+        place = locate()
+        self.bindings[name] = Binding(value, self.top(), place, loop, self.builder.kernel)
+        meant = value.buffer if type(value) in (Tile, Variable) else value
         self.builder.symbols.add(name, meant, place)
+        return value
 
     def bind(self, name: str, value: Any, annotation: Any = None) -> Any:
         """`name = value`: what the name stands for from now on."""
@@ -230,7 +226,7 @@ class Env(Logic, PythonWords):
         if old is not None and name in self.refs and is_number(value):
             store(old.value, value)
             return old.value
-        tensor = old.value.buffer if old is not None and isinstance(old.value, Tile) else None
+        tensor = old.value.buffer if old is not None and type(old.value) is Tile else None
         if tensor in self.builder.params and not fresh and is_number(value):
             raise CompileError(
                 f"{name!r} is a tensor: this would give its name to a number and store nothing",
@@ -243,11 +239,7 @@ class Env(Logic, PythonWords):
             self._refuse_rebinding(name, old, top)
         if isinstance(annotation, ScalarType) and is_number(value):
             value = annotation(value)  # `x: T.int32 = v` is `v` as that type
-        value = self.held(value, name)
-        place = locate()
-        self.bindings[name] = Binding(value, top, place, kernel=self.builder.kernel)
-        self.note(name, value, place)
-        return value
+        return self._set(name, self.held(value, name))
 
     def _assignable(self, name: str, binding: Binding | None) -> None:
         """A loop over variables gives them names; Python's would be of their values."""
@@ -286,9 +278,7 @@ class Env(Logic, PythonWords):
 
     def held(self, value: Any, name: str | None = None) -> Any:
         """The value a name keeps: elements and expressions over memory are read now."""
-        if isinstance(value, Lost):
-            value.fail()
-        if isinstance(value, Opened):
+        if isinstance(not_lost(value), Opened):
             raise CompileError(
                 "T.Kernel and its kin are opened by `with`, not assigned",
                 fix=f"write `with T.Kernel(...) as {name or 'bx'}:` and put the kernel inside",
@@ -348,23 +338,15 @@ class Env(Logic, PythonWords):
                 fix='declare an array, A: T.Tensor((M, N), "float32"), or a variable, x: T.int32',
             )
         self.builder.hint = None
-        self.bindings[name] = Binding(value, self.top(), locate(), kernel=self.builder.kernel)
-        return value
+        return self._set(name, value)
 
     def target(self, name: str, value: Any) -> Any:
         """A name bound by `for` or `with`."""
-        place = locate()
-        self.bindings[name] = Binding(
-            value, self.top(), place, loop=True, kernel=self.builder.kernel
-        )
-        self.note(name, value, place)
-        return value
+        return self._set(name, value, loop=True)
 
     def augment(self, name: str, value: Any, op: str, other: Any) -> Any:
         """`name op= other`."""
-        if isinstance(value, Lost):
-            value.fail()
-        if isinstance(value, Old):
+        if isinstance(not_lost(value), Old):
             self._assignable(name, self.bindings.get(name))
             value.variable.assign(OPERATORS[op](value.read, other))
             return value.variable
@@ -382,7 +364,7 @@ class Env(Logic, PythonWords):
 
     def unpack(self, value: Any, count: int, star: bool) -> Any:
         """The parts of a tuple assignment, all read before any is assigned."""
-        if isinstance(value, (Tile, Tiles)) or is_runtime(value):
+        if isinstance(value, Tile) or is_runtime(value):
             raise CompileError(
                 "a run-time value cannot be unpacked",
                 got="one value",
@@ -411,14 +393,12 @@ class Env(Logic, PythonWords):
         return binding.kernel is not None and binding.kernel is not self.builder.kernel
 
     def lost(self, name: str) -> bool:
-        """Whether the scope that bound the name has closed."""
-        found = self.bindings.get(name)
-        return found is not None and found.frame is not None and not found.frame.open
-
-    def lost_with(self, name: str) -> bool:
-        """Whether the name stands for a number of a kernel that has closed."""
-        found = self.bindings.get(name)
-        return found is not None and self.over(found) and is_runtime(found.value)
+        """Whether the name was bound in a scope that has closed, or stands for a number of a kernel
+        that has."""
+        old = self.bindings.get(name)
+        if old is None or not self.over(old):
+            return False
+        return old.frame is not None or is_runtime(old.value)
 
     def lost_value(self, name: str) -> Lost:
         found = self.bindings[name]
@@ -473,14 +453,9 @@ class Env(Logic, PythonWords):
             manager.names, manager.unpacked = names, unpacked
         return manager
 
-    def unsupported(self, what: str, fix: str) -> None:
-        raise CompileError(f"{what} is not part of the kernel language", fix=fix)
-
     def expression(self, value: Any) -> Any:
         """A statement that is only an expression."""
-        if isinstance(value, Lost):
-            value.fail()
-        return value
+        return not_lost(value)
 
 
 def _type_name(value: Any) -> str:

@@ -6,17 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Region, Space, whole
+from tilewright.ir.buffer import Buffer, Region, Space, element, whole
 from tilewright.ir.expr import Const, Expr, cast, const, wrap
-from tilewright.ir.op import Store
-from tilewright.lang.arguments import integer
-from tilewright.lang.builder import KernelState, current
+from tilewright.ir.op import Kernel, Store
+from tilewright.lang.builder import current
 from tilewright.lang.check import difference
-from tilewright.lang.reads import Read
-from tilewright.lang.scalar import Lost, Scalar
-from tilewright.lang.types import ScalarType
+from tilewright.lang.scalar import Read, Scalar, not_lost
+from tilewright.lang.types import ScalarType, integer
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, swap
+from tilewright.support.errors import CompileError, swap, word
 
 # words of `move` and `atomics`, which import this file, that operators on handles call
 WORDS: dict[str, Callable[..., Any]] = {}
@@ -31,6 +29,10 @@ class Handle:
     """A buffer or a part of one."""
 
     buffer: Buffer
+    kernel: Kernel | None = None  # that it belongs to
+    bounded = False  # whether bounds are written: `A[0:64, :]`, not `A[b, :, :]`
+    region: Any = property(lambda self: whole(self.buffer))
+    axes: Any = property(lambda self: tuple(range(self.buffer.rank)))  # of its shape
     name = property(lambda self: self.buffer.name)
     dtype = property(lambda self: ScalarType(self.buffer.dtype))
 
@@ -40,11 +42,11 @@ class Tile(Handle):
 
     reducer: str | None = None
 
-    def __init__(self, buffer: Buffer, kernel: KernelState | None = None) -> None:
+    def __init__(self, buffer: Buffer, kernel: Kernel | None = None) -> None:
         self.buffer, self.kernel = buffer, kernel
 
-    shape = property(lambda self: tuple(plain(s) for s in self.buffer.shape))
-    ndim = property(lambda self: self.buffer.rank)
+    shape = property(lambda self: tuple(plain(self.region.extents[axis]) for axis in self.axes))
+    ndim = property(lambda self: len(self.axes))
 
     @property
     def strides(self) -> tuple[Any, ...]:
@@ -65,7 +67,7 @@ class Tile(Handle):
         return self.buffer.space.value
 
     def __len__(self) -> int:
-        return int(self.buffer.shape[0])
+        return int(self.shape[0])
 
     def __iter__(self) -> Any:
         raise CompileError(
@@ -92,7 +94,7 @@ class Tile(Handle):
         target = self[key]
         if isinstance(target, Access):
             store(target, value)
-        elif isinstance(value, (Tile, Tiles)):
+        elif isinstance(value, Tile):
             WORDS["copy"](value, target)
         else:
             WORDS["fill"](target, value)
@@ -113,7 +115,7 @@ class Memory:
 
 def _no_operator(self: Any, *_: Any) -> Any:
     if isinstance(self, Tiles):
-        rank, kept = self.buffer.rank, len(self.kept)
+        rank, kept = self.buffer.rank, len(self.axes)
         raise CompileError(
             f"this is a region of {self.name}, not an element: {kept} of its {rank} dimensions "
             f"{'is' if kept == 1 else 'are'} not indexed",
@@ -141,10 +143,13 @@ for _operator in (
 class Access(Handle, Scalar):
     """`A[i, j]`: the element as a number, and the corner of a tile for `T.copy` and its kin."""
 
+    region = property(lambda self: element(self.buffer, *self.indices))
+
     def __init__(self, tile: Tile, indices: tuple[Expr, ...]) -> None:
         self.tile, self.buffer, self.indices = tile, tile.buffer, indices
+        self.kernel = tile.kernel
         self.loc = locate()
-        self.moment = current("element").moment(tile.buffer)
+        self.moment = current("an element").moment(tile.buffer)
         self.live = False  # a macro's T.Ref: reading gives what is there now
         self.kept: tuple[str, int] | None = None
 
@@ -157,24 +162,20 @@ class Access(Handle, Scalar):
             raise CompileError(
                 f"{self.name} is a barrier: it has no value", fix="use T.barrier_wait(bar, parity)"
             )
-        usable(self.tile)
-        if self.kept and self.kept[1] != current("element").writes(self.buffer):
+        usable(self)
+        if self.kept and self.kept[1] != current("an element").writes(self.buffer):
             raise CompileError(
                 f"{self.kept[0]!r} stands for an element of {self.name}, which has been written "
                 "since",
                 fix="bind the element to a name of its own where its old value is meant, or "
                 "annotate the macro's parameter with T.Ref where the new one is",
             )
-        moment = current("element").moment(self.buffer) if self.live else self.moment
+        moment = current("an element").moment(self.buffer) if self.live else self.moment
         return Read(self.buffer, self.indices, self.loc, moment)
 
     def next(self, count: int) -> Any:
         """The element `count` places further along the last dimension."""
         return self.tile[self.indices[:-1] + (self.indices[-1] + count,)]
-
-    def corner(self, extents: tuple[Expr, ...]) -> Region:
-        """The region that starts here."""
-        return Region(self.buffer, self.indices, extents)
 
     def __iadd__(self, other: Any) -> Any:
         if self.tile.reducer:
@@ -195,41 +196,42 @@ class Done:
     """The value of an update that is already emitted: nothing is left to store."""
 
 
-class Tiles(Handle):
+class Tiles(Tile):
     """`A[b, i0:i1, :]`: a region."""
+
+    axes: Any = None
+    region: Any = None
 
     def __init__(self, tile: Tile, keys: list[Any]) -> None:
         self.tile = tile
-        buffer = self.buffer = tile.buffer
-        starts, extents, kept = [], [], []
+        super().__init__(tile.buffer, tile.kernel)
+        buffer = tile.buffer
+        starts, extents, axes = [], [], []
         for axis, key in enumerate(keys):
             if isinstance(key, slice):
                 start, extent = slice_bounds(buffer, axis, key)
-                kept.append(axis)
+                axes.append(axis)
             else:
                 start, extent = index_expr(buffer, axis, key), const(1)
             starts.append(start)
             extents.append(extent)
         self.region = Region(buffer, tuple(starts), tuple(extents))
-        self.kept = tuple(kept)
-        # whether bounds are written: `A[0:64, :]`, not `A[b, :, :]`
+        self.axes = tuple(axes)
         self.bounded = any(
             isinstance(k, slice) and not (k.start is None and k.stop is None) for k in keys
         )
 
-    shape = property(lambda self: tuple(plain(self.region.extents[axis]) for axis in self.kept))
-
-    def __getitem__(self, key: Any) -> Any:
-        """Indices within the region."""
+    def _within(self, key: Any) -> tuple[Any, ...]:
+        """Indices within the region, as those of the buffer."""
         given = list(key) if isinstance(key, tuple) else [key]
-        if len(given) > len(self.kept):
+        if len(given) > len(self.axes):
             raise CompileError(
-                f"this region of {self.name} has {len(self.kept)} dimensions",
+                f"this region of {self.name} has {len(self.axes)} dimensions",
                 got=f"{len(given)} indices",
                 fix="leave out the extra indices",
             )
         keys: list[Any] = list(self.region.starts)
-        for axis in self.kept:
+        for axis in self.axes:
             start, extent = self.region.starts[axis], self.region.extents[axis]
             inner = given.pop(0) if given else slice(None)
             if isinstance(inner, slice):
@@ -238,36 +240,20 @@ class Tiles(Handle):
                 keys[axis] = slice(low, high, inner.step)
             else:
                 keys[axis] = start + inner
-        return self.tile[tuple(keys)]
+        return tuple(keys)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.tile[self._within(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        target = self[key]
-        if isinstance(target, Access):
-            store(target, value)
-        else:
-            self.tile[_key_of(target)] = value
+        self.tile[self._within(key)] = value
 
     def __repr__(self) -> str:
         return f"<region {list(self.shape)} of {self.tile!r}>"
 
 
-def _key_of(region: Tiles) -> tuple[Any, ...]:
-    return tuple(
-        slice(s, s + e) if axis in region.kept else s
-        for axis, (s, e) in enumerate(zip(region.region.starts, region.region.extents, strict=True))
-    )
-
-
-for _operator in (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod neg lt le gt ge"
-).split():
-    setattr(Tiles, f"__{_operator}__", _no_operator)
-
-
 class Variable(Handle, Scalar):
     """`T.alloc_var`: reading gives its value at that moment, `x = v` and `x += v` store."""
-
-    kernel: KernelState | None = None
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
@@ -283,7 +269,7 @@ class Variable(Handle, Scalar):
     shape = (1,)
 
     def as_expr(self) -> Expr:
-        builder = current("alloc_var")
+        builder = current(self.name)
         if self.kept is not None and self.kept[1] != builder.writes(self.buffer):
             raise CompileError(
                 f"{self.kept[0]} holds the variable {self.name}, which has been assigned to since",
@@ -294,7 +280,7 @@ class Variable(Handle, Scalar):
         return Read(self.buffer, (), locate(), builder.moment(self.buffer))
 
     def assign(self, value: Any) -> None:
-        builder = current("alloc_var")
+        builder = current(self.name)
         builder.emit(Store(self.buffer, (), fitting(value, self.buffer)))
         if self.kept is not None:
             self.kept = self.kept[0], builder.writes(self.buffer)
@@ -355,7 +341,7 @@ def expand_key(buffer: Buffer, key: Any) -> list[Any]:
 
 def index_expr(buffer: Buffer, axis: int, key: Any) -> Expr:
     """An index as an expression; inside a tile a constant one must be in range."""
-    if isinstance(key, (Tile, Tiles)):
+    if isinstance(key, Tile):
         raise CompileError(
             f"{key.name} is a tile and cannot be an index of {buffer.name}",
             fix=f"index with one of its elements: {key.name}[i]",
@@ -434,9 +420,9 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
 # ── stores ───────────────────────────────────────────────────────────────────────────────────
 
 
-def usable(tile: Tile | Variable) -> None:
+def usable(tile: Handle) -> None:
     """A tile belongs to the kernel that allocated it."""
-    if tile.kernel is not None and tile.kernel is not current("Kernel").kernel:
+    if tile.kernel is not None and tile.kernel is not current(tile.name).kernel:
         raise CompileError(
             f"{tile.name} belongs to another kernel of this function",
             fix="pass data between kernels through T.alloc_global",
@@ -446,7 +432,7 @@ def usable(tile: Tile | Variable) -> None:
 
 def fitting(value: Any, buffer: Buffer) -> Expr:
     """`value` as the buffer's type."""
-    if isinstance(value, (Tile, Tiles)):
+    if isinstance(value, Tile):
         raise CompileError(
             f"{value.name} is a whole tile and cannot be stored in one element of {buffer.name}",
             fix=f"store an element of it, or use T.copy({value.name}, …)",
@@ -457,8 +443,8 @@ def fitting(value: Any, buffer: Buffer) -> Expr:
 
 def store(target: Access, value: Any) -> None:
     """target = value."""
-    builder = current("store")
-    usable(target.tile)
+    builder = current("a store")
+    usable(target)
     if target.buffer.space is Space.BARRIER:
         raise CompileError(
             f"{target.name} is a barrier: it cannot be stored to", fix="use T.barrier_arrive(bar)"
@@ -470,21 +456,14 @@ def store(target: Access, value: Any) -> None:
     builder.emit(Store(target.buffer, target.indices, fitting(value, target.buffer)))
 
 
-def region_of(value: Any, word: str) -> Region:
+def region_of(value: Any) -> Region:
     """A tile or region as a `Region`; an element is a region of one."""
-    if isinstance(value, (Tile, Variable)):
+    if isinstance(value, Handle):
         usable(value)
-        return whole(value.buffer)
-    if isinstance(value, Tiles):
-        usable(value.tile)
-        return value.region
-    if isinstance(value, Access):
-        usable(value.tile)
-        return value.corner(tuple(const(1) for _ in value.indices))
-    if isinstance(value, Lost):
-        value.fail()
+        return value.region  # type: ignore[no-any-return]
+    not_lost(value)
     raise CompileError(
-        f"T.{word} needs a tensor, a tile or a region of one",
+        f"T.{word()} needs a tensor, a tile or a region of one",
         got=describe(value),
         fix="a name bound to an element holds its value; write the element itself, A[i, j]"
         if isinstance(value, Expr)

@@ -1,4 +1,4 @@
-"""Hints: advice to the compiler that never changes results."""
+"""Hints, which never change results, and a look into a running kernel."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import AnyLayout, Space
-from tilewright.ir.expr import Const, truth, wrap
+from tilewright.ir.expr import FALSE, TRUE, Expr, truth, wrap
+from tilewright.ir.layout.banks import make_swizzled_layout as _make_swizzled_layout
 from tilewright.ir.layout.fragment import Fragment as _Fragment
 from tilewright.ir.layout.layout import Layout as _Layout
-from tilewright.ir.layout.ops import make_swizzled_layout as _make_swizzled_layout
-from tilewright.ir.op import Hint
-from tilewright.lang.arguments import static_int
-from tilewright.lang.builder import current, current_block
-from tilewright.lang.handles import Tile, describe, usable
-from tilewright.lang.types import shape_tuple
-from tilewright.support.errors import CompileError
+from tilewright.ir.op import Hint, Intrinsic
+from tilewright.lang.builder import current, current_block, current_kernel
+from tilewright.lang.handles import Tile, describe, region_of, usable
+from tilewright.lang.types import shape_tuple, static_int
+from tilewright.support.errors import CompileError, word
 
 Fragment = _Fragment
 
@@ -47,23 +46,19 @@ def Layout(shape: Any, stride: Any = None) -> AnyLayout | None:
 def _strides(sizes: tuple[int, ...], function: Callable[..., Any]) -> tuple[int, ...] | None:
     """The strides of a linear function of the coordinates that gives one index."""
 
-    def at(*coord: int) -> int | None:
+    def at(*coord: int) -> Any:
         value = function(*coord)
-        parts = list(value) if isinstance(value, (tuple, list)) else [value]
-        return int(parts[0]) if len(parts) == 1 else None
+        return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
 
-    if at(*(0 for _ in sizes)) != 0:
+    axes = range(len(sizes))
+    units = [at(*(int(i == axis and sizes[i] > 1) for i in axes)) for axis in axes]
+    if any(isinstance(unit, (tuple, list)) for unit in units):
         return None
-    units = []
-    for axis in range(len(sizes)):
-        step = at(*(int(i == axis and sizes[i] > 1) for i in range(len(sizes))))
-        if step is None:
-            return None
-        units.append(step)
-    for coord in itertools.product(*(range(min(s, 64)) for s in sizes)):
-        if at(*coord) != sum(c * u for c, u in zip(coord, units, strict=True)):
-            return None
-    return tuple(units)
+    linear = all(
+        at(*coord) == sum(c * u for c, u in zip(coord, units, strict=True))
+        for coord in itertools.product(*(range(min(s, 64)) for s in sizes))
+    )
+    return tuple(int(unit) for unit in units) if linear else None
 
 
 def make_swizzled_layout(buffer: Any, **_: Any) -> AnyLayout:
@@ -76,7 +71,7 @@ def make_swizzled_layout(buffer: Any, **_: Any) -> AnyLayout:
         T.copy(tile, Y)
         # Y[0]: 0 1 2 3
     """
-    if not isinstance(buffer, Tile):
+    if type(buffer) is not Tile:
         raise CompileError(
             "T.layout.make_swizzled_layout needs a tile",
             got=describe(buffer),
@@ -102,18 +97,18 @@ class layout:
     Fragment = Fragment
 
 
-def _each(given: Any, word: str) -> list[tuple[Tile, Any]]:
-    current_block(word)
+def _each(given: Any) -> list[tuple[Tile, Any]]:
+    current_block()
     if not isinstance(given, Mapping):
         raise CompileError(
-            f"T.{word} takes a dictionary from buffers",
+            f"T.{word()} takes a dictionary from buffers",
             got=f"{type(given).__name__}",
-            fix=f"write T.{word}({{tile: …}})",
+            fix=f"write T.{word()}({{tile: …}})",
         )
     for tile in given:
-        if not isinstance(tile, Tile):
+        if type(tile) is not Tile:
             raise CompileError(
-                f"T.{word}: a key is no buffer",
+                f"T.{word()}: a key is no buffer",
                 got=describe(tile),
                 fix="use tiles as keys: {tile: …}",
             )
@@ -133,8 +128,8 @@ def annotate_layout(layouts: Mapping[Tile, Any]) -> None:
         T.copy(x, Y)
         # Y[0]: 0 1 2 3
     """
-    builder = current("annotate_layout")
-    for tile, given in _each(layouts, "annotate_layout"):
+    builder = current()
+    for tile, given in _each(layouts):
         if given is None:
             continue
         if tile.buffer.space is Space.GLOBAL:
@@ -181,8 +176,8 @@ def annotate_padding(paddings: Mapping[Tile, int]) -> None:
             Y[i, j] = tile[j, i]
         # Y[0]: 0 -1 -2 -3
     """
-    builder = current("annotate_padding")
-    for tile, padding in _each(paddings, "annotate_padding"):
+    builder = current()
+    for tile, padding in _each(paddings):
         amount = static_int(padding, "padding", 0)
         builder.emit(Hint("padding", tile.buffer, detail=(amount,)))
 
@@ -195,8 +190,8 @@ def annotate_l2_hit_ratio(ratios: Mapping[Tile, float]) -> None:
         T.copy(X, Y)
         # Y[0]: 0 1 2 3
     """
-    builder = current("annotate_l2_hit_ratio")
-    for tile, ratio in _each(ratios, "annotate_l2_hit_ratio"):
+    builder = current()
+    for tile, ratio in _each(ratios):
         if not 0 <= float(ratio) <= 1:
             raise CompileError(
                 "an L2 hit ratio is between 0 and 1", got=str(ratio), fix="pass a part, such as 0.5"
@@ -213,7 +208,7 @@ def annotate_safe_value(values: Mapping[Tile, Any]) -> None:
             Y[0, j] = X[0, j - 2]
         # Y[0]: 0 0 0 1 2
     """
-    for tile, value in _each(values, "annotate_safe_value"):
+    for tile, value in _each(values):
         if wrap(value) is not wrap(0) and wrap(value) is not wrap(0.0):
             raise CompileError(
                 f"reads outside {tile.name} give zero here", got=f"safe value {value}",
@@ -229,7 +224,7 @@ def annotate_min_blocks_per_sm(count: int) -> None:
         T.copy(X, Y)
         # Y[0]: 0 1 2 3
     """
-    builder = current_block("annotate_min_blocks_per_sm")
+    builder = current_block()
     builder.emit(Hint("min_blocks", detail=(static_int(count, "the count", 1),)))
 
 
@@ -252,14 +247,56 @@ def assume(cond: Any) -> None:
             M[i] = N[i] // 4
         # M: 0 0 0 0 1
     """
-    builder = current("assume")
+    fix = "assume what is true of the sizes, or leave it out"
+    test = _open(cond, "this assumption never holds", fix)
+    if test is not None:
+        current_kernel().emit(Hint("assume", value=test))
+
+
+def _open(cond: Any, never: str, fix: str) -> Expr | None:
+    """A condition that is not known to hold."""
     test = truth(wrap(cond))
-    if isinstance(test, Const):
-        if not test.value:
-            raise CompileError(
-                "this assumption never holds",
-                fix="assume what is true of the sizes, or leave it out",
-            )
-        return
-    builder.require_kernel("assume")
-    builder.emit(Hint("assume", value=test))
+    if test is FALSE:
+        raise CompileError(never, fix=fix)
+    return None if test is TRUE else test
+
+
+# ── looking into a running kernel ────────────────────────────────────────────────────────────────
+
+
+def print(value: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> None:
+    """Print a value, or a whole tile once per block, while the kernel runs.
+
+    Example:
+        x = T.alloc_fragment((64, 64), "float32")
+        T.copy(X, x)
+        T.print(x[0:1, 0:4], msg="the corner of x")
+    """
+    builder = current_kernel()
+    if isinstance(value, str) and not msg:
+        value, msg = None, value
+    if value is None:
+        builder.emit(Intrinsic("print", (), text=msg))
+    elif isinstance(value, Tile):
+        builder.emit(Intrinsic("print", (region_of(value),), text=msg))
+    else:
+        builder.emit(Intrinsic("print", (wrap(value),), text=msg))
+
+
+def device_assert(cond: Any, msg: str = "") -> None:
+    """Stop the kernel when `cond` does not hold.
+
+    In the interpreter and on the CPU that is an error of the call, with `msg`; on a GPU it ends
+    the kernel.
+
+    Example:
+        for i in T.Parallel(64):
+            T.device_assert(N[i] < 64, "an index that is too large")
+            M[i] = N[i]
+        # M: 0 1 2
+    """
+    builder = current_kernel("device_assert")
+    never = "this assertion never holds" + (f": {msg}" if msg else "")
+    test = _open(cond, never, "check the sizes that it is about")
+    if test is not None:
+        builder.emit(Intrinsic("device_assert", (test,), text=msg))

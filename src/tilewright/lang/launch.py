@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from tilewright.ir.expr import Expr, Var, const
 from tilewright.ir.op import Hint
-from tilewright.lang.arguments import integer, one_of, static_int
-from tilewright.lang.branches import lift_loops
-from tilewright.lang.builder import KernelState, Opened, current, current_block
-from tilewright.lang.place import place
-from tilewright.lang.types import shape_tuple
+from tilewright.ir.op import Kernel as Op
+from tilewright.lang.builder import Opened, Probed, current, current_block
+from tilewright.lang.place import lift_loops, place
+from tilewright.lang.types import integer, one_of, shape_tuple, static_int
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, entry, locating
+from tilewright.support.errors import CompileError, at, entry
 
 _AXES = "xyz"
 
@@ -29,11 +29,11 @@ class KernelScope(Opened):
 
     @entry
     def __enter__(self) -> Any:
-        with locating(lambda: self.loc):
+        with at(self.loc):
             return self._enter()
 
     def _enter(self) -> Any:
-        builder = current("Kernel")
+        builder = current("T.Kernel")
         grid = tuple(_extent(g, at) for at, g in enumerate(self.grid)) or (const(1),)
         names = self.names
         if (len(names) > 1 or self.unpacked) and len(names) != len(self.grid):
@@ -50,28 +50,43 @@ class KernelScope(Opened):
             (names[at] if at < len(names) and names[at] != "_" else f"b{_AXES[at]}")
             for at in range(len(grid))
         )
-        self.state = KernelState(
+        if builder.probing:
+            raise Probed
+        if builder.kernel is not None:
+            raise CompileError(
+                "T.Kernel inside T.Kernel",
+                fix="close the first one; several kernels in one function run in order",
+                code="python",
+            )
+        if builder.bodies:
+            raise CompileError(
+                "T.Kernel inside a run-time branch or loop",
+                expected="kernels that run one after the other, always",
+                fix="put the branch or the loop inside T.Kernel, or choose at compile time",
+            )
+        kernel = builder.kernel = Op(
             builder.name if not builder.kernels else f"{builder.name}_{len(builder.kernels)}",
             tuple(builder.var(name) for name in names),
             grid,
             tuple(builder.var(f"t{_AXES[at]}") for at in range(len(self.threads))),
             self.threads,
+            (),
             self.cluster,
             builder.var("cluster_rank") if self.cluster else None,
-            self.loc,
+            loc=self.loc,
         )
-        self.scope = builder.in_kernel(self.state, place, lift_loops)
-        self.scope.__enter__()
+        builder.step(16)  # a kernel is compiled by itself
+        builder.open()
         if not self.grid:
             return ()
-        alone = len(grid) == 1 and not self.unpacked
-        return self.state.blocks[0] if alone else self.state.blocks
+        return kernel.blocks[0] if len(grid) == 1 and not self.unpacked else kernel.blocks
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        if kind is None:
-            self.scope.__exit__(None, None, None)
-        else:
-            current("Kernel").kernel = None
+        builder = current("T.Kernel")
+        if kind is None and builder.kernel is not None:
+            kernel = replace(builder.kernel, body=builder.close())
+            builder.kernels.append(lift_loops(place(kernel)))
+        builder.kernel = None
 
 
 def _extent(value: Any, at: int) -> Expr:
@@ -153,7 +168,7 @@ def Kernel(
                 fix="give it one extent for each axis of the grid",
             )
     if prelude is not None:
-        current("Kernel").sources.append(prelude)
+        current().sources.append(prelude)
     return KernelScope(grid, counts, cluster)
 
 
@@ -180,7 +195,7 @@ def use_swizzle(panel_size: int = 10, order: str = "row", enable: bool = True) -
             T.copy(X[by * 16 : by * 16 + 16, bx * 16 : bx * 16 + 16], Y[by * 16, bx * 16])
         # Y[0]: 0 1 2 3
     """
-    builder = current_block("use_swizzle")
+    builder = current_block()
     size = static_int(panel_size, "panel_size of T.use_swizzle", 1)
     # spellings of the same orders in other dialects
     orders = {
@@ -204,7 +219,7 @@ _FIELDS = {
 
 def _axes(word: str) -> tuple[Any, ...]:
     """Indices or extents of the launch, constants as numbers."""
-    found = getattr(current(word).require_kernel(word), _FIELDS[word.rstrip("s")])
+    found = getattr(current().require_kernel(), _FIELDS[word.rstrip("s")])
     return tuple(getattr(each, "value", each) for each in found)
 
 
@@ -322,7 +337,7 @@ def get_block_extents() -> tuple[Any, ...]:
 
 def linear_thread() -> Expr:
     """tx + ty·nx + tz·nx·ny."""
-    kernel = current("get_thread_binding").require_kernel("get_thread_binding")
+    kernel = current().require_kernel()
     total: Expr = const(0)
     stride = 1
     for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
@@ -380,9 +395,4 @@ def block_rank_in_cluster() -> Var:
                 M[bx * 16 + i] = T.block_rank_in_cluster()
         # M[16:]: 1 1
     """
-    kernel = current("block_rank_in_cluster").require_kernel("block_rank_in_cluster")
-    if kernel.rank is None:
-        raise CompileError(
-            "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
-        )
-    return kernel.rank
+    return current().require_cluster(block=False).rank  # type: ignore[return-value]

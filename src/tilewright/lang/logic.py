@@ -1,20 +1,147 @@
-"""Conditions, comparisons and choices in a kernel's text: Python's own for what is known, and
-expressions that mean the same for run-time values."""
+"""Open loops and branches, and Python's operators and functions in a kernel's text: its own for
+known values, expressions that mean the same for run-time values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+import builtins
+import functools
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.ir.expr import Expr, binary, compare, logical_not, select, wrap
-from tilewright.lang.behalf import COMPARISONS
-from tilewright.lang.frames import Scopes, condition
-from tilewright.lang.guards import is_number
-from tilewright.lang.handles import Tile, Tiles, Variable
-from tilewright.lang.scalar import is_runtime
-from tilewright.lang.state import Watch
-from tilewright.lang.where import locate, users_frame
-from tilewright.support.errors import CompileError, swap
+from tilewright.ir.expr import Const, Expr, binary, compare, logical_not, select, truth, wrap
+from tilewright.ir.op import Body, If, Kernel
+from tilewright.lang import math
+from tilewright.lang.builder import Builder, word_of
+from tilewright.lang.handles import Tile, Variable
+from tilewright.lang.loops import Loop
+from tilewright.lang.scalar import concrete, is_number, is_runtime
+from tilewright.lang.state import Watch, refuse_change
+from tilewright.lang.where import BEHALF, locate, users_frame
+from tilewright.support import limits
+from tilewright.support.errors import CompileError, Loc, entry, swap
+
+
+@dataclass(eq=False)
+class Frame:
+    """An open loop or branch of this function. `runtime` ones become ops."""
+
+    kind: str
+    runtime: bool
+    open: bool = True
+    loc: Loc | None = None
+    watch: Watch | None = None  # of run-time ones
+
+
+@dataclass
+class Binding:
+    value: Any
+    frame: Frame | None
+    loc: Loc | None
+    loop: bool = False  # by the loop itself
+    kernel: Kernel | None = None
+
+
+@dataclass
+class Scopes:
+    """The loops and branches that are open, and what names are bound to."""
+
+    builder: Builder
+    frames: list[Frame] = field(default_factory=list)
+    bindings: dict[str, Binding] = field(default_factory=dict)
+
+    def push(self, kind: str, runtime: bool) -> Frame:
+        frame = Frame(kind, runtime, loc=locate())
+        if runtime:
+            frame.watch = Watch(users_frame())
+        self.frames.append(frame)
+        return frame
+
+    def pop(self, frame: Frame) -> None:
+        while self.frames:
+            top = self.frames.pop()
+            top.open = False
+            if top is frame:
+                self.unchanged(frame.watch, KINDS.get(frame.kind, "loop"), frame.loc)
+                return
+
+    def unchanged(self, watch: Watch | None, kind: str, loc: Loc | None) -> None:
+        """Compile-time state is as it was before the run-time scope."""
+        found = watch.changed(self._bound) if watch is not None else None
+        if found is not None:
+            refuse_change(*found, kind, loc)
+
+    def _bound(self, name: str) -> Any:
+        binding = self.bindings.get(name)
+        return binding.value if binding is not None else None
+
+    def top(self) -> Frame | None:
+        """The innermost run-time scope."""
+        return next((f for f in reversed(self.frames) if f.runtime), None)
+
+
+KINDS = {"if": "branch", "map": "T.Parallel loop"}
+
+
+class Branch:
+    """One `if`: chosen now when its condition is known, an op otherwise."""
+
+    def __init__(self, env: Scopes, cond: Any) -> None:
+        self.env, self.cond = env, condition(cond)
+        self.frame: Frame | None = None
+        self.bodies: list[Body] = []
+        if isinstance(self.cond, Expr):
+            self.cond = env.builder.settle(self.cond)  # before the branch writes anything
+            self.loc = locate()
+
+    def then(self) -> bool:
+        return self._open(self.cond)
+
+    def orelse(self) -> bool:
+        return self._open(negated(self.cond))
+
+    def _open(self, guard: Any) -> bool:
+        if isinstance(guard, Expr):
+            self.frame = self.env.push("if", True)
+            self.env.builder.open().guard = guard
+        return isinstance(guard, Expr) or bool(guard)
+
+    def close(self) -> None:
+        if self.frame is not None:
+            self.env.pop(self.frame)
+            self.frame = None
+            self.bodies.append(self.env.builder.close())
+
+    def end(self) -> None:
+        self.close()
+        if self.bodies:
+            self.env.builder.emit(If(self.cond, *self.bodies, loc=self.loc))
+
+
+def condition(cond: Any) -> Any:
+    """A bool expression, or the plain value when it is known."""
+    cond = concrete(cond)
+    if isinstance(cond, Tile):
+        return bool(cond)
+    if is_runtime(cond):
+        expr = truth(wrap(cond))
+        return expr.value if isinstance(expr, Const) else expr
+    return cond
+
+
+def negated(test: Any) -> Any:
+    return logical_not(test) if isinstance(test, Expr) else not test
+
+
+# ── operators ────────────────────────────────────────────────────────────────────────────────────
+
+
+# What Python's containers compare and hash inside these, they compare and hash for the user.
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    op: eval(compile(f"lambda a, b: a {op} b", BEHALF, "eval"))
+    for op in ("==", "!=", "<", "<=", ">", ">=", "in", "not in")
+}
 
 
 class Logic(Scopes):
@@ -44,54 +171,33 @@ class Logic(Scopes):
         return select(value, self.lazily(a, what), self.lazily(b, what))
 
     def boolean(self, op: str, *thunks: Callable[[], Any]) -> Any:
-        """`and` / `or` as a condition, short-circuiting where a side is known."""
-        result: Any = None
-        for at, thunk in enumerate(thunks):
-            value = self._later(op, thunk) if isinstance(result, Expr) else thunk()
-            test = condition(value)
-            if isinstance(result, Expr):
-                result = binary(op, result, test if isinstance(test, Expr) else bool(test))
-            elif isinstance(test, Expr):
-                result = test
-            elif at == len(thunks) - 1 or bool(test) == (op == "or"):
-                return value
-        return result
+        """`and` / `or` as a condition: only the truth of a side counts."""
+
+        def tested(thunk: Callable[[], Any]) -> Callable[[], Any]:
+            return lambda: test if isinstance(test := condition(thunk()), Expr) else bool(test)
+
+        return self.choice(op, *map(tested, thunks))
 
     def choice(self, op: str, *thunks: Callable[[], Any]) -> Any:
-        """`a and b`, `a or b` as a value: the side that decides."""
+        """`a and b`, `a or b` as a value: the side that decides, short-circuiting where one is
+        known."""
         known: Any = None
         for at, thunk in enumerate(thunks):
             known = thunk()
             test = condition(known)
             if isinstance(test, Expr):
-                sides = [known, *(self._later(op, t) for t in thunks[at + 1 :])]
-                return self._decided(op, sides)
+                what = f"a later side of a run-time `{op}`"
+                return _decided(op, [known, *(self.lazily(t, what) for t in thunks[at + 1 :])])
             if bool(test) == (op == "or"):
                 break
         return known
-
-    def _later(self, op: str, thunk: Callable[[], Any]) -> Any:
-        return self.lazily(thunk, f"a later side of a run-time `{op}`")
-
-    def _decided(self, op: str, sides: list[Any]) -> Any:
-        first, *rest = sides
-        if not rest:
-            return first
-        test = condition(first)
-        other = self._decided(op, rest)
-        if not isinstance(test, Expr):
-            return first if bool(test) == (op == "or") else other
-        if all(isinstance(x, bool) or (is_runtime(x) and wrap(x).dtype.is_bool) for x in sides):
-            return binary(op, test, wrap(other))
-        return select(test, first, other) if op == "or" else select(test, other, first)
 
     def now(self, value: Any) -> Any:
         """The value of a variable before the other side of an operator is evaluated."""
         return value.as_expr() if isinstance(value, Variable) else value
 
     def negate(self, value: Any) -> Any:
-        test = condition(value)
-        return logical_not(test) if isinstance(test, Expr) else not test
+        return negated(condition(value))
 
     def compare(self, ops: tuple[str, ...], *thunks: Callable[[], Any]) -> Any:
         """A chain of comparisons, each operand evaluated once and only where it is needed."""
@@ -105,13 +211,9 @@ class Logic(Scopes):
             link = self._compare(op, left, right)
             if len(ops) == 1 and not isinstance(link, Expr):
                 return link
-            link = condition(link)
-            if not isinstance(result, Expr):
-                if not isinstance(link, Expr) and not link:
-                    return link
-                result = link
-            elif isinstance(link, Expr) or not link:
-                result = binary("and", result, link if isinstance(link, Expr) else False)
+            result = _joined("and", result, condition(link))
+            if not isinstance(result, Expr) and not result:
+                break
             left = right
         return result
 
@@ -130,9 +232,7 @@ class Logic(Scopes):
             return self._contains(op, a, b)
         runtime = is_runtime(a) or is_runtime(b)
         for tile, other in ((a, b), (b, a)):
-            if isinstance(tile, (Tile, Tiles)) and (
-                isinstance(other, (Tile, Tiles)) or is_number(other)
-            ):
+            if isinstance(tile, Tile) and (isinstance(other, Tile) or is_number(other)):
                 raise CompileError(
                     f"{tile.name} is a whole tile: comparisons work on its elements",
                     fix=f"compare {tile.name}[i] in a T.Parallel loop; whether two names stand for "
@@ -153,20 +253,15 @@ class Logic(Scopes):
         if op in ("==", "!="):
             found: Any = len(a) == len(b)
             for x, y in zip(a, b, strict=False):
-                found = _both(found, condition(self._compare("==", x, y)))
-            return found if op == "==" else self.negate(found)
+                found = _joined("and", found, condition(self._compare("==", x, y)))
+            return found if op == "==" else negated(found)
         result: Any = COMPARISONS[op](len(a), len(b))
         for x, y in reversed(list(zip(a, b, strict=False))):
             same = condition(self._compare("==", x, y))
             if not isinstance(same, Expr) and same:
                 continue
             less = condition(self._compare(op[0], x, y))
-            tie = _both(same, result)
-            result = (
-                binary("or", wrap(less), wrap(tie))
-                if isinstance(less, Expr) or isinstance(tie, Expr)
-                else less or tie
-            )
+            result = _joined("or", less, _joined("and", same, result))
         return result
 
     def _contains(self, op: str, a: Any, b: Any) -> Any:
@@ -178,14 +273,11 @@ class Logic(Scopes):
             return COMPARISONS[op](a, b)
         found: Any = False
         for item in items:
-            same = condition(True if a is item else self._compare("==", a, item))
-            if not isinstance(same, Expr):
-                if not same:
-                    continue
-                found = True
+            same = condition(a is item or self._compare("==", a, item))
+            found = _joined("or", found, same) if isinstance(same, Expr) or not same else True
+            if found is True:
                 break
-            found = binary("or", wrap(found), same)
-        return found if op == "in" else self.negate(found)
+        return found if op == "in" else negated(found)
 
     def _in_range(self, op: str, a: Any, span: range) -> Any:
         if not span:
@@ -195,13 +287,29 @@ class Logic(Scopes):
         found = binary("and", compare(">=", x, low), compare("<=", x, high))
         if abs(span.step) != 1 or not x.dtype.is_int:
             found = binary("and", found, compare("==", (x - low) % abs(span.step), 0))
-        return found if op == "in" else self.negate(found)
+        return found if op == "in" else negated(found)
 
 
-def _both(a: Any, b: Any) -> Any:
-    if isinstance(a, Expr) or isinstance(b, Expr):
-        return binary("and", wrap(a), wrap(b))
-    return a and b
+def _decided(op: str, sides: list[Any]) -> Any:
+    """`and` or `or` of values, the first of which is not known."""
+    if all(isinstance(x, bool) or (is_runtime(x) and wrap(x).dtype.is_bool) for x in sides):
+        return functools.reduce(functools.partial(_joined, op), map(condition, sides))
+    first, *rest = sides
+    test = condition(first)
+    if not rest or (not isinstance(test, Expr) and bool(test) == (op == "or")):
+        return first
+    other = _decided(op, rest)
+    if not isinstance(test, Expr):
+        return other
+    return select(test, first, other) if op == "or" else select(test, other, first)
+
+
+def _joined(op: str, a: Any, b: Any) -> Any:
+    """`a and b` or `a or b` of tests, each known or not."""
+    for known, other in ((a, b), (b, a)):
+        if not isinstance(known, Expr) and bool(known) == (op == "and"):
+            return other
+    return binary(op, a, b) if isinstance(a, Expr) else a
 
 
 def _has_runtime(value: Any, depth: int = 8) -> bool:
@@ -227,3 +335,151 @@ def _items(container: Any) -> list[Any] | None:
 
 def _number(value: Any) -> Any:
     return wrap(value) if is_runtime(value) else value
+
+
+# ── Python's functions ───────────────────────────────────────────────────────────────────────────
+
+
+class PythonWords(Scopes):
+    """Rewritten calls of Python's own functions."""
+
+    def items(self, iterable: Any) -> Any:
+        """The iterable of a comprehension."""
+        if isinstance(iterable, (Loop, list, tuple, dict, str)):
+            return iterable  # as it is, or there already
+        return _counted(iterable)
+
+    def power(self, op: str, a: Any, b: Any) -> Any:
+        """`a ** b`, `a << b`, and a list `* b`."""
+        if op == "*":
+            if isinstance(a, (list, tuple)) and isinstance(b, int):
+                _check_items(len(a) * b)
+        elif type(a) is int and type(b) is int and b > 64:
+            bits = a.bit_length() * b if op == "**" else a.bit_length() + b
+            limits.INTEGER_BITS.check(
+                bits, "this number is too large", got=f"{bits} bits", fix="use a smaller one"
+            )
+        return math.OPERATORS[op](a, b)
+
+    def mark(self) -> int:
+        """Before the sides of a choice are evaluated."""
+        return len(self.builder.trail)
+
+    def chosen(self, function: Any, cond: Any, mark: int, *args: Any, **kwargs: Any) -> Any:
+        """`T.if_then_else(cond, …)`, and calls that may turn out to be one."""
+        if getattr(function, "__wrapped__", None) is math.if_then_else and is_runtime(cond):
+            op = self.builder.effect_since(mark)
+            if op is not None:
+                raise CompileError(
+                    "a side of T.if_then_else does more than compute a value: both would run, "
+                    "whichever is chosen",
+                    got=word_of(op),
+                    fix="write an `if`, or bind the result to a name on a line of its own first",
+                    code="python",
+                )
+        return function(cond, *args, **kwargs)
+
+    def builtin(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """`max(a, b)` and its kin, of Python or, for run-time values, of the language."""
+        if function in (builtins.tuple, builtins.list) and args and isinstance(args[0], range):
+            _check_items(len(args[0]))
+        runtime = any(is_runtime(a) for a in args)
+        if function is builtins.range and runtime:
+            raise CompileError(
+                "a run-time range cannot be unrolled",
+                expected="a compile-time integer",
+                got="a run-time value",
+                fix="loop over it: `for i in range(n):`",
+                code="not-constant",
+            )
+        if function is builtins.print and (runtime or any(isinstance(a, Tile) for a in args)):
+            raise CompileError(
+                "Python's print runs once, at compile time, and a run-time value has none then",
+                fix="use T.print",
+                code="python",
+                repair=swap("print", "T.print"),
+            )
+        if function is builtins.isinstance and runtime and _asks_for_number(args[1]):
+            raise CompileError(
+                "isinstance of a run-time value sees what stands for it at compile time",
+                expected="T.PrimExpr, or a look at its dtype",
+                fix="ask isinstance(x, T.PrimExpr) whether it is a run-time value, and x.dtype for "
+                "its type",
+                code="python",
+            )
+        if function in _FOLDED and len(args) == 1 and isinstance(args[0], Iterable):
+            items = tuple(self.items(args[0]))
+            if any(is_runtime(a) for a in items):
+                args = items if function in (max, min) else (items,)
+                runtime = True
+            else:
+                args = (items,)
+        if runtime and not kwargs:
+            ours = _BUILTINS.get(function)
+            if ours is not None:
+                return ours(*args)
+        return function(*args, **kwargs)
+
+
+def _check_items(count: int) -> None:
+    limits.ITEMS.check(
+        count,
+        "too many items for Python to make",
+        got=f"{count:,}".replace(",", " "),
+        fix="loop at run time: `for i in range(n)`",
+    )
+
+
+def _counted(iterable: Any) -> Iterator[Any]:
+    for at, item in enumerate(iterable):
+        if at >= limits.ITEMS.usual:
+            _check_items(at + 1)
+        yield item
+
+
+def _asks_for_number(kinds: Any) -> bool:
+    each = kinds if isinstance(kinds, tuple) else (kinds,)
+    return any(kind in (bool, int, float, complex) or kind in _NUMBERS for kind in each)
+
+
+_NUMBERS = (numbers.Number, numbers.Real, numbers.Integral, numbers.Rational)
+
+
+def _int(x: Any) -> Expr:
+    """Toward zero; integers keep their type."""
+    value = wrap(x)
+    return value if value.dtype.is_int else math.cast(value, "int32")
+
+
+def _float(x: Any) -> Expr:
+    value = wrap(x)
+    return value if value.dtype.is_float and value.dtype.bits >= 32 else math.cast(value, "float32")
+
+
+def _fold(op: str) -> Callable[[Any], Any]:
+    """`all` and `any`."""
+
+    def fold(items: Any) -> Any:
+        tests = [condition(item) for item in items]
+        known = [bool(test) for test in tests if not isinstance(test, Expr)]
+        if (op == "or") in known:
+            return op == "or"
+        return functools.reduce(
+            functools.partial(binary, op), [test for test in tests if isinstance(test, Expr)]
+        )
+
+    return fold
+
+
+_FOLDED = (max, min, any, all)
+_BUILTINS: dict[Any, Callable[..., Any]] = {
+    max: entry(math.max),
+    min: entry(math.min),
+    any: _fold("or"),
+    all: _fold("and"),
+    int: _int,
+    float: _float,
+    bool: lambda x: truth(wrap(x)),
+    divmod: lambda a, b: (a // b, a % b),
+    round: entry(math.round),
+}

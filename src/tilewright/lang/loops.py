@@ -24,13 +24,12 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_ops
 from tilewright.lang import math
-from tilewright.lang.arguments import integer, static_int
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.scalar import is_runtime
-from tilewright.lang.types import shape_tuple
+from tilewright.lang.types import integer, shape_tuple, static_int
 from tilewright.lang.where import locate
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Loc, locating, swap
+from tilewright.support.errors import CompileError, Loc, at, swap
 
 Run = Callable[[Builder, tuple[str, ...], Loc | None], Iterator[Any]]
 
@@ -57,7 +56,7 @@ class Loop:
 
 def _bounds(builder: Builder, loc: Loc | None, what: str, *values: Any) -> list[Expr]:
     """Bounds are read once, before the loop."""
-    with locating(lambda: loc):
+    with at(loc):
         found = [integer(value, what) for value in values]
     return [builder.snapshot(expr) for expr in found]
 
@@ -99,10 +98,8 @@ def _counted(
             end = downward(first, end, -int(by), builder.known())
             low, up = const(0, end.dtype), const(1, end.dtype)
         var = builder.var(names[0] if names else None, end.dtype, "i")
-        builder.open(loop=True)
-        builder.counters.append((var, low, end, up))
+        builder.open(loop=True).counters = [(var, low, end, up)]
         yield nth(first, by, var) if down else var
-        builder.counters.pop()
         builder.emit(For(var, low, end, builder.close(), up, kind, **pipeline, loc=loc))
 
     return Loop(run)
@@ -112,9 +109,12 @@ def _nest(extents: tuple[Any, ...]) -> str:
     return "nest" if len(extents) > 1 else "for"
 
 
-def _loop_vars(
-    builder: Builder, names: tuple[str, ...], extents: list[Expr], loc: Loc | None
-) -> tuple[Var, ...]:
+def _indices(
+    builder: Builder, names: tuple[str, ...], loc: Loc | None, name: str, given: tuple[Any, ...]
+) -> tuple[list[Expr], tuple[Var, ...]]:
+    """The extents of a loop over several indices, and the indices."""
+    builder.require_kernel(name)
+    extents = _bounds(builder, loc, f"an extent of T.{name}", *given)
     if len(names) == 1 and len(extents) > 1:
         names = tuple(f"{names[0]}_{at}" for at in range(len(extents)))
     if names and len(names) != len(extents):
@@ -126,10 +126,9 @@ def _loop_vars(
             fix="give one extent per name",
             code="shape",
         )
-    padded = names or tuple("ijklmn")
-    return tuple(
+    return extents, tuple(
         builder.var(name, _index_type(extent), "i")
-        for name, extent in zip(padded, extents, strict=False)
+        for name, extent in zip(names or "ijklmn", extents, strict=False)
     )
 
 
@@ -194,8 +193,7 @@ def Parallel(
         raise CompileError("T.Parallel needs at least one extent", fix="write T.Parallel(n)")
 
     def run(builder: Builder, names: tuple[str, ...], loc: Loc | None) -> Iterator[Any]:
-        builder.require_kernel("Parallel")
-        sizes = _bounds(builder, loc, "an extent of T.Parallel", *extents)
+        sizes, vars = _indices(builder, names, loc, "Parallel", extents)
         known = [e.value for e in sizes if isinstance(e, Const)]
         if any(value < 0 for value in known):
             raise CompileError(
@@ -212,14 +210,12 @@ def Parallel(
             got=" × ".join(str(value) for value in known),
             fix="give a block a smaller part, and T.Kernel more blocks",
         )
-        vars = _loop_vars(builder, names, sizes, loc)
-        builder.open(loop=True)
-        builder.maps += 1
-        counted = [(v, const(0, v.dtype), e, const(1)) for v, e in zip(vars, sizes, strict=True)]
-        builder.counters += counted
+        body = builder.open(loop=True)
+        body.parallel = True
+        body.counters = [
+            (v, const(0, v.dtype), e, const(1)) for v, e in zip(vars, sizes, strict=True)
+        ]
         yield vars if len(vars) > 1 else vars[0]
-        del builder.counters[-len(counted) :]
-        builder.maps -= 1
         builder.emit(_one_map(Map(vars, tuple(sizes), builder.close(), loop_layout, loc=loc)))
 
     return Loop(run, "map")
@@ -280,9 +276,7 @@ def Pipelined(
         tuple(static_int(x, f"{what} of T.Pipelined") for x in pin) if pin else None
         for pin, what in ((order, "order"), (stage, "stage"))
     ]
-    if (pins[0] is None) != (pins[1] is None) or (
-        pins[0] and pins[1] and len(pins[0]) != len(pins[1])
-    ):
+    if len(pins[0] or ()) != len(pins[1] or ()):
         raise CompileError(
             "T.Pipelined: order and stage pin the schedule together",
             expected="both, with one entry per statement of the body",
@@ -366,9 +360,7 @@ def grid(*extents: Any) -> Loop:
         raise CompileError("T.grid needs at least one extent", fix="write T.grid(m, n)")
 
     def run(builder: Builder, names: tuple[str, ...], loc: Loc | None) -> Iterator[Any]:
-        builder.require_kernel("grid")
-        sizes = _bounds(builder, loc, "an extent of T.grid", *extents)
-        vars = _loop_vars(builder, names, sizes, loc)
+        sizes, vars = _indices(builder, names, loc, "grid", extents)
         for _ in vars:
             builder.open(loop=True)
         yield vars if len(vars) > 1 else vars[0]
@@ -415,9 +407,7 @@ def Persistent(domain: Any, wave_size: Any, index: Any, group_size: Any = 8) -> 
         coords = [*places[:-1], rest * group + places[-1]]
         called = names or "ijklmn"[: len(tiles)]
         vars = [builder.let(coord, name) for name, coord in zip(called, coords, strict=True)]
-        exact = (
-            isinstance(last, Const) and isinstance(group, Const) and last.value % group.value == 0
-        )
+        exact = last % group is const(0, last.dtype)
         if not exact:
             builder.open()
         yield tuple(vars) if len(vars) > 1 else vars[0]
@@ -487,7 +477,7 @@ def loop_break() -> None:
                 M[k] = 1
         # M: 1 1 1 0 0
     """
-    current("loop_break").emit(Break())
+    current().emit(Break())
 
 
 Serial, Unroll, Vectorized = serial, unroll, vectorized

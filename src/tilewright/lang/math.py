@@ -9,6 +9,7 @@ from functools import reduce
 from inspect import Parameter, Signature
 from typing import Any
 
+from tilewright.ir.arith import power, unify
 from tilewright.ir.dtype import BOOL, FLOAT32, INT32, DType, promote
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import (
@@ -20,26 +21,24 @@ from tilewright.ir.expr import (
     compare,
     const,
     logical_not,
-    power,
     select,
-    unify,
     wrap,
 )
 from tilewright.ir.expr import cast as cast_expr
 from tilewright.ir.expr import ceildiv as ceildiv
 from tilewright.ir.intrinsics import FUNCTIONS
-from tilewright.lang.arguments import named
-from tilewright.lang.handles import Access, Tile, Tiles, store
-from tilewright.lang.scalar import is_runtime
-from tilewright.support.errors import CompileError
+from tilewright.lang.handles import Access, Tile, store
+from tilewright.lang.scalar import concrete, is_runtime
+from tilewright.lang.types import named
+from tilewright.support.errors import CompileError, word
 
 _max, _min = builtins.max, builtins.min
 
 
-def _value(x: Any, word: str, like: DType | None = None) -> Expr:
-    if isinstance(x, (Tile, Tiles)):
+def _value(x: Any, like: DType | None = None) -> Expr:
+    if isinstance(x, Tile):
         raise CompileError(
-            f"T.{word} works on elements, not on the whole of {x.name}",
+            f"T.{word()} works on elements, not on the whole of {x.name}",
             fix=f"loop over it with T.Parallel and use {x.name}[i]",
         )
     return wrap(x, like)
@@ -49,8 +48,8 @@ def _call(name: str, *args: Any) -> Expr:
     """A function of `intrinsics.FUNCTIONS`, its arguments brought to one type of its domain."""
     function = FUNCTIONS[name]
     # a plain number takes the type of the run-time value beside it
-    lead = next((_value(a, name).dtype for a in args if not _plain(a)), None)
-    exprs = [_value(a, name, lead) for a in args]
+    lead = next((_value(a).dtype for a in args if not _plain(a)), None)
+    exprs = [_value(a, lead) for a in args]
     kind = reduce(promote, (e.dtype for e in exprs))
     if function.domain == "float" and not kind.is_float:
         kind = FLOAT32
@@ -75,13 +74,14 @@ def _doc(name: str, doc: str, sample: str, shown: str, whole: bool) -> str:
     return f"{doc}\n\nExample:\n{loop}\n"
 
 
+_ROUNDING = ("floor", "ceil", "round", "trunc")  # which leave integers as they are
 _NAMES = {1: ("x",), 2: ("a", "b"), 3: ("a", "b", "c")}
 
 
 def _function(name: str, doc: str, sample: str, shown: str) -> Callable[..., Expr]:
-    arity, whole = FUNCTIONS[name].arity, FUNCTIONS[name].domain == "int"
+    arity, domain = FUNCTIONS[name].arity, FUNCTIONS[name].domain
 
-    @named(name, _doc(name, doc, sample, shown, whole))
+    @named(name, _doc(name, doc, sample, shown, domain == "int"))
     def word(*args: Any) -> Expr:
         if len(args) != arity:
             raise CompileError(
@@ -89,7 +89,8 @@ def _function(name: str, doc: str, sample: str, shown: str) -> Callable[..., Exp
                 got=str(len(args)),
                 fix="pass that many values",
             )
-        return _call(name, *args)
+        whole = name in _ROUNDING and _value(args[0]).dtype.is_int
+        return _value(args[0]) if whole else _call(name, *args)
 
     word.__signature__ = Signature(  # type: ignore[attr-defined]
         [Parameter(n, Parameter.POSITIONAL_ONLY) for n in _NAMES[arity]]
@@ -151,19 +152,10 @@ fast_tanh = _function(
 fast_sigmoid = _function("__sigmoid", _FAST.format("1 / (1 + e⁻ˣ)"), "x", "0.5 0.7311 0.8808")
 
 
-def _rounding(name: str, doc: str, sample: str, shown: str) -> Callable[[Any], Expr]:
-    @named(name, _doc(name, doc, sample, shown, False))
-    def word(x: Any) -> Expr:
-        expr = _value(x, name)
-        return expr if expr.dtype.is_int else _call(name, expr)
-
-    return word
-
-
-floor = _rounding("floor", "The largest integer not above x.", "x / 2 - 0.5", "-1 0 0 1")
-ceil = _rounding("ceil", "The smallest integer not below x.", "x / 2 - 0.5", "0 0 1 1")
-round = _rounding("round", "The nearest integer, halves to even.", "x / 2 - 0.5", "0 0 0 1 2")
-trunc = _rounding("trunc", "x without its fraction.", "x / 2 - 0.5", "0 0 0 1")
+floor = _function("floor", "The largest integer not above x.", "x / 2 - 0.5", "-1 0 0 1")
+ceil = _function("ceil", "The smallest integer not below x.", "x / 2 - 0.5", "0 0 1 1")
+round = _function("round", "The nearest integer, halves to even.", "x / 2 - 0.5", "0 0 0 1 2")
+trunc = _function("trunc", "x without its fraction.", "x / 2 - 0.5", "0 0 0 1")
 nearbyint = round
 
 
@@ -175,7 +167,7 @@ def abs(x: Any) -> Any:
             Y[0, j] = T.abs(X[2, j])
         # Y[0]: 2 1 0 1
     """
-    return builtins.abs(x) if _plain(x) else builtins.abs(_value(x, "abs"))
+    return builtins.abs(_operand(x))
 
 
 def pow(x: Any, y: Any) -> Any:
@@ -186,7 +178,7 @@ def pow(x: Any, y: Any) -> Any:
             Y[0, j] = T.pow(X[0, j], 2.0)
         # Y[0]: 0 1 4 9
     """
-    return x**y if _plain(x, y) else power(_operand(x, "pow"), _operand(y, "pow"))
+    return x**y if _plain(x, y) else power(_operand(x), _operand(y))
 
 
 def fmod(x: Any, y: Any) -> Expr:
@@ -213,7 +205,7 @@ def _fold(op: str, values: tuple[Any, ...], plain: Callable[..., Any]) -> Any:
         return plain(values)
     result = values[0]
     for value in values[1:]:
-        a, b = unify(_operand(result, op), _operand(value, op))
+        a, b = unify(_operand(result), _operand(value))
         if isinstance(a, Const) and isinstance(b, Const):
             result = a if plain((a.value, b.value)) == a.value else b
         else:
@@ -221,8 +213,8 @@ def _fold(op: str, values: tuple[Any, ...], plain: Callable[..., Any]) -> Any:
     return result
 
 
-def _operand(value: Any, op: str) -> Any:
-    return value if isinstance(value, (bool, int, float)) else _value(value, op)
+def _operand(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float)) else _value(value)
 
 
 def max(*values: Any) -> Any:
@@ -271,7 +263,7 @@ def _operator(name: str, op: str, doc: str, sample: str, shown: str) -> Callable
     def word(a: Any, b: Any) -> Any:
         if _plain(a, b):
             return OPERATORS[op](a, b)
-        return binary(op, _operand(a, name), _operand(b, name))
+        return binary(op, _operand(a), _operand(b))
 
     return word
 
@@ -300,7 +292,7 @@ def truncdiv(a: Any, b: Any) -> Expr:
             M[j] = T.truncdiv(N[j] - 3, 2)
         # M: -1 -1 0 0 0 1
     """
-    x, y = unify(_operand(a, "truncdiv"), _operand(b, "truncdiv"))
+    x, y = unify(_operand(a), _operand(b))
     size = builtins.abs(x) // builtins.abs(y)
     return select(compare("==", x < 0, y < 0), size, -size)
 
@@ -313,7 +305,7 @@ def bitwise_not(a: Any) -> Any:
             M[j] = T.bitwise_not(N[j])
         # M: -1 -2 -3
     """
-    return ~a if _plain(a) else ~_value(a, "bitwise_not")
+    return ~_operand(a)
 
 
 def truncmod(a: Any, b: Any) -> Expr:
@@ -324,7 +316,7 @@ def truncmod(a: Any, b: Any) -> Expr:
             M[j] = T.truncmod(N[j] - 3, 2)
         # M: -1 0 -1 0 1
     """
-    x, y = unify(_operand(a, "truncmod"), _operand(b, "truncmod"))
+    x, y = unify(_operand(a), _operand(b))
     return x - y * truncdiv(x, y)
 
 
@@ -336,13 +328,10 @@ def if_then_else(cond: Any, a: Any, b: Any) -> Any:
             Y[0, j] = T.if_then_else(X[2, j] > 0, X[2, j], 0.0)
         # Y[0]: 0 0 0 1 2
     """
-    cond = cond.value if isinstance(cond, Const) else cond
+    cond = concrete(cond)
     if not is_runtime(cond):
         return a if cond else b
-    for side in (a, b):
-        if not isinstance(side, (bool, int, float)):
-            _value(side, "if_then_else")
-    return select(cond, a, b)
+    return select(cond, _operand(a), _operand(b))
 
 
 Select = if_then_else
@@ -384,10 +373,7 @@ def Not(value: Any) -> Any:
 def _logical(op: str, values: tuple[Any, ...]) -> Any:
     if _plain(*values):
         return all(values) if op == "and" else any(values)
-    result: Any = values[0]
-    for value in values[1:]:
-        result = binary(op, _operand(result, op), _operand(value, op))
-    return result
+    return reduce(lambda a, b: binary(op, _operand(a), _operand(b)), values)
 
 
 # ── types and their limits ───────────────────────────────────────────────────────────────────
@@ -404,9 +390,7 @@ def infinity(dtype: Any = "float32") -> Expr:
         raise CompileError(
             f"{kind} has no infinity", fix=f"use T.max_value({str(kind)!r})", got=str(kind)
         )
-    if kind.bits <= 8:
-        return const(kind.max_value, kind)
-    return const(float("inf"), kind)
+    return const(kind.max_value if kind.bits <= 8 else float("inf"), kind)
 
 
 def max_value(dtype: Any) -> Expr:
@@ -440,7 +424,7 @@ def cast(value: Any, dtype: Any) -> Expr:
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
     kind = find_dtype(dtype)
-    return cast_expr(_value(value, "cast", kind), kind)
+    return cast_expr(_value(value, kind), kind)
 
 
 def Cast(dtype: Any, value: Any) -> Expr:
@@ -464,7 +448,7 @@ def reinterpret(value: Any, dtype: Any) -> Expr:
     """
     if isinstance(value, (str, DType)):
         value, dtype = dtype, value
-    kind, expr = find_dtype(dtype), _value(value, "reinterpret")
+    kind, expr = find_dtype(dtype), _value(value)
     if expr.dtype.bits != kind.bits:
         raise CompileError(
             "T.reinterpret keeps the width",
@@ -485,7 +469,7 @@ def dp4a(a: Any, b: Any, c: Any = 0) -> Any:
             M[j] = T.dp4a(N[j], 0x01010101, 100)
         # M: 100 101 102
     """
-    if all(isinstance(x, (Tile, Access)) for x in (a, b, c)):
+    if all(type(x) in (Tile, Access) for x in (a, b, c)):
         elements: Any = (t[(0,) * t.buffer.rank] if isinstance(t, Tile) else t for t in (a, b, c))
         x, y, z = elements
         if x.buffer.dtype.bits == 8:
@@ -495,12 +479,12 @@ def dp4a(a: Any, b: Any, c: Any = 0) -> Any:
             store(z, total)
             return None
         a, b, c = x.as_expr(), y.as_expr(), z.as_expr()
-    x32, y32 = _value(a, "dp4a", INT32), _value(b, "dp4a", INT32)
+    x32, y32 = _value(a, INT32), _value(b, INT32)
     if x32.dtype.bits != 32 or not x32.dtype.is_int or x32.dtype != y32.dtype:
         raise CompileError(
             "T.dp4a takes two packed 32-bit integers",
             got=f"{x32.dtype} and {y32.dtype}",
             fix="reinterpret four int8 elements as one int32",
         )
-    total = cast_expr(_value(c, "dp4a", INT32), x32.dtype)
+    total = cast_expr(_value(c, INT32), x32.dtype)
     return Call("dp4a", (x32, y32, total), x32.dtype)

@@ -1,6 +1,24 @@
-"""How to say what other languages have a word for: PyTorch, NumPy, Triton, CUDA, TVM."""
+"""What to say about a text that is not in the language: names that are no words, and Python's own
+errors, each with a way out."""
 
 from __future__ import annotations
+
+import builtins
+import difflib
+import inspect
+import linecache
+import re
+from collections.abc import Callable
+from types import FrameType, FunctionType
+from typing import Any
+
+from tilewright.ir.dtype import _ALIASES, DTYPES
+from tilewright.lang import math
+from tilewright.lang.handles import Tile
+from tilewright.lang.scalar import is_runtime
+from tilewright.lang.types import ScalarType
+from tilewright.lang.where import locate_traceback
+from tilewright.support.errors import CompileError, Loc, Repair, at, entry, suggest, swap
 
 # a word of ours, and its names elsewhere
 _SAME = """
@@ -177,3 +195,259 @@ MEANINGS = {
     **{name: f"did you mean T.{word}?" for word, names in _table(_SAME) for name in names.split()},
     **{name: said for names, said in _table(_SAID) for name in names.split()},
 }
+
+
+# ── names that are no words ──────────────────────────────────────────────────────────────────────
+
+DTYPE_NAMES: dict[str, ScalarType] = {
+    name: ScalarType(name) for name in (*DTYPES, *_ALIASES) if name != "barrier"
+}
+
+
+class UnknownWord(CompileError, AttributeError):
+    """`T.` has no such name."""
+
+
+def as_entries(names: dict[str, Any]) -> dict[str, Callable[..., Any]]:
+    """The words among `names` as functions whose errors show the user's frames only."""
+    looking = ("prim_func", "macro")  # they look at the frame of their caller
+    return {
+        name: entry(word)
+        for name, word in names.items()
+        if isinstance(word, FunctionType)
+        and word.__module__.startswith("tilewright.lang.")
+        and word.__name__ not in (*looking, "as_entries", "unknown_word")
+    }
+
+
+def unknown_word(name: str, known: list[str]) -> AttributeError:
+    if name.startswith("__"):
+        # modules are asked for these all the time
+        return AttributeError(f"module 'tilewright.language' has no attribute {name!r}")
+    said = f"T.{name} is not a word of the language"
+    words = [k for k in known if k not in _NO_WORDS]
+    meaning = _meaning(name, words)
+    if meaning is not None:
+        meant = re.fullmatch(r"did you mean T\.(\w+)\?", meaning)
+        repair = swap(name, meant.group(1)) if meant else None
+        return UnknownWord(said, fix=meaning, code="unknown-word", repair=repair)
+    close = difflib.get_close_matches(name, words, 3, 0.6)
+    if not close:
+        fix = "`dir(T)` lists the words"
+        return UnknownWord(said, fix=fix, code="unknown-word")
+    # one that is much closer than the others is the one
+    ratio = [difflib.SequenceMatcher(None, name, word).ratio() for word in close]
+    if len(close) == 1 or ratio[0] > 0.8 or ratio[0] - ratio[1] > 0.1:
+        close = close[:1]
+    return UnknownWord(
+        said,
+        fix=f"did you mean {' or '.join(f'T.{c}' for c in close)}?",
+        code="unknown-word",
+        repair=swap(name, close[0]) if len(close) == 1 else None,
+    )
+
+
+def _meaning(name: str, words: list[str]) -> str | None:
+    """How another language's word is said here: the word itself, in other letters, or misspelt
+    where no word of ours is nearer."""
+    if name in MEANINGS:
+        return MEANINGS[name]
+    plain = {_plain(word): word for word in (*MEANINGS, *words)}
+    if _plain(name) in plain:
+        return MEANINGS.get(plain[_plain(name)])
+    close = difflib.get_close_matches(_plain(name), plain, 1, 0.8)
+    return MEANINGS.get(plain[close[0]]) if close else None
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+_NO_WORDS = ("entry", "annotations", "Any", "DTYPE_NAMES", "as_entries", "unknown_word")
+
+
+# ── Python's own errors, in text that runs at compile time ───────────────────────────────────────
+
+# how Python's own messages call an expression
+_CLASSES = re.compile(
+    r"'(?:Var|Bin|Cmp|Select|Cast|Call|Load|Const|Access|Variable)' object"
+    r"|(?<=type )(?:Access|Variable|Load|Bin|Call)\b"
+)
+_TILES = re.compile(r"'Tiles?'(?: object)?")
+
+
+def explained(error: Exception) -> CompileError:
+    """A Python error in the user's compile-time code, at its place."""
+    loc, frame = locate_traceback(error.__traceback__)
+    with at(loc):
+        return _explained(error, loc, frame)
+
+
+def _explained(error: Exception, loc: Loc | None, frame: FrameType | None) -> CompileError:
+    said = _TILES.sub("a tile", _CLASSES.sub("a run-time value", str(error)))
+    message = f"{type(error).__name__}: {said}"
+    name = getattr(error, "name", None)
+    if isinstance(error, UnboundLocalError):
+        unbound = re.search(r"'(\w+)'", str(error))
+        name = unbound.group(1) if unbound else "a name"
+        return CompileError(
+            f"{name!r} is used before it has a value",
+            fix=f"assign to {name} above",
+            code="unknown-name",
+        )
+    if isinstance(error, NameError) and "free variable" in said:
+        return CompileError(
+            f"{name!r} has no value yet: a kernel cannot call itself",
+            fix="use a loop, or a @T.macro that ends by an `if` over compile-time values",
+            code="unknown-name",
+        )
+    if isinstance(error, NameError) and name and frame is not None:
+        known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
+        fix, repair = _INDICES.get(name, ""), None
+        if not fix:
+            theirs = (k for k in known if not k.startswith("_tw_"))
+            fix, repair = suggest(name, theirs, f"define {name} before it is used")
+        return CompileError(message, fix=fix, code="unknown-name", repair=repair)
+    if isinstance(error, AttributeError) and name:
+        return _bad_attribute(error, name)
+    if isinstance(error, TypeError) and loc is not None and frame is not None:
+        called = _called(loc, frame)
+        if called is not None and f"{called[1].__name__}()" in message:
+            return _bad_call(message, *called)
+        if called is not None and said != str(error):
+            word = called[0].rpartition(".")[2]
+            ours = hasattr(math, word)
+            return CompileError(
+                f"{called[0]} cannot take a run-time value",
+                expected="a word of the language",
+                fix=f"use T.{word}" if ours else "use the words of T, or compute it by hand",
+                code="not-constant",
+                repair=swap(called[0], f"T.{word}") if ours else None,
+            )
+    fix = next((fix for part, fix in _FIXES.items() if part in said), "")
+    return CompileError(
+        message,
+        notes=("this Python ran at compile time",),
+        fix=fix or "change the line, or what it is computed from",
+        code="python",
+    )
+
+
+# indices that other languages have without asking
+_INDICES = {
+    **dict.fromkeys(("tx", "tid", "threadIdx"), "name it first: tx = T.get_thread_binding()"),
+    **dict.fromkeys(("bx", "by", "bz", "pid", "blockIdx"), "name it: `with T.Kernel(…) as bx:`"),
+}
+# fixes of Python's own errors, by a part of their text
+_FIXES = {
+    "'NoneType' object": "T.copy and its kin return nothing: use the tile that they write to",
+    "subscript": "a run-time value is a number: index a tensor or a tile",
+    "context manager": "`with` opens T.Kernel, T.ws and the like",
+    "for @": "T.gemm(A, B, C) adds the product of two tiles to the tile C",
+    "has no setter": "T.reshape(tile, shape) and T.view(tile, shape, dtype) show it in another way",
+}
+# attributes that arrays have elsewhere
+_ELSEWHERE = {
+    "T": "read it transposed: transpose_A=True or transpose_B=True of T.gemm, or T.transpose",
+    "abs": "loop over it with T.Parallel, and use T.abs",
+    "exp": "loop over it with T.Parallel, and use T.exp",
+    "fill_": "T.fill(tile, value)",
+    "item": "index it: A[0]",
+    "max": "T.reduce_max(tile, out, dim)",
+    "mean": "T.reduce_sum(tile, out, dim), divided by the number of elements",
+    "min": "T.reduce_min(tile, out, dim)",
+    "numel": "multiply the extents of its shape",
+    "size": "its extents are in .shape",
+    "sum": "T.reduce_sum(tile, out, dim)",
+    "to": "T.copy into a tile of the other type casts",
+    "transpose": "read it transposed: transpose_A=True or transpose_B=True of T.gemm",
+    "zero_": "T.clear(tile)",
+}
+_NAMES = {"Tile": "a tensor or tile", "Tiles": "a region", "Access": "an element",
+          "Variable": "a variable", "KernelScope": "T.Kernel"}  # fmt: skip
+
+
+def _bad_attribute(error: AttributeError, name: str) -> CompileError:
+    owner = getattr(error, "obj", None)
+    kind = (owner if isinstance(owner, type) else type(owner)).__name__
+    runtime = isinstance(owner, Tile) or is_runtime(owner)
+    fix, repair = _ELSEWHERE.get(name, "") if runtime else "", None
+    if not fix:
+        have = [a for a in dir(owner) if not a.startswith("_")]
+        if owner is None:
+            fix = _FIXES["'NoneType' object"]
+        elif runtime:
+            fix = "tensors and tiles have shape and dtype; the words of T work on them"
+        else:
+            fix = f"it has {', '.join(have[:6])}" if have else "define it there"
+        fix, repair = suggest(name, have, fix)
+    said = _NAMES.get(kind) or ("a run-time value" if runtime else kind)
+    return CompileError(
+        f"AttributeError: {said} has no attribute {name!r}",
+        fix=fix,
+        code="unknown-attribute",
+        repair=repair,
+    )
+
+
+def _called(loc: Loc, frame: FrameType) -> tuple[str, Any] | None:
+    """What the call at `loc` names, and the function itself."""
+    text = linecache.getline(loc.file, loc.line)[loc.column - 1 :]
+    found = re.match(r"[A-Za-z_][\w.]*(?=\()", text)
+    if found is None:
+        return None
+    first, *rest = found.group().split(".")
+    value = frame.f_locals.get(first, frame.f_globals.get(first))
+    for part in rest:
+        value = getattr(value, part, None)
+    return (found.group(), value) if hasattr(value, "__name__") else None
+
+
+def _bad_call(message: str, name: str, function: Any) -> CompileError:
+    """Arguments that a word or a macro does not take."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return CompileError(message, fix=f"look up how {name} is called")
+    shown = ", ".join(
+        str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters.values()
+    )
+    wrong = re.search(r"unexpected keyword argument '(\w+)'", message)
+    missing = re.search(r"missing \d+ required .*arguments?: (.*)", message)
+    fix, repair = f"call it as {name}({shown})", None  # type: str, Repair | None
+    if wrong:
+        other = wrong.group(1)
+        meant = _SYNONYMS.get(other, "")
+        if meant in parameters:
+            fix, repair = f"did you mean {meant!r}?", swap(other, meant)
+        else:
+            fix, repair = suggest(other, parameters, f"leave {other} out")
+            repair = repair or _without(other)
+    elif missing:
+        fix = f"pass {missing.group(1)} too"
+        if "'dst'" in missing.group(1):
+            fix += ": the tile that is written to"
+    said = message.split("() ", 1)[-1]
+    return CompileError(
+        f"{name}: {said}",
+        expected=f"{name}({shown})",
+        fix=fix,
+        code="arguments",
+        repair=repair,
+    )
+
+
+def _without(argument: str) -> Repair:
+    """Leave out `, argument=value`, where the value is a plain one."""
+
+    def repair(text: str) -> str | None:
+        found = re.search(rf", *{argument}=[\w.\"']+(?=[,)])", text)
+        return text[: found.start()] + text[found.end() :] if found else None
+
+    return repair
+
+
+# arguments by the names they have elsewhere
+_SYNONYMS = {"axis": "dim", "dims": "dim", "trans_A": "transpose_A", "trans_B": "transpose_B",
+             "transA": "transpose_A", "transB": "transpose_B", "stages": "num_stages",
+             "num_threads": "threads", "out": "dst", "keepdims": "clear"}  # fmt: skip

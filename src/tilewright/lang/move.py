@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -9,7 +10,6 @@ from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
 from tilewright.ir.op import Arrive, Commit, Copy, Fill, For, Map, Store, View
-from tilewright.lang.arguments import one_of
 from tilewright.lang.builder import Builder, current, current_block, current_kernel
 from tilewright.lang.check import (
     check_apart,
@@ -23,16 +23,16 @@ from tilewright.lang.check import (
 from tilewright.lang.handles import (
     WORDS,
     Access,
+    Handle,
     Tile,
-    Tiles,
     Variable,
     describe,
     region_of,
     usable,
 )
 from tilewright.lang.roles import barrier_region
-from tilewright.lang.types import shape_tuple
-from tilewright.support.errors import CompileError, swap
+from tilewright.lang.types import one_of, shape_tuple
+from tilewright.support.errors import CompileError, entry, swap, word
 
 # how other dialects call them → ours
 _CACHE = {
@@ -45,61 +45,56 @@ _PREFER = {
 }  # fmt: skip
 
 
-def tiles(src: Any, dst: Any, word: str) -> tuple[Region, Region]:
-    """Both sides as regions: a corner takes the other side's extents."""
-    for side in (src, dst):
-        if isinstance(side, Access):
-            usable(side.tile)
+def tiles(src: Any, dst: Any) -> tuple[Region, Region]:
+    """Both sides as regions of one shape: a corner takes the other side's extents."""
     if isinstance(src, Access) and not isinstance(dst, Access):
-        to = region_of(dst, word)
-        return from_corner(src, to, word), to
-    if isinstance(dst, Access) and not isinstance(src, Access):
-        frm = region_of(src, word)
-        return frm, from_corner(dst, frm, word)
-    frm, to = region_of(src, word), region_of(dst, word)
-    if not fits(frm.tile, to.tile):
-        return _corner_of(src, frm, dst, to), _corner_of(dst, to, src, frm)
+        to = region_of(dst)
+        frm = _from_corner(src, to)
+    elif isinstance(dst, Access) and not isinstance(src, Access):
+        frm = region_of(src)
+        to = _from_corner(dst, frm)
+    else:
+        frm, to = region_of(src), region_of(dst)
+        if not fits(frm.tile, to.tile):
+            frm, to = _corner_of(src, frm, dst, to), _corner_of(dst, to, src, frm)
+    check_copy(frm, to)
     return frm, to
 
 
-def _corner_of(side: Any, mine: Region, other: Any, theirs: Region) -> Region:
+def _corner_of(side: Handle, mine: Region, other: Handle, theirs: Region) -> Region:
     """The part at the corner of a whole tile that a smaller region on the other side, written with
     bounds, fills or is filled from: `T.copy(K[0:64, :], tile)` writes the first 64 rows. `mine`
     itself where that is not so."""
-    whole_tile = isinstance(side, Tile) or (isinstance(side, Tiles) and not side.bounded)
-    if not whole_tile or mine.buffer.space is Space.GLOBAL:
+    if side.bounded or not other.bounded or mine.buffer.space is Space.GLOBAL:
         return mine
-    if not isinstance(other, Tiles) or not other.bounded:
-        return mine
-    axes = side.kept if isinstance(side, Tiles) else tuple(range(mine.buffer.rank))
-    wanted = [theirs.extents[axis] for axis in other.kept]
-    if len(wanted) != len(axes):
+    if len(side.axes) != len(other.axes):
         return mine
     extents = list(mine.extents)
-    for axis, extent in zip(axes, wanted, strict=True):
+    for axis, extent in zip(side.axes, (theirs.extents[k] for k in other.axes), strict=True):
         have = extents[axis]
         if not (isinstance(extent, Const) and isinstance(have, Const)) or int(extent) > int(have):
             return mine
         extents[axis] = extent
-    return Region(mine.buffer, mine.starts, tuple(extents), mine.cta)
+    return replace(mine, extents=tuple(extents))
 
 
-def from_corner(corner: Access, other: Region, word: str) -> Region:
+def _from_corner(corner: Access, other: Region) -> Region:
     """The region that starts at `corner` with the shape of `other`, aligned at the last
     dimensions."""
+    usable(corner)
     shape = list(other.extents)
     while len(shape) > corner.buffer.rank:
         unit = next((i for i, e in enumerate(shape) if is_const(e)), None)
         if unit is None:
             raise CompileError(
-                f"T.{word}: {corner.name} has {corner.buffer.rank} "
+                f"T.{word()}: {corner.name} has {corner.buffer.rank} "
                 f"dimension{'s' * (corner.buffer.rank != 1)}",
                 expected=f"room for a tile of shape {shape_text(other.tile)}",
                 fix=f"copy a part with as many dimensions, tile[i, :], or give {corner.name} more",
             )
         del shape[unit]
     shape = [const(1)] * (corner.buffer.rank - len(shape)) + shape
-    return corner.corner(tuple(shape))
+    return Region(corner.buffer, corner.indices, tuple(shape))
 
 
 def copy(
@@ -134,7 +129,7 @@ def copy(
         # Y[16]: 8 9 10
     """
     _copy(
-        src, dst, "copy",
+        src, dst,
         cache=_option(cache or eviction_policy, _CACHE, "cache"),
         prefer=_option(
             prefer or prefer_instruction or ("sync" if disable_tma else None), _PREFER, "prefer"
@@ -149,14 +144,13 @@ def _option(value: str | None, known: dict[str | None, str | None], name: str) -
     )
 
 
-def _copy(src: Any, dst: Any, word: str, *, multicast: Any = None, **options: Any) -> None:
-    builder = current_kernel(word)
-    frm, to = tiles(src, dst, word)
-    check_copy(frm, to)
+def _copy(src: Any, dst: Any, *, multicast: Any = None, **options: Any) -> None:
+    builder = current_kernel()
+    frm, to = tiles(src, dst)
     if Space.LOCAL in (frm.buffer.space, to.buffer.space):
         _by_thread(builder, to, lambda at: _element(frm, to, at))
         return
-    builder.require_block(word)
+    builder.require_block()
     mask = None if multicast is None else wrap(multicast)
     builder.emit(Copy(frm, to, multicast=mask, **options))
 
@@ -183,7 +177,7 @@ def async_copy(src: Any, dst: Any, coalesced_width: int | None = None, **_: Any)
         T.copy(tile, Y)
         # Y[0]: 0 1 2
     """
-    _copy(src, dst, "async_copy", prefer="cp_async")
+    _copy(src, dst, prefer="cp_async")
 
 
 def tma_copy(
@@ -208,15 +202,14 @@ def tma_copy(
         T.tma_copy(tile, Y)
         # Y[0]: 0 1 2
     """
-    builder = current_block("tma_copy")
+    builder = current_block()
     mask = multicast if multicast is not None else cluster_mask
     kept = _option(cache or eviction_policy, _CACHE, "cache")
     if barrier is None:
-        _copy(src, dst, "tma_copy", prefer="tma", cache=kept, multicast=mask)
+        _copy(src, dst, prefer="tma", cache=kept, multicast=mask)
         return
-    frm, to = tiles(src, dst, "tma_copy")
-    check_copy(frm, to)
-    bar = barrier_region(barrier, "tma_copy")
+    frm, to = tiles(src, dst)
+    bar = barrier_region(barrier)
     if to.buffer.space is not Space.SHARED:
         raise CompileError(
             "T.tma_copy with a barrier fills shared memory",
@@ -244,7 +237,7 @@ def tma_store_arrive() -> None:
         T.tma_store_wait(0)
         # Y[0]: 0 1 2
     """
-    current("tma_store_arrive").emit(Commit("bulk"))
+    current().emit(Commit("bulk"))
 
 
 def copy_cluster(
@@ -273,27 +266,19 @@ def copy_cluster(
                 T.copy(theirs, M)
         # M: 100 101 102
     """
-    builder = current("copy_cluster")
-    builder.require_cluster("copy_cluster")
+    builder = current()
+    builder.require_cluster()
     if dst_block is None:
         _copy(
-            src, dst, "copy_cluster", multicast=cluster_mask, prefer="tma",
+            src, dst, multicast=cluster_mask, prefer="tma",
             cache=_option(eviction_policy, _CACHE, "cache"),
         )  # fmt: skip
         return
-    frm, to = tiles(src, dst, "copy_cluster")
-    check_copy(frm, to)
-    block = wrap(dst_block)
-    bar = None
+    frm, to = tiles(src, dst)
+    block, bar, atom = wrap(dst_block), None, None
     if remote_barrier is not None:
-        local = barrier_region(remote_barrier, "copy_cluster")
-        bar = Region(local.buffer, local.starts, local.extents, block)
-    builder.emit(
-        Copy(
-            frm, Region(to.buffer, to.starts, to.extents, block), barrier=bar,
-            atom="remote_store" if bar is not None else None,
-        )
-    )  # fmt: skip
+        bar, atom = replace(barrier_region(remote_barrier), cta=block), "remote_store"
+    builder.emit(Copy(frm, replace(to, cta=block), barrier=bar, atom=atom))
 
 
 def fill(buffer: Any, value: Any) -> None:
@@ -306,26 +291,26 @@ def fill(buffer: Any, value: Any) -> None:
         T.copy(x, Y)
         # Y[0]: 2.5 2.5
     """
-    _fill(buffer, value, "fill")
+    _fill(buffer, value)
 
 
-def _fill(buffer: Any, value: Any, word: str) -> None:
-    builder = current_kernel(word)
+def _fill(buffer: Any, value: Any) -> None:
+    builder = current_kernel()
     if isinstance(buffer, Variable):
         buffer.assign(value)
         return
-    if isinstance(value, (Tile, Tiles)) and isinstance(buffer, (int, float)):
+    if isinstance(value, Tile) and isinstance(buffer, (int, float)):
         raise CompileError(
-            f"T.{word}: the tile comes first, then the value",
-            expected=f"T.{word}(tile, value)",
-            got=f"T.{word}({buffer}, {value.name})",
-            fix=f"write T.{word}({value.name}, {buffer})",
+            f"T.{word()}: the tile comes first, then the value",
+            expected=f"T.{word()}(tile, value)",
+            got=f"T.{word()}({buffer}, {value.name})",
+            fix=f"write T.{word()}({value.name}, {buffer})",
             code="arguments",
             repair=swap(f"{buffer}, {value.name}", f"{value.name}, {buffer}"),
         )
-    to = region_of(buffer, word)
-    check_regions(word, to)
-    if isinstance(value, (Tile, Tiles)):
+    to = region_of(buffer)
+    check_regions(to)
+    if isinstance(value, Tile):
         raise CompileError(
             "T.fill needs one value", got=describe(value), fix="use T.copy for a whole tile"
         )
@@ -333,7 +318,7 @@ def _fill(buffer: Any, value: Any, word: str) -> None:
     if to.buffer.space is Space.LOCAL:
         _by_thread(builder, to, lambda _: number)
         return
-    builder.require_block(word)
+    builder.require_block()
     builder.emit(Fill(to, number))
 
 
@@ -347,7 +332,7 @@ def clear(buffer: Any) -> None:
         T.copy(x, Y)
         # Y[0]: 0 0
     """
-    _fill(buffer, 0, "clear")
+    _fill(buffer, 0)
 
 
 def transpose(src: Any, dst: Any) -> None:
@@ -361,9 +346,9 @@ def transpose(src: Any, dst: Any) -> None:
         T.copy(b, Y)
         # Y[0]: 0 -1 -2
     """
-    builder = current_block("transpose")
-    frm, to = region_of(src, "transpose"), region_of(dst, "transpose")
-    have, want = _matrix_shape(frm), _matrix_shape(to)
+    builder = current_block()
+    frm, to = region_of(src), region_of(dst)
+    have, want = matrix_extents(frm), matrix_extents(to)
     if len(have) != 2 or not fits(have[::-1], want):
         raise CompileError(
             "T.transpose: the shapes do not fit",
@@ -371,19 +356,14 @@ def transpose(src: Any, dst: Any) -> None:
             got=shape_text(want),
             fix="swap the extents of the destination",
         )
-    check_regions("transpose", frm, to)
-    check_apart(frm, to, "transpose")
+    check_regions(frm, to)
+    check_apart(frm, to)
     if len(frm.tile) != 2:  # a row or a column: its elements keep their order
         builder.emit(Copy(frm, to))
         return
     i, j = (builder.var(None, e.dtype, n) for e, n in zip(frm.tile, "ij", strict=True))
     store = Store(to.buffer, to.at((j, i)), _element(frm, to, (i, j)))
     builder.emit(Map((i, j), frm.tile, (store,)))
-
-
-def _matrix_shape(region: Region) -> tuple[Expr, ...]:
-    """The tile's shape, or that of a matrix with a single row or column."""
-    return region.tile if len(region.tile) == 2 else matrix_extents(region)
 
 
 # ── views ────────────────────────────────────────────────────────────────────────────────────
@@ -401,10 +381,10 @@ def reshape(src: Any, *shape: Any) -> Tile:
         # Y[0]: 32 33 34
     """
     sizes = shape_tuple(shape[0]) if len(shape) == 1 else shape
-    return view(src, sizes, word="reshape")
+    return view(src, sizes)
 
 
-def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") -> Tile:
+def view(src: Any, shape: Any = None, dtype: Any = None) -> Tile:
     """The same memory under another shape or type, row-major.
 
     Example:
@@ -414,10 +394,10 @@ def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") 
         T.copy(bits, M)
         # M: 0 1065353216 1073741824
     """
-    builder = current(word)
-    if not isinstance(src, Tile):
+    builder = current()
+    if type(src) is not Tile:
         raise CompileError(
-            f"T.{word} needs a whole buffer",
+            f"T.{word()} needs a whole buffer",
             got=describe(src),
             fix="view the whole buffer, then index the view",
         )
@@ -428,39 +408,34 @@ def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") 
     if shape is None and kind.bits != source.dtype.bits:
         inner = sizes[-1] * source.dtype.bits // kind.bits
         sizes = (*sizes[:-1], wrap(inner))
-    sizes = _infer(sizes, source, kind.bits)
-    _check_view(source, sizes, kind.bits, word)
+    sizes = _checked(sizes, source, kind.bits)
     buffer = Buffer(builder.fresh(builder.hint, f"{source.name}_view"), sizes, kind, source.space)
     builder.emit(View(buffer, source))
     return Tile(buffer, builder.kernel)
 
 
-def _infer(sizes: tuple[Expr, ...], source: Buffer, bits: int) -> tuple[Expr, ...]:
-    """One size may be -1."""
-    holes = [i for i, s in enumerate(sizes) if is_const(s, -1)]
-    if len(holes) != 1 or not source.is_static:
-        return sizes
-    known = prod(int(s) for i, s in enumerate(sizes) if i != holes[0])
-    total = prod(source.static_shape) * source.dtype.bits // bits
-    return tuple(const(total // known) if i == holes[0] else s for i, s in enumerate(sizes))
-
-
-def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int, word: str) -> None:
+def _checked(sizes: tuple[Expr, ...], source: Buffer, bits: int) -> tuple[Expr, ...]:
+    """The sizes of a view, which has as many bits as its source; one may be -1."""
     if source.strides is not None:
         raise CompileError(
-            f"T.{word}: {source.name} has strides of its own", fix="copy it into a tile first"
+            f"T.{word()}: {source.name} has strides of its own", fix="copy it into a tile first"
         )
-    if not source.is_static or not all(isinstance(s, Const) for s in sizes):
-        return
+    holes = [i for i, s in enumerate(sizes) if is_const(s, -1)]
+    if not source.is_static or not (holes or all(isinstance(s, Const) for s in sizes)):
+        return sizes
     have = prod(source.static_shape) * source.dtype.bits
     want = prod(int(s) for s in sizes) * bits
+    if len(holes) == 1:
+        sizes = tuple(const(have // -want) if i in holes else s for i, s in enumerate(sizes))
+        want *= -(have // -want)
     if have != want:
         raise CompileError(
-            f"T.{word} of {source.name} changes its size",
+            f"T.{word()} of {source.name} changes its size",
             expected=f"{have // 8} bytes, as {shape_text(source.shape)} {source.dtype}",
             got=f"{want // 8} bytes, as {shape_text(sizes)}",
             fix=f"give a shape of as many elements (one extent may be -1), or slice {source.name}",
         )
+    return sizes
 
 
-WORDS.update(copy=copy, fill=fill, view=view)
+WORDS.update(copy=entry(copy), fill=entry(fill), view=entry(view))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from math import lcm, prod
 from typing import Any
 
@@ -49,13 +48,8 @@ def sizes(builder: Builder, shape: tuple[Any, ...], name: str) -> tuple[Expr, ..
 
 
 def _named_size(name: str) -> Repair:
-    def repair(text: str) -> str | None:
-        found = list(re.finditer(rf"""(["'])({re.escape(name)})\1""", text))
-        if len(found) != 1:
-            return None
-        return text[: found[0].start()] + f"T.dynamic({found[0].group()})" + text[found[0].end() :]
-
-    return repair
+    said = [swap(q + name + q, f"T.dynamic({q}{name}{q})") for q in ('"', "'")]
+    return lambda text: next(filter(None, (repair(text) for repair in said)), None)
 
 
 def _note(builder: Builder, size: Any, expr: Expr) -> None:
@@ -69,14 +63,6 @@ def _note(builder: Builder, size: Any, expr: Expr) -> None:
         builder.dims[var] = _meet(known, noted.get(var, Dim(var)))
         if known is None:
             builder.fresh(var.name)
-
-
-def _strides(builder: Builder, strides: tuple[Any, ...] | None) -> tuple[Expr, ...] | None:
-    """Strides as expressions; a size may be known from a stride alone."""
-    found = tuple(wrap(s) for s in strides or ())
-    for stride, expr in zip(strides or (), found, strict=True):
-        _note(builder, stride, expr)
-    return None if strides is None else found
 
 
 def _meet(a: Dim | None, b: Dim) -> Dim:
@@ -128,12 +114,15 @@ def check_addressable(buffer: Buffer) -> None:
 
 def add_tensor(builder: Builder, name: str, kind: TensorType, *, partial: bool = False) -> Tile:
     """A tensor parameter."""
+    strides = None if kind.strides is None else tuple(map(wrap, kind.strides))
+    for stride, expr in zip(kind.strides or (), strides or (), strict=True):
+        _note(builder, stride, expr)  # a size may be known from a stride alone
     buffer = Buffer(
         builder.fresh(name),
         sizes(builder, kind.shape, name),
         kind.dtype,
         Space.GLOBAL,
-        _strides(builder, kind.strides),
+        strides,
         loc=current_loc(),
         partial=partial,
     )
@@ -272,7 +261,7 @@ def empty(*shape: Any, dtype: Any = None, partial: bool = False) -> Tile:
     >>> double(np.arange(4, dtype=np.float32)).tolist()
     [0.0, 2.0, 4.0, 6.0]
     """
-    builder = current("empty")
+    builder = current()
     if builder.kernel is not None:
         raise CompileError("T.empty inside a kernel", fix="call it before `with T.Kernel`")
     given = list(shape)
@@ -303,7 +292,7 @@ def const(names: str, dtype: Any = None) -> Any:
     >>> column_sums(np.ones((3, 2), np.float32)).tolist()
     [3.0, 3.0]
     """
-    builder = current("const")
+    builder = current()
     if builder.probing:
         return dynamic(names)
     found = []

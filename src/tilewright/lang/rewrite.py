@@ -11,7 +11,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, NoReturn, TypeVar
 
 from tilewright.lang.where import register, span_of
-from tilewright.support.definitions import FUTURE, Definition, definition
+from tilewright.support.definitions import FUTURE, Definition, definition, nested
 from tilewright.support.errors import CompileError, Loc
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -147,10 +147,12 @@ def _thunk(value: ast.expr) -> ast.Lambda:
     return _locate(value, ast.Lambda(ast.arguments([], [], None, [], [], None, []), value))
 
 
-def _forget(node: ast.AST, names: list[str], word: str = "lost") -> list[ast.stmt]:
+def _forget(node: ast.AST, names: list[str]) -> list[ast.stmt]:
     """Names that a run-time scope bound are lost after it."""
     return [
-        _locate(node, ast.If(_call(node, word, name), [_bind(node, name, "lost_value", name)], []))
+        _locate(
+            node, ast.If(_call(node, "lost", name), [_bind(node, name, "lost_value", name)], [])
+        )
         for name in names
     ]
 
@@ -209,7 +211,7 @@ class Rewriter(ast.NodeTransformer):
         forget = _forget(node, assigned_names([*node.body, *node.orelse]))
         branch, test = self._temporary(), node.test
         start = _bind(test, branch, "branch", self._condition(test))
-        then = [*self.body(node.body), _do(test, "end_then", owner=branch)]
+        then = [*self.body(node.body), _do(test, "close", owner=branch)]
         done = [start, _locate(node, ast.If(_call(test, "then", owner=branch), then, []))]
         if node.orelse:
             orelse = ast.If(_call(test, "orelse", owner=branch), self.body(node.orelse), [])
@@ -218,12 +220,10 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> list[ast.stmt]:
         iterable, forget = node.iter, _forget(node, assigned_names([node]))
-        called = iterable.func if isinstance(iterable, ast.Call) else None
-        if isinstance(iterable, ast.Call) and isinstance(called, ast.Name) and called.id == "range":
-            source = _call(iterable, "call_range", called, *map(self.visit, iterable.args))
-            source.keywords = [self.visit(k) for k in iterable.keywords]
-        else:
-            source = self.visit(iterable)
+        ranged = isinstance(iterable, ast.Call) and getattr(iterable.func, "id", "") == "range"
+        source = self.visit(iterable)
+        if ranged:
+            source.func.attr = "call_range"
         names = tuple(n.id for n in _names(node.target))
         node.iter = _call(iterable, "loop", source, names)
         node.body = [*self._targets(node.target), *self.body(node.body)]
@@ -288,7 +288,7 @@ class Rewriter(ast.NodeTransformer):
         return [*checks, node]
 
     def visit_With(self, node: ast.With) -> list[ast.stmt]:
-        forget = _forget(node, assigned_names([node]), "lost_with")
+        forget = _forget(node, assigned_names([node]))
         first: list[ast.stmt] = []
         for item in node.items:
             target, opened = item.optional_vars, item.context_expr
@@ -332,14 +332,9 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(target, ast.Subscript):
             # the right side is evaluated before the target, as in Python
             part = self._temporary()
-            done = [
-                _locate(
-                    node,
-                    ast.Assign([ast.Name(part, ast.Store())], _call(value, "expression", value)),
-                )
-            ]
+            first = _bind(value, part, "expression", value)
             self.generic_visit(target)
-            return [*done, *_storing(target), _locate(node, ast.Assign([target], _load(part)))]
+            return [first, *_storing(target), _locate(node, ast.Assign([target], _load(part)))]
         return self._refuse(target, "this assignment", "assign to a name, an element or a tuple")
 
     def _unpack(self, node: ast.stmt, targets: list[ast.expr], value: ast.expr) -> list[ast.stmt]:
@@ -486,7 +481,7 @@ def _rewrite(found: Definition, name: str, names: tuple[str, ...], flags: int) -
     """By all that shapes it: bytecode has neither the file nor the annotations of locals."""
     node = _parsed(found)
     rewriter = Rewriter(found.file)
-    params = [a.arg for a in _arguments(node.args)]
+    params = [a.arg for a in arguments_of(node)]
     known = ast.Dict([ast.Constant(p) for p in params], [_load(p) for p in params])
     start = ast.Assign([ast.Name(ENV, ast.Store())], ast.Call(_load(ENTER), [known], []))
     node.body = [_locate(node.body[0], start), *rewriter.body(node.body)]
@@ -495,7 +490,7 @@ def _rewrite(found: Definition, name: str, names: tuple[str, ...], flags: int) -
     node.decorator_list, node.returns = [], None
     node.args.defaults = []
     node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
-    for argument in _arguments(node.args):
+    for argument in arguments_of(node):
         argument.annotation = None
     free = [*names, ENTER]
     module = ast.parse(f"def _tw_outer({', '.join(free)}): pass")
@@ -505,7 +500,8 @@ def _rewrite(found: Definition, name: str, names: tuple[str, ...], flags: int) -
     compiled = compile(
         ast.fix_missing_locations(module), found.file, "exec", flags, dont_inherit=True
     )
-    new = _nested(_nested(compiled, "_tw_outer"), node.name).replace(co_name=name)
+    new = next(each for each in nested(compiled) if each.co_name == node.name)
+    new = new.replace(co_name=name)
     register(new, rewriter.columns)
     return new
 
@@ -518,10 +514,7 @@ def _parsed(found: Definition) -> ast.FunctionDef:
     return next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-def _arguments(args: ast.arguments) -> list[ast.arg]:
+def arguments_of(node: ast.FunctionDef) -> list[ast.arg]:
+    args = node.args
     extra = [a for a in (args.vararg, args.kwarg) if a is not None]
     return [*args.posonlyargs, *args.args, *args.kwonlyargs, *extra]
-
-
-def _nested(code: CodeType, name: str) -> CodeType:
-    return next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import reduce
+from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
@@ -9,6 +12,7 @@ from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import (
     cast,
     const,
+    logical_and,
     variables,
     wrap,
 )
@@ -21,12 +25,12 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
 )
-from tilewright.lang.arguments import integer, static_int
-from tilewright.lang.builder import KernelState, Opened, current, current_block
-from tilewright.lang.handles import Access, Tile, describe, usable
+from tilewright.lang.builder import Builder, Opened, current, current_block
+from tilewright.lang.handles import Access, Tile, describe, region_of
 from tilewright.lang.place import WARP, Placed, on_threads, threads_where
+from tilewright.lang.types import integer, static_int
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, word
 
 GROUP = 128
 
@@ -38,9 +42,9 @@ class Placement(Opened):
         self.ids = ids
 
     def __enter__(self) -> None:
-        builder = current("ws")
+        builder = current("T.ws")
         kernel = builder.require_block("ws")
-        groups = kernel.num_threads // GROUP
+        groups = prod(kernel.threads) // GROUP
         for at in self.ids:
             if not 0 <= at < max(1, groups):
                 raise CompileError(
@@ -48,7 +52,7 @@ class Placement(Opened):
                     expected=f"0 … {max(0, groups - 1)}",
                     fix=f"T.Kernel(..., threads={(at + 1) * GROUP})",
                 )
-        if kernel.placed:
+        if any(body.warps for body in builder.bodies):
             raise CompileError("T.ws inside T.ws", fix="place statements once")
         self.loc = locate()
         ids = sorted(set(self.ids))
@@ -59,16 +63,12 @@ class Placement(Opened):
                 fix="write numbers in a row: T.ws(0, 1)",
             )
         self.warps = ids[0] * 4, len(ids) * 4
-        kernel.placed.append(self.warps)
-        builder.open()
+        builder.open().warps = self.warps
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        if kind is not None:
-            return
-        builder = current("ws")
-        kernel = builder.require_kernel("ws")
-        kernel.placed.pop()
-        builder.emit(Placed(*self.warps, builder.close(), loc=self.loc))
+        if kind is None:
+            builder = current()
+            builder.emit(Placed(*self.warps, builder.close(), loc=self.loc))
 
 
 def ws(*warpgroups: int) -> Placement:
@@ -100,53 +100,55 @@ WarpSpecialize = ws
 # ── barriers ─────────────────────────────────────────────────────────────────────────────────
 
 
-def barrier_region(bar: Any, word: str) -> Region:
+def barrier_region(bar: Any) -> Region:
     """One barrier."""
     if isinstance(bar, Tile) and bar.buffer.space is Space.BARRIER:
         if bar.shape != (1,):
             raise CompileError(
-                f"T.{word}: {bar.name} holds {bar.shape[0]} barriers",
+                f"T.{word()}: {bar.name} holds {bar.shape[0]} barriers",
                 fix=f"say which: {bar.name}[i]",
             )
         bar = bar[0]
     if not isinstance(bar, Access) or bar.buffer.space is not Space.BARRIER:
         raise CompileError(
-            f"T.{word} needs a barrier", got=describe(bar), fix="make one with T.alloc_barrier"
+            f"T.{word()} needs a barrier", got=describe(bar), fix="make one with T.alloc_barrier"
         )
-    usable(bar.tile)
-    return bar.corner((const(1),))
+    return region_of(bar)
 
 
-def _arrivals(kernel: KernelState) -> int:
-    """How many threads run this place: barriers count threads."""
-    threads = range(kernel.num_threads)
-    if kernel.placed:
-        first, count = kernel.placed[-1]
-        threads = range(first * WARP, (first + count) * WARP)
+def _arrivals(builder: Builder) -> tuple[int, bool]:
+    """How many threads run this place, for barriers count threads; and whether a condition chooses
+    them."""
+    kernel = builder.require_block()
+    threads = range(prod(kernel.threads))
+    for body in builder.bodies:
+        if body.warps:
+            first, count = body.warps
+            threads = range(first * WARP, (first + count) * WARP)
     names = set(kernel.thread_vars)
-    guards = [g for g in kernel.guards if variables(g) & names]
+    guards = [b.guard for b in builder.bodies if b.guard is not None and variables(b.guard) & names]
     if not guards:
-        return len(threads)
-    if not on_threads(guards, kernel):
+        return len(threads), False
+    guard = reduce(logical_and, guards)
+    if not on_threads(guard, kernel):
         raise CompileError(
             "arriving under a condition that mixes threads with other values",
             fix="test the thread index in an `if` of its own",
         )
-    return sum(t in threads for t in threads_where(guards, kernel))
+    return sum(t in threads for t in threads_where(guard, kernel)), True
 
 
-def _expect(word: str, mbarrier: Any, tx: Any, arrive: bool) -> None:
+def _expect(mbarrier: Any, tx: Any, arrive: bool) -> None:
     """Bytes are expected by all threads together or by one: others would each expect them again."""
-    builder = current(word)
-    kernel = builder.require_block(word)
-    names, count = set(kernel.thread_vars), _arrivals(kernel)
-    if any(variables(g) & names for g in kernel.guards) and count != 1:
+    builder = current()
+    count, chosen = _arrivals(builder)
+    if chosen and count != 1:
         raise CompileError(
-            f"T.{word} under a condition that {count} threads pass",
+            f"T.{word()} under a condition that {count} threads pass",
             expected="one thread, or all that run this place together",
             fix="test for one thread: if tx == 0, or leave the condition out",
         )
-    bar, arrivals = barrier_region(mbarrier, word), const(count if arrive else 0)
+    bar, arrivals = barrier_region(mbarrier), const(count if arrive else 0)
     builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=arrivals))
 
 
@@ -164,12 +166,11 @@ def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
             M[t] = tile[127 - t]
         # M: 127 126 125
     """
-    builder = current("barrier_arrive")
-    kernel = builder.require_block("barrier_arrive")
-    bar = barrier_region(mbarrier, "barrier_arrive")
+    builder = current_block()
+    bar = barrier_region(mbarrier)
     if cta_id is not None:
-        bar = Region(bar.buffer, bar.starts, bar.extents, wrap(cta_id))
-    builder.emit(Arrive(bar, count=const(_arrivals(kernel))))
+        bar = replace(bar, cta=wrap(cta_id))
+    builder.emit(Arrive(bar, count=const(_arrivals(builder)[0])))
 
 
 def barrier_wait(mbarrier: Any, parity: Any = 0) -> None:
@@ -195,10 +196,10 @@ def barrier_wait(mbarrier: Any, parity: Any = 0) -> None:
             M[t] = tile[t]
         # M: 4 5 6
     """
-    builder = current_block("barrier_wait")
+    builder = current_block()
     fix = "count the phases from 0: the parity is 0 or 1, such as k % 2"
     phase = integer(parity, "the parity of a barrier's phase", fix, bools=True)
-    builder.emit(Wait(barrier_region(mbarrier, "barrier_wait"), cast(phase, INT32)))
+    builder.emit(Wait(barrier_region(mbarrier), cast(phase, INT32)))
 
 
 mbarrier_arrive, mbarrier_wait_parity = barrier_arrive, barrier_wait
@@ -218,7 +219,7 @@ def mbarrier_expect_tx(mbarrier: Any, tx: Any) -> None:
         T.copy(X, Y)
         # Y[0]: 0 1 2
     """
-    _expect("mbarrier_expect_tx", mbarrier, tx, arrive=False)
+    _expect(mbarrier, tx, arrive=False)
 
 
 def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
@@ -231,7 +232,7 @@ def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
                 T.mbarrier_arrive_expect_tx(full, 0)
             T.mbarrier_wait_parity(full, 0)
     """
-    _expect("mbarrier_arrive_expect_tx", mbarrier, tx, arrive=True)
+    _expect(mbarrier, tx, arrive=True)
 
 
 def set_max_nreg(count: int, is_inc: int | bool = True) -> None:
@@ -251,7 +252,7 @@ def set_max_nreg(count: int, is_inc: int | bool = True) -> None:
                 T.copy(tile, Y)
         # Y[0]: 0 1 2
     """
-    builder = current_block("set_max_nreg")
+    builder = current_block()
     registers = static_int(count, "the count of T.set_max_nreg", 24)
     if registers > 256 or registers % 8:
         raise CompileError(
@@ -306,7 +307,7 @@ def no_set_max_nreg() -> None:
         T.copy(X, Y)
         # Y[0]: 0 1 2
     """
-    current_block("no_set_max_nreg").emit(Hint("no_max_nreg"))
+    current_block().emit(Hint("no_max_nreg"))
 
 
 disable_warp_group_reg_alloc = no_set_max_nreg
@@ -327,7 +328,7 @@ def fence_proxy_async() -> None:
         T.tma_copy(tile, Y)
         # Y[0]: 0 2 4
     """
-    current_block("fence_proxy_async").emit(Fence("proxy_async"))
+    current_block().emit(Fence("proxy_async"))
 
 
 def cluster_sync() -> None:
@@ -346,8 +347,8 @@ def cluster_sync() -> None:
                 T.copy(theirs, M)
         # M: 100 101 102
     """
-    builder = current("cluster_sync")
-    builder.require_cluster("cluster_sync")
+    builder = current()
+    builder.require_cluster()
     builder.emit(Sync("cluster"))
 
 
@@ -364,7 +365,7 @@ def tma_store_wait(count: int = 0, read: bool = True) -> None:
         T.tma_store_wait(0)
         # Y[0]: 0 1 2
     """
-    builder = current_block("tma_store_wait")
+    builder = current_block()
     builder.emit(WaitGroup("bulk", static_int(count, "the count", 0), bool(read)))
 
 
@@ -377,7 +378,7 @@ def pdl_wait() -> None:
         T.pdl_launch()
         # Y[0]: 0 1 2
     """
-    current_block("pdl_wait").emit(Intrinsic("pdl_wait"))
+    current_block().emit(Intrinsic("pdl_wait"))
 
 
 def pdl_launch() -> None:
@@ -389,7 +390,7 @@ def pdl_launch() -> None:
         T.pdl_launch()
         # Y[0]: 0 1 2
     """
-    current_block("pdl_launch").emit(Intrinsic("pdl_launch"))
+    current_block().emit(Intrinsic("pdl_launch"))
 
 
 pdl_sync, pdl_trigger = pdl_wait, pdl_launch

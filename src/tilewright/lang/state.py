@@ -24,7 +24,7 @@ import numpy as np
 
 from tilewright.ir.expr import Expr
 from tilewright.lang.scalar import Lost, Scalar
-from tilewright.support.definitions import ByCode
+from tilewright.support.definitions import ByCode, nested
 from tilewright.support.errors import CompileError, Loc
 from tilewright.support.key_rules import held, is_library, slots
 
@@ -95,8 +95,7 @@ class Watch:
                 if is_new or now[0] is bound(path):
                     continue
                 return path, content[0]
-            if handler is not _attributes or not _only_cached(value, content, now):
-                return path, value
+            return path, value
         return None
 
 
@@ -128,20 +127,6 @@ def _same_item(a: Any, b: Any) -> bool:
 
 def _same(a: Content, b: Content) -> bool:
     return len(a) == len(b) and (all(map(operator.is_, a, b)) or all(map(_same_item, a, b)))
-
-
-def _only_cached(value: Any, before: Content, now: Content) -> bool:
-    """Whether all that is new are values of `functools.cached_property`."""
-    if len(now) < len(before):
-        return False
-    old = dict(zip(before[::2], before[1::2], strict=True))
-    new = dict(zip(now[::2], now[1::2], strict=True))
-    return all(
-        _same_item(old[key], each)
-        if key in old
-        else isinstance(getattr(type(value), str(key), None), functools.cached_property)
-        for key, each in new.items()
-    )
 
 
 # ── what objects hold ────────────────────────────────────────────────────────────────────────
@@ -187,13 +172,17 @@ def _function(value: Any) -> tuple[Content | None, Children]:
     ]
 
 
-_slots = functools.lru_cache(maxsize=1024)(slots)
+@functools.lru_cache(maxsize=1024)
+def _kept(kind: type) -> tuple[list[tuple[str, Any]], set[str]]:
+    """The slots of a class, and its cached properties, which may get a value at any time."""
+    names = ((n, v) for base in kind.__mro__ for n, v in vars(base).items())
+    return slots(kind), {n for n, v in names if isinstance(v, functools.cached_property)}
 
 
 def _attributes(value: Any) -> tuple[Content, Children]:
-    kind: Any = type(value)
-    found = {**getattr(value, "__dict__", {}), **dict(held(value, _slots(kind)))}
-    content = [part for pair in found.items() for part in pair]
+    own_slots, cached = _kept(type(value))
+    found = {**getattr(value, "__dict__", {}), **dict(held(value, own_slots))}
+    content = [part for pair in found.items() if pair[0] not in cached for part in pair]
     return content, [*((f".{n}", v) for n, v in found.items()), ("", type(value))]
 
 
@@ -296,11 +285,9 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
     """Names that a function's code, or one nested in it, may look up in its globals."""
     known = _GLOBAL_NAMES.get(code)
     if known is None:
-        found = {each.argval: None for each in dis.get_instructions(code) if each.opname in _GLOBAL}
-        for inner in code.co_consts:
-            if isinstance(inner, types.CodeType):
-                found.update(dict.fromkeys(_global_names(inner)))
-        known = _GLOBAL_NAMES[code] = tuple(found)
+        found = (i for each in nested(code) for i in dis.get_instructions(each))
+        names = dict.fromkeys(i.argval for i in found if i.opname in _GLOBAL)
+        known = _GLOBAL_NAMES[code] = tuple(names)
     return known
 
 

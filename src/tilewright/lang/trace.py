@@ -16,15 +16,23 @@ from tilewright.ir.op import Program
 from tilewright.lang.builder import NAME_PARTS, Builder, Probed, building, current
 from tilewright.lang.check import check_program
 from tilewright.lang.env import Env
-from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe
+from tilewright.lang.handles import Access, Tile, Variable, describe
+from tilewright.lang.meanings import explained
 from tilewright.lang.params import add_parameter
-from tilewright.lang.python_errors import explained
-from tilewright.lang.rewrite import find_definition, location, rewrite
-from tilewright.lang.scalar import Lost, is_runtime
+from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
+from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating, suggest
+from tilewright.support.errors import (
+    CompileError,
+    Loc,
+    TilewrightError,
+    at,
+    entry,
+    locating,
+    suggest,
+)
 from tilewright.support.key_rules import Same
 
 
@@ -111,14 +119,13 @@ def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
             "T.prim_func takes a function", got=repr(function)[:60], fix="write it above a `def`"
         )
     builder = Builder(function.__name__)
-    builder.loc = _definition_loc(function)
+    builder.loc = _loc_of(function)
     annotations = _annotations(function, names)
 
     def call(run: FunctionType) -> Any:
         given = {}
         for name in _parameter_names(function):
-            place = _parameter_loc(function, name)
-            with locating(lambda place=place: place):  # type: ignore[misc]
+            with at(_loc_of(function, name)):
                 if name not in annotations:
                     raise CompileError(
                         f"parameter {name!r} of {function.__name__} has no annotation",
@@ -143,7 +150,7 @@ def _parameter_names(function: FunctionType) -> tuple[str, ...]:
     if code.co_flags & 0x0C:
         raise CompileError(
             f"{function.__name__} takes *args or **kwargs",
-            loc=_definition_loc(function),
+            loc=_loc_of(function),
             fix="name every parameter",
             code="annotation",
         )
@@ -181,7 +188,7 @@ def _closure(function: FunctionType) -> dict[str, Any]:
 def _bad_annotation(
     function: FunctionType, name: str, error: Exception, scope: dict[str, Any]
 ) -> CompileError:
-    loc = _parameter_loc(function, name)
+    loc = _loc_of(function, name)
     if isinstance(error, TilewrightError):
         message = f"the annotation of {name!r}: {error.message}"
         return CompileError(**{**vars(error.diagnostic), "message": message, "loc": loc})
@@ -203,26 +210,18 @@ def _bad_annotation(
     )
 
 
-def _parameter_loc(function: FunctionType, name: str) -> Loc:
-    """Where the signature has a parameter."""
-    try:
-        arguments = find_definition(function).args
-    except TilewrightError:
-        return _definition_loc(function)
-    for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-        if each.arg == name:
-            return location(each, function.__code__.co_filename)
-    return _definition_loc(function)
-
-
-def _definition_loc(function: FunctionType) -> Loc:
-    code = function.__code__
+def _loc_of(function: FunctionType, parameter: str = "") -> Loc:
+    """Where a function, or a parameter of its signature, is defined."""
+    file = function.__code__.co_filename
     try:
         node = find_definition(function)
     except TilewrightError:
-        return Loc(code.co_filename, code.co_firstlineno)
+        return Loc(file, function.__code__.co_firstlineno)
+    for each in arguments_of(node):
+        if each.arg == parameter:
+            return location(each, file)
     column = node.col_offset + 1
-    return Loc(code.co_filename, node.lineno, column, column + len(f"def {node.name}"))
+    return Loc(file, node.lineno, column, column + len(f"def {node.name}"))
 
 
 # ── running ──────────────────────────────────────────────────────────────────────────────────
@@ -269,7 +268,7 @@ def _outputs(builder: Builder, returned: Any) -> tuple[str, ...]:
     for part in parts:
         if part is None:
             continue
-        if not (isinstance(part, Tile) and part.name in builder.outputs):
+        if not (type(part) is Tile and part.name in builder.outputs):
             raise CompileError(
                 f"{builder.name} returns something that is no output",
                 loc=builder.loc,
@@ -311,17 +310,15 @@ class Macro:
 
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        builder = current("macro", f"the macro {self.function.__name__}")
+        builder = current(f"the macro {self.function.__name__}")
         builder.enter_macro(self.function.__name__)
         loc = locate()
         make = rewrite(self.function)
         hint, builder.hint = builder.hint, None
         annotations = _annotations(self.function, self.names)
-        made: list[Env] = []
+        env = Env(builder)
 
         def enter(parameters: dict[str, Any]) -> Env:
-            env = Env(builder)
-            made.append(env)
             for name, value in parameters.items():
                 annotation = annotations.get(name)
                 _check_argument(self.function.__name__, name, value, annotation, loc)
@@ -340,25 +337,17 @@ class Macro:
         )
         builder.hint = hint
         builder.macros -= 1
-        for env in made:
-            _release(result, env)
+        own = [b.value for b in env.bindings.values() if b.loc is not None]
+        for part in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(part, Variable) and any(part is v for v in own):
+                part.named = False  # it may take a new name
         return result
 
 
 def _argument(builder: Builder, value: Any) -> Any:
     """Arguments are read once, where the macro is called."""
-    if isinstance(value, Lost):
-        value.fail()
-    is_place = isinstance(value, (Access, Variable))
+    is_place = isinstance(not_lost(value), (Access, Variable))
     return builder.snapshot(value) if is_runtime(value) and not is_place else value
-
-
-def _release(result: Any, env: Env) -> None:
-    """A variable that a macro made and returns may take a new name."""
-    own = [b.value for b in env.bindings.values() if b.loc is not None]
-    for part in result if isinstance(result, (tuple, list)) else (result,):
-        if isinstance(part, Variable) and any(part is v for v in own):
-            part.named = False
 
 
 def _check_argument(
@@ -375,7 +364,7 @@ def _check_argument(
     space = getattr(annotation, "space", None)  # of a type, or of a bare T.SharedBuffer
     if space is None:
         return
-    if not isinstance(value, (Tile, Tiles)) or value.buffer.space is not space:
+    if not isinstance(value, Tile) or value.buffer.space is not space:
         raise CompileError(
             f"{name!r} of {macro_name} must be a {space.value} buffer",
             loc=loc,
@@ -463,7 +452,7 @@ def trace_direct(
     arguments = {n: bound.arguments.get(n, MISSING) for n in signature.parameters}
     annotations = _annotations(function, {})
     builder = Builder(function.__name__)
-    builder.loc = _definition_loc(function)
+    builder.loc = _loc_of(function)
     arrays = {n: v for n, v in arguments.items() if v is MISSING or _is_array(v)}
     builder.arguments = {n: None if v is MISSING else v for n, v in arrays.items()}
     builder.plain = {n: v for n, v in arguments.items() if n not in arrays}
@@ -546,9 +535,9 @@ class Undeclared:
             return object.__getattribute__(self, name)
         return self._fail()
 
-    __getitem__ = __setitem__ = __add__ = __mul__ = __sub__ = __bool__ = _fail
-    __radd__ = __rmul__ = __rsub__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _fail
-    __index__ = __iter__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = _fail
+
+for _name in (*OPERATORS, "getitem", "setitem", "iter"):
+    setattr(Undeclared, f"__{_name}__", Undeclared._fail)
 
 
 def _is_array(value: Any) -> bool:

@@ -10,7 +10,7 @@ import weakref
 from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 
-from tilewright.support.definitions import ByCode
+from tilewright.support.definitions import ByCode, nested
 from tilewright.support.errors import Loc, is_own, locate_calls
 
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -22,10 +22,8 @@ _REWRITTEN_IDS = _REWRITTEN.by_id  # every frame of a stack is asked for every o
 
 def register(code: CodeType, columns: dict[int, int]) -> None:
     """`code` and everything nested in it is a user's code."""
-    _REWRITTEN[code] = columns
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            register(inner, columns)
+    for each in nested(code):
+        _REWRITTEN[each] = columns
 
 
 def users_frame() -> FrameType:
@@ -52,11 +50,6 @@ def by_theirs(frame: FrameType | None) -> bool:
     return False
 
 
-def on_behalf(file: str) -> None:
-    """Functions of this file act on values for the user's text."""
-    ORIGINS[file] = "behalf"
-
-
 def _origin(frame: FrameType) -> str:
     file = frame.f_code.co_filename
     library = file.startswith(_LIBRARY) and "site-packages" not in file
@@ -67,9 +60,11 @@ def _origin(frame: FrameType) -> str:
     return found
 
 
+# the file of functions that act on values for the user's text
+BEHALF = f"{__file__}:behalf"
 # by file: every frame of a stack is asked for every op; callbacks of weak references, which the
 # collector calls anywhere, are nobody's
-ORIGINS: dict[str, str] = {weakref.__file__: "nobody"}
+ORIGINS: dict[str, str] = {weakref.__file__: "nobody", BEHALF: "behalf"}
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,6 @@ from itertools import product
 
 import numpy as np
 
-from tilewright.ir.atoms import GROUP_UNITS
 from tilewright.ir.op import (
     Arrive,
     BarrierInit,
@@ -21,12 +20,11 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
 )
-from tilewright.machine.lanes import TileRegion, extents_of
+from tilewright.machine.lanes import TileRegion, extents_of, uniform_int
 from tilewright.machine.meaning import Builder, Run, meaning, thread_meaning, tile_meaning
 from tilewright.machine.numbers import Value
 from tilewright.machine.state import Block, Frame
 from tilewright.machine.sync import Blocked, Cell, Flow, Meeting
-from tilewright.machine.tile_agents import tile_agent
 from tilewright.support.errors import RunError
 
 # ── barriers in shared memory ────────────────────────────────────────────────────────────────
@@ -109,7 +107,7 @@ def run_barrier_init(b: Builder, op: BarrierInit) -> Run:
         if party is None:
             return
         block = agent.block
-        number = agent.agreed(fr, count(fr), "a barrier's count")
+        number = uniform_int(fr, count(fr), "a barrier's count")
         if number <= 0:
             raise RunError("a barrier needs at least one arrival", loc=op.loc, got=str(number))
         where = "" if len(block.cluster.blocks) == 1 else f" of block {block.index}"
@@ -181,8 +179,6 @@ def run_wait_cluster(b: Builder, op: Intrinsic) -> Run:
 @meaning(Sync)
 def run_sync(b: Builder, op: Sync) -> Run:
     (number,) = b.operands(op.id)
-    if op.scope not in ("block", "warp", "cluster", "named"):
-        raise RunError(f"unknown scope {op.scope!r}", loc=op.loc)
 
     def run(fr: Frame) -> Flow:
         agent, cluster = fr.agent, fr.agent.block.cluster
@@ -190,10 +186,7 @@ def run_sync(b: Builder, op: Sync) -> Run:
             return
         party, meetings = agent.party(fr), agent.block.meetings
         if op.scope == "named":
-            if number is None:
-                raise RunError("a named barrier needs an id", loc=op.loc)
-            which = agent.agreed(fr, number(fr), "a barrier's id")
-            name = f"named barrier {which}"
+            name = f"named barrier {uniform_int(fr, number(fr), 'an id')}"
             size = op.threads or party.size
         else:
             blocks = cluster.blocks if op.scope == "cluster" else [agent.block]
@@ -226,13 +219,8 @@ def run_turn(b: Builder, op: Turn) -> Run:
     """One agent stands for all warpgroups of the role: they come to it together."""
 
     def run(fr: Frame) -> None:
-        agent = tile_agent(fr)
         if fr.is_partial:
             raise RunError("some threads of a role do not reach its turn", loc=op.loc)
-        if agent.in_turn == (op.edge == "begin"):
-            word = "begins inside another" if agent.in_turn else "ends that has not begun"
-            raise RunError(f"a turn {word}", loc=op.loc)
-        agent.in_turn = not agent.in_turn
 
     return run
 
@@ -240,15 +228,8 @@ def run_turn(b: Builder, op: Turn) -> Run:
 # ── groups and fences ────────────────────────────────────────────────────────────────────────
 
 
-def _known_unit(op: Commit | WaitGroup) -> None:
-    if op.unit not in GROUP_UNITS:
-        raise RunError(f"unknown unit {op.unit!r}", loc=op.loc, expected=", ".join(GROUP_UNITS))
-
-
 @meaning(Commit)
 def run_commit(b: Builder, op: Commit) -> Run:
-    _known_unit(op)
-
     def run(fr: Frame) -> None:
         for groups in fr.agent.groups_of(fr, op.unit, "a commit of matrix instructions"):
             groups.commit()
@@ -258,8 +239,6 @@ def run_commit(b: Builder, op: Commit) -> Run:
 
 @meaning(WaitGroup)
 def run_wait_group(b: Builder, op: WaitGroup) -> Run:
-    _known_unit(op)
-
     def run(fr: Frame) -> Flow:
         agent = fr.agent
         for groups in agent.groups_of(fr, op.unit, "a wait for matrix instructions"):
@@ -272,9 +251,6 @@ def run_wait_group(b: Builder, op: WaitGroup) -> Run:
 
 @meaning(Fence)
 def run_fence(b: Builder, op: Fence) -> Run:
-    if op.kind not in ("proxy_async", "wgmma", "barrier_init", "cluster", "cluster_shared", "gpu"):
-        raise RunError(f"unknown fence {op.kind!r}", loc=op.loc)
-
     def run(fr: Frame) -> None:
         agent = fr.agent
         if op.kind == "proxy_async":

@@ -7,7 +7,6 @@ the stretch between two thread barriers) moves the base, which forgets everythin
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from tilewright.machine.memory import Memory
 from tilewright.support.errors import Loc
 
 WARP = 32
+PERIOD = 1 << 32  # entries of one period: more than there are lanes, or threads between barriers
 READ, WRITE, ATOMIC, UPDATE = "read", "write", "atomic", "update"
 # what an access must not meet, unordered: atomics do not disturb each other
 AGAINST = {READ: (WRITE, ATOMIC), WRITE: (WRITE, READ, ATOMIC), ATOMIC: (WRITE, READ)}
@@ -23,13 +23,15 @@ AGAINST = {READ: (WRITE, ATOMIC), WRITE: (WRITE, READ, ATOMIC), ATOMIC: (WRITE, 
 
 class Touch(NamedTuple):
     """An access of memory. `kind`: read, write, atomic, or update: one tile op reads and writes, in
-    the order that it needs itself. `owners`: which lane touches what, None for all together."""
+    the order that it needs itself. `owners`: which lane touches what, None for all together;
+    `value`: what each of them stores, where they may disagree."""
 
     kind: str
     mem: Memory
     where: Any
     owners: Any
     loc: Loc | None
+    value: Any = None
 
 
 class Lines:
@@ -60,15 +62,16 @@ class Conflicts:
     """Who touched what within one period: a shadow for each kind of access, of entries
     `base + id`. Ids are 0 … span - 2; the last stands for 'several'."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.base = 0
-        self.span = 1
-        self.lines = Lines()
+    _next = 0  # bases that no other period shares, since shadows outlive nests, blocks and kernels
 
-    def begin(self, base: int, ids: int) -> None:
+    def __init__(self, name: str, ids: int = 0) -> None:
+        self.name = name
+        self.begin(ids)
+
+    def begin(self, ids: int) -> None:
         """A period of as many ids."""
-        self.base, self.span, self.lines = base, ids + 1, Lines()
+        self.base, self.span, self.lines = Conflicts._next, ids + 1, Lines()
+        Conflicts._next += PERIOD
 
     def entry(self, ids: Any) -> Any:
         return self.base + ids
@@ -117,27 +120,6 @@ class Conflicts:
         return mem.window(mem.storage.shadow(f"{self.name}.{kind}", -1))
 
 
-class BlockRaces(Conflicts):
-    """Global elements that one block writes and another touches, within one kernel."""
-
-    _periods = count(1)
-
-    def __init__(self, blocks: int) -> None:
-        super().__init__("block")
-        # shadows of scratch tensors outlive a kernel, so periods of all kernels differ
-        self.begin(next(BlockRaces._periods) << 32, blocks)
-
-
-class NestRaces(Conflicts):
-    """Elements that two iterations of a nest touch."""
-
-    _next = 1  # bases that no other period shares, since shadows outlive nests and blocks
-
-    def enter(self, iterations: int) -> None:
-        self.begin(NestRaces._next, iterations)
-        NestRaces._next += self.span
-
-
 class ThreadRaces(Conflicts):
     """Elements that two threads of a block touch with no barrier between.
 
@@ -146,20 +128,15 @@ class ThreadRaces(Conflicts):
     the last for several warps.
     """
 
-    _next = 1
-
     def __init__(self, threads: int) -> None:
-        super().__init__("thread")
         self.threads = threads
         self.stretch = np.zeros(-(-threads // WARP), np.int64)
-        self.span = threads + self.stretch.size + 1
-        self.meet()
+        super().__init__("thread", threads + self.stretch.size)
 
     def meet(self) -> None:
         """All threads meet."""
-        ThreadRaces._next += (int(self.stretch.max()) + 1) * self.span
+        self.begin(self.span - 1)
         self.stretch[:] = 0
-        self.begin(ThreadRaces._next, self.span - 1)
 
     def meet_in_warps(self, mask: Any) -> None:
         """The threads of each warp that runs under `mask` meet."""

@@ -2,8 +2,7 @@
 
 Shared subtrees are evaluated once. `Select`, `and` and `or` evaluate a side that may fault (it
 loads, or a check watches it) only under the lanes that chose it; other sides are computed in all
-lanes, where garbage does no harm. Inside a `Map`, a load whose indices are nest variables plus
-something uniform becomes a box of the buffer instead of a gather.
+lanes, where garbage does no harm.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ import numpy as np
 
 from tilewright.ir.buffer import Region
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, walk
-from tilewright.machine import checks
 from tilewright.machine.lanes import (
     NOTHING,
     TileRegion,
     gather,
-    gather_box,
     lazy_and,
     lazy_or,
     narrow,
@@ -28,8 +25,81 @@ from tilewright.machine.lanes import (
     pick,
 )
 from tilewright.machine.numbers import Value, bin_fn, call_fn, cast_fn, cmp_fn
-from tilewright.machine.state import Frame
-from tilewright.support.errors import RunError
+from tilewright.machine.state import Frame, in_lane
+from tilewright.support.errors import RunError, SanitizerError
+
+_EXACT: dict[str, Any] = {"+": np.add, "-": np.subtract, "*": np.multiply}
+
+
+def _refuse(fr: Frame, wrong: Any, kind: str, message: str, fix: str = "") -> None:
+    """An error where an active lane is `wrong`."""
+    wrong = wrong if fr.mask is None or not np.any(wrong) else wrong & fr.mask
+    if np.any(wrong):
+        raise in_lane(SanitizerError(kind, message, loc=fr.loc(), fix=fix), fr, wrong)
+
+
+def divides(fr: Frame, divisor: Any) -> None:
+    """No active lane divides by zero."""
+    _refuse(
+        fr,
+        divisor == 0,
+        "division-by-zero",
+        "an integer is divided by zero",
+        "guard the division, e.g. T.if_then_else(d != 0, n // d, 0)",
+    )
+
+
+def shifts(fr: Frame, op: str, count: Any) -> None:
+    """No active lane shifts by a negative count."""
+    _refuse(
+        fr,
+        count < 0,
+        "negative-shift",
+        f"'{op}' by a negative count: {int(np.min(count))}",
+        "guard it, e.g. T.if_then_else(n >= 0, x << n, x >> -n)",
+    )
+
+
+def steps(fr: Frame, step: Any) -> None:
+    """No active lane counts by zero."""
+    _refuse(
+        fr,
+        step == 0,
+        "zero-step",
+        "a loop counts by a step of zero, so it has no iterations",
+        "guard the loop: if step != 0",
+    )
+
+
+def fits(fr: Frame, op: str, a: Any, b: Any) -> None:
+    """`a op b` stays inside int32 in every active lane."""
+    exact = _EXACT[op](a.astype(np.int64), b.astype(np.int64))
+    wrong = (exact < -(1 << 31)) | (exact >= 1 << 31)
+    if not np.any(wrong):
+        return
+    worst = int(np.max(np.where(wrong, exact, 0))) or int(np.min(np.where(wrong, exact, 0)))
+    _refuse(
+        fr,
+        wrong,
+        "index-overflow",
+        f"an index computed in int32 overflows: '{op}' gives {worst}",
+        'compute it in int64: T.cast(i, "int64")',
+    )
+
+
+def born_nan(fr: Frame, node: Expr, result: Any, args: tuple[Any, ...]) -> None:
+    """A NaN in the result comes from a NaN in an operand."""
+    new = _nan(result)
+    if not new.any():
+        return
+    for arg in args:
+        new = new & ~_nan(arg)
+    _refuse(fr, new, "nan", f"NaN is born in {node} though no operand is NaN")
+
+
+def _nan(x: Any) -> Any:
+    return np.isnan(np.asarray(x).astype(np.float64))
+
 
 Eval = Callable[[Frame], Value]
 Done = dict[tuple[int, bool], str]  # what a scope has computed: an expression, its name
@@ -38,21 +108,16 @@ Done = dict[tuple[int, bool], str]  # what a scope has computed: an expression, 
 class Evaluator:
     """Compiles expressions, with the checks that were asked for built in."""
 
-    def __init__(
-        self, *, sanitize: bool = False, nan: bool = False, load: Callable[..., Value] = gather
-    ) -> None:
+    def __init__(self, *, sanitize: bool = False, nan: bool = False) -> None:
         self.sanitize = sanitize
         self.nan = nan
-        self.load = load
-        self.axes: dict[Var, int] = {}  # nest variables of the `Map` being compiled
-        self.varying: set[Var] = set()  # variables that may differ between its iterations
         self._cache: dict[Any, tuple[Expr, Eval]] = {}
         self._faults: dict[int, tuple[Expr, bool]] = {}
 
     def __call__(self, expr: Expr, *, index: bool = False) -> Eval:
         """The function that evaluates `expr`; `index`: watch it for int32 overflow."""
         index = index and self.sanitize
-        key = (id(expr), index, tuple(self.axes))
+        key = (id(expr), index)
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = (expr, self._compile(expr, index))
@@ -89,29 +154,6 @@ class Evaluator:
             return node.op in ("//", "%", "+", "-", "*", "<<", ">>")
         return self.nan and node.dtype.is_float and isinstance(node, (Bin, Call, Cast))
 
-    def box(self, indices: tuple[Expr, ...]) -> tuple[tuple[int, Expr | None], ...] | None:
-        """Per index its nest axis (or -1) and offset, when each is a nest variable plus
-        something uniform and no variable appears twice."""
-        spec: list[tuple[int, Expr | None]] = []
-        for index in indices:
-            axis = -1
-            rest: Expr | None = index
-            if isinstance(index, Var) and index in self.axes:
-                axis, rest = self.axes[index], None
-            elif isinstance(index, Bin) and index.op == "+":
-                for var, other in ((index.a, index.b), (index.b, index.a)):
-                    if isinstance(var, Var) and var in self.axes:
-                        axis, rest = self.axes[var], other
-                        break
-            if rest is not None and any(
-                isinstance(n, Load) or n in self.varying for n in walk(rest)
-            ):
-                return None
-            if axis >= 0 and any(axis == a for a, _ in spec):
-                return None
-            spec.append((axis, rest))
-        return tuple(spec) if any(axis >= 0 for axis, _ in spec) else None
-
 
 def constant(expr: Const) -> Value:
     return (
@@ -145,10 +187,10 @@ class _Writer:
         self.owner = owner
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
-            "gather": owner.load, "gather_box": gather_box, "narrow": narrow, "pick": pick,
+            "gather": gather, "narrow": narrow, "pick": pick,
             "narrow_not": narrow_not, "lazy_and": lazy_and, "lazy_or": lazy_or, "lookup": lookup,
-            "NOTHING": NOTHING, "divides": checks.divides, "fits": checks.fits,
-            "born_nan": checks.born_nan, "shifts": checks.shifts,
+            "NOTHING": NOTHING, "divides": divides, "fits": fits,
+            "born_nan": born_nan, "shifts": shifts,
         }  # fmt: skip
         self.count = 0
 
@@ -226,15 +268,8 @@ class _Writer:
         return result
 
     def load(self, node: Load, done: Done, pad: str) -> str:
-        memory = self.assign(pad, f"fr.memory({node.buffer.name!r})")
+        memory = self.assign(pad, f"fr.bufs[{node.buffer.name!r}]")
         where = self.keep(node)
-        box = self.owner.box(node.indices) if self.owner.axes else None
-        if box is not None and not self.owner.sanitize:
-            parts = []
-            for axis, rest in box:
-                text = self.keep(np.int64(0)) if rest is None else self.emit(rest, done, pad, False)
-                parts.append(f"({axis}, {text}), ")
-            return self.assign(pad, f"gather_box(fr, {memory}, ({''.join(parts)}), {where})")
         parts = [self.emit(i, done, pad, self.owner.sanitize) + ", " for i in node.indices]
         return self.assign(pad, f"gather(fr, {memory}, ({''.join(parts)}), {where})")
 

@@ -1,35 +1,46 @@
-"""Asynchronous ops of tile code: copies and matrix instructions that return before they are done.
+"""Scheduled tile code: which accesses of shared memory have to be ordered, and copies and matrix
+instructions that return before they are done.
 
-Their accesses are recorded when they are issued; their data moves later, at a moment the scheduler
-picks, at the latest when a wait needs it.
+Every access of shared memory leaves a record: which elements, by whom, at what time on whose
+clock. An access that conflicts with an earlier one (one of them writes) must *know* of it: through
+a chain of arrivals and waits, thread barriers, or the wait that an asynchronous op completes at.
+Tile ops of one agent are ordered like those of two, unless the program leaves synchronisation to
+the compiler (`strict=False`), or both touch an element from the same thread. A bulk copy's bytes
+belong to the phase of the barrier that they were counted in.
+
+Asynchronous ops record their accesses when they are issued; their data moves later, at a moment
+the scheduler picks, at the latest when a wait needs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass
+from functools import lru_cache, partial
+from typing import Any, cast
 
 import numpy as np
 
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Region, Space
+from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import const
 from tilewright.ir.gather import gather_of
+from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Copy, Gemm, Map, Op
 from tilewright.machine.barriers import find_cells, home, ranks_of
-from tilewright.machine.clocks import NEVER
-from tilewright.machine.conflicts import ATOMIC, READ, WRITE
-from tilewright.machine.hazards import Access, check, check_proxy, record, require_alive
+from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE, Touch
 from tilewright.machine.lanes import (
     NOTHING,
     Box,
     TileRegion,
-    locate,
     narrow,
     uniform_int,
     write_box,
 )
 from tilewright.machine.meaning import Builder, Run, tile_meaning
-from tilewright.machine.memory import Array, make_poison
+from tilewright.machine.memory import Memory, make_poison
+from tilewright.machine.numbers import Array
 from tilewright.machine.ops import (
     gemm_operands,
     gemm_value,
@@ -39,10 +50,266 @@ from tilewright.machine.ops import (
     tile_box,
 )
 from tilewright.machine.sanitizer import require_written
-from tilewright.machine.state import Block, Frame
-from tilewright.machine.sync import Cell, Flow, Transfer
+from tilewright.machine.state import Block, Frame, Watch, Where
+from tilewright.machine.sync import NEVER, Cell, Flow, Transfer
 from tilewright.machine.tile_agents import TileAgent, tile_agent
-from tilewright.support.errors import RunError
+from tilewright.support.errors import Loc, RunError
+
+
+@dataclass(eq=False)
+class Access:
+    """Elements of some storage touched at one time."""
+
+    agent: TileAgent
+    mem: Memory
+    where: InitVar[Where]
+    kind: str
+    op: Op | None
+    entity: int
+    clock: int
+    proxy: str = "generic"
+    unit: str = ""
+    loc: Loc | None = None
+    owners: Any = None
+    threads: Any = None  # equal for accesses that take each element to the same thread
+    nest: Any = None  # the run of a nest that it belongs to: iterations are independent
+    # what all iterations of a nest would touch; the box, where it is all of it
+    span: Any = None
+    box: tuple[tuple[int, int], ...] | None = None
+    mask: Array | None = None
+    fence: int | None = None  # when the writer made it visible to the async proxy
+
+    def __post_init__(self, where: Where) -> None:
+        mem, owners, self.owners = self.mem, self.owners, None
+        if self.loc is None and self.op is not None:
+            self.loc = self.op.loc
+        if all(isinstance(w, (int, np.integer, slice)) for w in where):
+            self.box = self.span = tuple(_span(w) for w in where)
+            return
+        self.span = None if self.span is None else tuple(_span(w) for w in self.span)
+        self.mask = np.zeros(mem.storage.units, np.bool_)
+        mem.window(self.mask)[where] = True
+        if owners is not None and mem.ratio == 1:
+            self.owners = np.full(mem.storage.units, -1, np.int32)
+            mem.window(self.owners)[where] = owners
+
+    @property
+    def writes(self) -> bool:
+        return self.kind != READ
+
+    def cells(self) -> Array:
+        """The touched elements as a mask over the storage."""
+        if self.mask is None:
+            self.mask = np.zeros(self.mem.storage.units, np.bool_)
+            if self.box is not None:
+                where = tuple(slice(a, b) for a, b in self.box)
+                self.mem.window(self.mask)[where if where else ...] = True
+        return self.mask
+
+    def overlaps(self, other: Access) -> bool:
+        if self.box is not None and other.box is not None and self.mem is other.mem:
+            return all(a < d and c < b for (a, b), (c, d) in zip(self.box, other.box, strict=True))
+        return bool((self.cells() & other.cells()).any())
+
+    def covers(self, other: Access) -> bool:
+        if self.box is not None and other.box is not None and self.mem is other.mem:
+            return all(
+                a <= c and d <= b for (a, b), (c, d) in zip(self.box, other.box, strict=True)
+            )
+        return not (other.cells() & ~self.cells()).any()
+
+    def forget(self, other: Access) -> None:
+        """Drop what `other` overwrote."""
+        self.mask = self.cells() & ~other.cells()
+        self.box = None
+
+    def known_to(self, agent: TileAgent, knowledge: Array) -> bool:
+        """Whether `knowledge` of the agent says so; of other clusters it says nothing."""
+        return self.agent.clocks is agent.clocks and bool(knowledge[self.entity] >= self.clock)
+
+    def __str__(self) -> str:
+        name = type(self.op).__name__ if self.op is not None else "an access"
+        at = f" at {self.loc}" if self.loc is not None else ""
+        verb = {READ: "reads", WRITE: "writes", ATOMIC: "updates"}[self.kind]
+        return f"{name} by {self.agent}{at}, which {verb} {self.mem.name}"
+
+
+def _span(w: Any) -> tuple[int, int]:
+    return (w.start, w.stop) if isinstance(w, slice) else (int(w), int(w) + 1)
+
+
+def _same_threads(old: Access, new: Access) -> bool:
+    """Each element that both touch is touched by one and the same thread."""
+    if old.owners is not None and new.owners is not None:
+        both = old.cells() & new.cells()
+        return bool((old.owners[both] == new.owners[both]).all())
+    return (
+        old.threads is not None
+        and old.threads == new.threads
+        and old.span is not None
+        and old.span == new.span
+        and old.mem is new.mem
+    )
+
+
+def check(new: Access, knowledge: Array, strict: bool) -> None:
+    """`new` conflicts with nothing that it does not know to be over."""
+    storage = new.mem.storage
+    for old in storage.accesses:
+        if not (old.writes or new.writes) or old.known_to(new.agent, knowledge):
+            continue
+        if old.kind == new.kind == ATOMIC:
+            continue
+        if old.unit and old.unit == new.unit == "wgmma" and old.agent is new.agent:
+            continue  # matrix instructions of one agent run in order
+        if old.agent is new.agent and not old.unit and not strict:
+            continue
+        if old.nest is not None and old.nest is new.nest:
+            continue
+        if not old.overlaps(new):
+            continue
+        if old.agent is new.agent and not old.unit and not new.unit and _same_threads(old, new):
+            continue
+        raise _race(old, new)
+
+
+def _race(old: Access, new: Access) -> RunError:
+    own = old.agent is new.agent
+    if old.unit:
+        what = "an asynchronous operation is still in flight"
+        fix = {
+            "wgmma": "wait for its group (wait_group wgmma) first",
+            "bulk": "wait for its group (wait_group bulk), then synchronise the threads",
+            "cp_async": "wait for its group (wait_group cp_async), then synchronise the threads",
+        }.get(old.unit, "wait on the barrier that counts its bytes first")
+    elif own:
+        what = "threads of one role touch the same memory without a barrier between"
+        fix = "put a Sync between the two"
+    else:
+        what = "two roles touch the same memory without a barrier between"
+        fix = "let the first arrive on a barrier that the second waits for"
+    return RunError(
+        f"race on {new.mem.name}: {what}",
+        loc=new.loc,
+        notes=(f"first: {old}", f"then: {new}"),
+        fix=fix,
+    )
+
+
+def check_proxy(new: Access, knowledge: Array) -> None:
+    """What an async-proxy op reads or overwrites was written by it, or fenced by the writer
+    before; what was only read may be overwritten."""
+    for old in new.mem.storage.accesses:
+        if old.kind == READ or old.proxy != "generic" or not old.overlaps(new):
+            continue
+        if old.fence is None or knowledge[old.agent.each] < old.fence:
+            raise RunError(
+                f"ordinary writes to {new.mem.name} are not visible to this asynchronous "
+                f"{new.kind}",
+                loc=new.loc,
+                notes=(f"written: {old}", f"{new.kind}: {new}"),
+                fix="let the writer execute `Fence proxy_async`, then synchronise, before the "
+                f"{new.kind}",
+            )
+
+
+def record(new: Access, knowledge: Array) -> None:
+    """Keep `new`, and drop what it makes superfluous."""
+    storage = new.mem.storage
+    kept: list[Access] = []
+    for old in storage.accesses:
+        if new.kind == WRITE and old.known_to(new.agent, knowledge) and old.overlaps(new):
+            if new.covers(old):
+                continue
+            old.forget(new)
+        elif (
+            old.kind == new.kind == READ
+            and old.entity == new.entity
+            and old.clock <= new.clock
+            and old.box is not None
+            and old.box == new.box
+            and old.mem is new.mem
+        ):
+            continue
+        kept.append(old)
+    kept.append(new)
+    storage.accesses = kept
+
+
+class HazardWatch(Watch):
+    """Checks the ordinary accesses of an agent in a scheduled program."""
+
+    def __init__(self, agent: TileAgent, strict: bool) -> None:
+        self.agent = agent
+        self.strict = strict
+        self.nest: object | None = None
+
+    def enter_map(self, fr: Frame) -> None:
+        self.nest = object()
+
+    def leave_map(self, fr: Frame) -> None:
+        self.nest = None
+
+    def met_inside(self, fr: Frame, op: Op) -> bool:
+        if not meets_inside(op, self.agent.ids.size):
+            return False
+        self.agent.meet()
+        return True
+
+    def access(self, fr: Frame, t: Touch) -> None:
+        mem, space, agent = t.mem, t.mem.space, self.agent
+        if space is Space.LOCAL:
+            return
+        if space is not Space.SHARED:
+            if space is Space.FRAGMENT:
+                mem.storage.touched = agent.tick()
+            if not mem.storage.accesses:
+                return
+        require_alive(mem, fr)
+        new = Access(
+            agent,
+            mem,
+            t.where,
+            WRITE if t.kind == UPDATE else t.kind,  # conflicts with all that a read does
+            fr.op,
+            entity=agent.each,
+            clock=agent.clocks.now,
+            owners=None if fr.in_map or t.kind == ATOMIC else t.owners,
+            loc=t.loc,
+            threads=_pattern(fr),
+            nest=self.nest,
+            span=fr.pattern[1] if fr.pattern else None,
+        )
+        known = agent.known
+        check(new, known, self.strict)
+        if space is not Space.SHARED:
+            return
+        record(new, known)
+        if new.writes:
+            agent.unfenced.append(new)
+
+
+def _pattern(fr: Frame) -> Any:
+    """Equal for accesses of the same elements that take each of them to the same one thread."""
+    if fr.layout is not None and fr.pattern:
+        return fr.layout, fr.pattern[0]
+    if isinstance(fr.op, Copy) and fr.op.atom == "threads":
+        for side in (fr.op.src, fr.op.dst):
+            layout = side.buffer.layout
+            if isinstance(layout, Fragment) and side.is_whole and _is_bijective(layout):
+                return layout
+    return None
+
+
+@lru_cache(maxsize=64)
+def _is_bijective(layout: Fragment) -> bool:
+    return layout.is_bijective
+
+
+def require_alive(mem: Memory, fr: Frame) -> None:
+    """The block that owns this shared memory has not ended."""
+    if mem.storage.owner is not None:
+        cast("Block", mem.storage.owner).require_alive(mem.storage.key, fr.loc())
 
 
 def _access(
@@ -68,11 +335,21 @@ def _launch(fr: Frame, t: Transfer, accesses: list[Access], knowledge: Array, st
 
 
 def _launch_in_group(
-    fr: Frame, t: Transfer, accesses: list[Access], knowledge: Array, strict: bool
-) -> None:
-    """`_launch` for what completes with its group."""
-    agent, unit = tile_agent(fr), accesses[0].unit if accesses else ""
-    _launch(fr, t, accesses, knowledge, strict)
+    b: Builder, fr: Frame, op: Copy | Map | Gemm, parts: list[tuple[Box, str]],
+    fetch: Callable[[], Array], store: Callable[[Box, Array], None],
+) -> None:  # fmt: skip
+    """Let an op fly that completes with its group; `parts`: what it touches, and how."""
+    agent, unit = tile_agent(fr), ATOMS[str(op.atom)].completion
+    groups = agent.groups_in(unit)
+    accesses = []
+    for box, kind in parts:
+        if not box.is_empty and not (kind == READ and box.mem.is_global):
+            only_read = kind == READ and box.mem.space is not Space.FRAGMENT
+            entity = groups.reads if only_read else groups.entity
+            accesses.append(_access(agent, op, box, kind, entity, unit, groups.number))
+    written = [box for box, kind in parts if kind != READ]
+    t = Transfer(op, agent.block.cluster.pending, fetch, _storing(written, store))
+    _launch(fr, t, accesses, agent.single if unit == "bulk" else agent.known, b.explicit)
 
     def seen() -> None:
         # each thread wrote its part; the others see it after a thread barrier
@@ -83,7 +360,10 @@ def _launch_in_group(
 
     if accesses:
         t.seen = seen if unit == "cp_async" else None
-        agent.groups_in(unit).add(t)
+        groups.add(t)
+    for box, kind in parts:
+        if kind == WRITE and not isinstance(op, Gemm):
+            make_poison(box.mem, box.where, box.mem.dtype)
 
 
 def _storing(boxes: list[Box], store: Callable[[Box, Array], None]) -> Callable[[Array], None]:
@@ -109,29 +389,15 @@ def async_copy(b: Builder, op: Copy) -> Run:
     unit = ATOMS[str(op.atom)].completion
     if unit == "barrier":
         return _barrier_copy(b, op, src, dst)
-    if op.barrier is not None or op.multicast is not None:
-        raise RunError(f"{op.atom} takes no barrier and no multicast mask", loc=op.loc)
 
     def run(fr: Frame) -> None:
-        elected, agent = unit == "bulk", tile_agent(fr)
-        if not elected:
+        if unit != "bulk":
             require_collective(fr)
         there, here = tile_box(fr, src), tile_box(fr, dst)
-        groups = agent.groups_in(unit)
-        store = _storing([here], lambda box, value: store_tile(op, box, value))
-        pending = agent.block.cluster.pending
-        t = Transfer(op, pending, lambda: moved(op, there, here).copy(), store)
-        accesses = [
-            _access(agent, op, box, kind, entity, unit, groups.number)
-            for box, kind, entity in (
-                (there, READ, groups.reads),
-                (here, WRITE if op.reduce is None else ATOMIC, groups.entity),
-            )
-            if not box.is_empty and not (kind == READ and box.mem.is_global)
-        ]
-        _launch_in_group(fr, t, accesses, agent.single if elected else agent.known, b.explicit)
-        if op.reduce is None and not here.is_empty:
-            make_poison(here.mem, here.where, here.mem.dtype)
+        parts = [(there, READ), (here, WRITE if op.reduce is None else ATOMIC)]
+        _launch_in_group(
+            b, fr, op, parts, lambda: moved(op, there, here).copy(), partial(store_tile, op)
+        )
 
     return run
 
@@ -140,9 +406,7 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
     """The meaning of a nest whose atom completes later, at all of its points: where elements come
     from is found now, they are read and written then."""
     found = gather_of(op)
-    if found is None or op.atom is None:
-        raise RunError(f"{op.atom} does not make what this nest does", loc=op.loc)
-    unit = ATOMS[op.atom].completion
+    assert found is not None
     cond = b.evaluate(found.cond)
     indices = [b.evaluate(i, index=True) for i in found.load.indices]
     outer = found.store.indices[: -len(op.vars)]
@@ -152,8 +416,8 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
     name = found.load.buffer.name
 
     def run(fr: Frame) -> Flow:
-        agent, lanes, outside = tile_agent(fr), fr.lanes, fr.mask
-        here, tensor = tile_box(fr, tile), fr.memory(name)
+        lanes, outside = fr.lanes, fr.mask
+        here, tensor = tile_box(fr, tile), fr.bufs[name]
         wanted = cond(fr)
         valid = np.broadcast_to(wanted, lanes).copy()
         fr.mask = narrow(None, wanted)
@@ -171,19 +435,13 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
                 value[valid] = tensor.data[where]
             return value.reshape(here.extents)
 
-        groups = agent.groups_in(unit)
-        t = Transfer(op, agent.block.cluster.pending, fetch, _storing([here], write_box))
-        access = _access(agent, op, here, WRITE, groups.entity, unit, groups.number)
-        _launch_in_group(fr, t, [access], agent.known, b.explicit)
-        make_poison(here.mem, here.where, here.mem.dtype)
+        _launch_in_group(b, fr, op, [(here, WRITE)], fetch, write_box)
         yield from ()
 
     return run
 
 
 def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Run:
-    if op.barrier is None:
-        raise RunError(f"a {op.atom} needs the barrier that counts its bytes", loc=op.loc)
     barrier, mask = b.operands(op.barrier, op.multicast)
     elected = ATOMS[str(op.atom)].proxy == "async"
 
@@ -192,28 +450,22 @@ def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Run
             require_collective(fr)
         agent, cluster = tile_agent(fr), fr.agent.block.cluster
         there = tile_box(fr, src)
-        ranks: list[int | None] = [None]
-        if dst.cta is not None:
-            ranks = [uniform_int(fr, dst.cta(fr), "a cluster rank")]
+        owners = [home(fr, dst, 0)]
         if mask is not None:
-            ranks = [*ranks_of(fr, uniform_int(fr, mask(fr), "a multicast mask"))]
+            ranks = ranks_of(fr, uniform_int(fr, mask(fr), "a multicast mask"))
+            owners = [cluster.block(rank, fr) for rank in ranks]
         targets: list[tuple[Block, Cell, Box]] = []
-        for rank in ranks:
-            owner = agent.block if rank is None else cluster.block(rank, fr)
-            for start in barrier.starts:
-                uniform_int(fr, start(fr), "a barrier's index")
-            there_too = mask is None and barrier.cta is not None
-            block = home(fr, barrier, 0) if there_too else owner
+        for start in barrier.starts:
+            uniform_int(fr, start(fr), "a barrier's index")
+        for owner in owners:
+            block = owner if mask is not None or barrier.cta is None else home(fr, barrier, 0)
             (cell,) = yield from find_cells(b, fr, barrier, 0, block)
             if b.explicit:
                 knows = np.array([agent.elected if elected else agent.every])
                 cell.require_ready(knows, fr.loc(), fenced=True)
             name = op.dst.buffer.name
-            memory = fr.memory(name) if rank is None else owner.existing(name, fr)
-            box = locate(fr, dst, memory)
-            if box is None:
-                raise RunError("a bulk copy needs uniform coordinates", loc=op.loc)
-            targets.append((block, cell, box))
+            memory = fr.bufs[name] if owner is agent.block else owner.existing(name, fr)
+            targets.append((block, cell, tile_box(fr, dst, memory)))
         knowledge = agent.single if elected else agent.known
         told = knowledge.copy()  # what the one who issues this knows now
         told[agent.each] = agent.clocks.now
@@ -261,32 +513,20 @@ def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Run
 def async_gemm(b: Builder, op: Gemm) -> Run:
     """A gemm whose atom completes later."""
     tiles, clear = gemm_operands(b, op)
-    strict, unit = b.explicit, ATOMS[str(op.atom)].completion
 
     def run(fr: Frame) -> None:
         require_collective(fr)
         agent = tile_agent(fr)
         x, y, c = (tile_box(fr, t) for t in tiles)
         fresh = bool(uniform_int(fr, clear(fr), "clear"))
-        groups = agent.groups_in(unit)
-        pending, store = agent.block.cluster.pending, _storing([c], write_box)
-        t = Transfer(op, pending, lambda: gemm_value(op, x, y, c, fresh), store)
-        accesses = []
-        for box, kind in ((x, READ), (y, READ), (c, WRITE)):
-            registers = box.mem.space is Space.FRAGMENT
-            if strict and registers and box.mem.storage.touched >= agent.fenced:
-                raise RunError(
-                    f"ordinary code touched the registers of {box.mem.name}, and no fence orders "
-                    "that before this matrix instruction",
-                    loc=op.loc,
-                    fix="execute `fence wgmma` between the two",
-                )
-            entity = groups.entity if registers else groups.reads
-            accesses.append(_access(agent, op, box, kind, entity, unit, groups.number))
+        for box in (x, y, c):
+            if b.explicit and box.mem.space is Space.FRAGMENT:
+                agent.require_fenced(box.mem, op.loc)
         if agent.sanitize:
             for box in (x, y, *(() if fresh else (c,))):
                 if all(a.known_to(agent, agent.known) for a in box.mem.storage.accesses):
                     require_written(box.mem, box.where, fr.loc())
-        _launch_in_group(fr, t, accesses, agent.known, strict)
+        parts = [(x, READ), (y, READ), (c, WRITE)]
+        _launch_in_group(b, fr, op, parts, lambda: gemm_value(op, x, y, c, fresh), write_box)
 
     return run

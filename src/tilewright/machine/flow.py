@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.ir.arith import const
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, variables
 from tilewright.ir.op import (
@@ -26,9 +27,8 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.machine import checks
+from tilewright.machine.evaluate import steps
 from tilewright.machine.events import async_nest
-from tilewright.machine.joint import together
 from tilewright.machine.lanes import (
     NOTHING,
     narrow,
@@ -40,36 +40,24 @@ from tilewright.machine.lanes import (
 from tilewright.machine.meaning import (
     Builder,
     Run,
-    drain,
     meaning,
     tile_meaning,
 )
 from tilewright.machine.memory import Memory, allocate, make_poison, open_view
-from tilewright.machine.numbers import cast_fn
+from tilewright.machine.numbers import Array, cast_fn
 from tilewright.machine.padding import Tracer, blank
 from tilewright.machine.state import Frame
 from tilewright.machine.sync import Flow
+from tilewright.machine.tile_agents import together
 from tilewright.support.errors import RunError
 
 MANY = 1 << 22  # iterations of one `while` after which nobody would wait any longer
 
 
-def _union(a: Any, b: Any) -> Any:
-    """Lanes of either: None is no lane, True every lane."""
-    if a is True or b is None:
-        return a
-    if b is True or a is None:
-        return b
-    return a | b
-
-
-def _without(mask: Any, gone: Any) -> Any:
-    """`mask` less the lanes in `gone`, or NOTHING."""
-    if gone is None:
-        return mask
-    if gone is True:
-        return NOTHING
-    return narrow(mask, ~gone)
+def _leave(fr: Frame, gone: Array | None) -> Array:
+    """`gone` (None: nobody) and the running lanes."""
+    lanes = fr.active(fr.lanes)
+    return lanes if gone is None else gone | lanes
 
 
 class _Loop:
@@ -83,11 +71,8 @@ class _Loop:
     def next(self, fr: Frame) -> bool:
         """Before an iteration: lanes that broke out stay out; False when none is left."""
         fr.stop = None
-        left = _without(self.mask, fr.broke)
-        if left is NOTHING:
-            return False
-        fr.mask = left
-        return True
+        fr.mask = self.mask if fr.broke is None else narrow(self.mask, ~fr.broke)
+        return fr.mask is not NOTHING
 
     def close(self, fr: Frame) -> None:
         fr.mask, fr.stop, fr.broke = self.saved
@@ -102,7 +87,7 @@ def run_for(b: Builder, op: For) -> Run:
     def run(fr: Frame) -> Flow:
         first, last, by = start(fr), stop(fr), step(fr)
         if b.evaluate.sanitize:
-            checks.steps(fr, by)
+            steps(fr, by)
         loop = _Loop(fr)
         if first.ndim or last.ndim or by.ndim:
             at, last, by = (np.asarray(x).astype(np.int64) for x in (first, last, by))
@@ -176,8 +161,7 @@ def run_if(b: Builder, op: If) -> Run:
 @meaning(Break)
 def run_break(b: Builder, op: Break) -> Run:
     def run(fr: Frame) -> None:
-        lanes = True if fr.mask is None else fr.mask
-        fr.stop, fr.broke = _union(fr.stop, lanes), _union(fr.broke, lanes)
+        fr.stop, fr.broke = _leave(fr, fr.stop), _leave(fr, fr.broke)
 
     return run
 
@@ -185,7 +169,7 @@ def run_break(b: Builder, op: Break) -> Run:
 @meaning(Continue)
 def run_continue(b: Builder, op: Continue) -> Run:
     def run(fr: Frame) -> None:
-        fr.stop = _union(fr.stop, True if fr.mask is None else fr.mask)
+        fr.stop = _leave(fr, fr.stop)
 
     return run
 
@@ -221,11 +205,6 @@ def run_role(b: Builder, op: Role) -> Run:
     body = b.body(op.body)
     b.role_depth -= 1
     share = op.warps // op.instances
-    if share * op.instances != op.warps:
-        raise RunError(
-            f"role {op.name} deals {op.warps} warps to {op.instances} instances unevenly",
-            loc=op.loc,
-        )
 
     def run(fr: Frame) -> Flow:
         agent = fr.agent
@@ -253,11 +232,16 @@ def run_hint(b: Builder, op: Hint) -> Run:
 @tile_meaning(Map)
 def run_map(b: Builder, op: Map) -> Run:
     evaluate = b.evaluate
+    if b.in_map:  # inside of another one: iterations are independent, so one after another
+        inner = op.body
+        for var, extent in zip(op.vars[::-1], op.extents[::-1], strict=True):
+            inner = (For(var, const(0), extent, inner, loc=op.loc),)
+        return b.body(inner)
     extents = [evaluate(e) for e in op.extents]
     inner_vars = {v for each in walk_ops(op) for v in bound(each)}
     used = {v for i in walk_ops(op.body) for e in expressions(i) for v in variables(e)}
     outer = sorted(v.name for v in used - inner_vars)
-    own = {each.buffer.name for each in walk_ops(op.body) if isinstance(each, (Alloc, View))}
+    own = {each.buffer.name for each in walk_ops(op.body, Alloc, View)}
     locals_ = {
         (buf.name, buf in written_buffers(each))
         for each in walk_ops(op.body)
@@ -266,49 +250,32 @@ def run_map(b: Builder, op: Map) -> Run:
     }
     private = sorted(name for name, written in locals_ if written)
     read_only = sorted({name for name, _ in locals_}.difference(private))
-    saved_axes, saved_varying = evaluate.axes, evaluate.varying
-    base = len(saved_axes)
-    evaluate.axes = {**saved_axes, **{v: base + k for k, v in enumerate(op.vars)}}
-    evaluate.varying = saved_varying | inner_vars
+    b.in_map = True
     body = b.body(op.body) if op.atom is None else async_nest(b, op)
-    evaluate.axes, evaluate.varying = saved_axes, saved_varying
+    b.in_map = False
     numbers = [(v.name, v.dtype.numpy) for v in op.vars]
 
     def run(fr: Frame) -> None:
         shape = tuple(uniform_int(fr, e(fr), "an extent") for e in extents)
         if any(n <= 0 for n in shape):
             return
-        nested = fr.in_map
-        if not nested:
-            _check_collective(fr, outer, read_only)
+        _check_collective(fr, outer, read_only)
         saved = fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout
-        fr.layout = None if nested else op.layout
-        deeper: dict[str, Any] = {}
-        if nested:
-            # values of the outer nest gain the inner axes
-            tail = (1,) * len(shape)
-            deeper = {name: v for name, v in fr.vars.items() if v.ndim}
-            for name, v in deeper.items():
-                fr.vars[name] = v.reshape(v.shape + tail)
-            fr.mask = None if fr.mask is None else fr.mask.reshape(fr.mask.shape + tail)
-            fr.lanes = fr.lanes + shape
-        else:
-            fr.lanes, fr.mask, fr.in_map = shape, None, True
-        fr.grid = open_grid(fr.lanes)
-        for (name, number), values in zip(numbers, fr.grid[-len(shape) :], strict=True):
+        fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout = (
+            shape, open_grid(shape), None, True, op.layout
+        )  # fmt: skip
+        for (name, number), values in zip(numbers, fr.grid, strict=True):
             fr.vars[name] = values.astype(number, copy=False)
-        kept: dict[str, Memory] = {}
-        if not nested:
-            for name in private:
-                kept[name] = fr.memory(name)
-                fr.bufs[name] = _private_copy(fr, kept[name])
-            for watch in fr.watches:
-                watch.enter_map(fr)
-        drain(body(fr), fr)
-        for watch in () if nested else fr.watches:
+        kept = {name: fr.bufs[name] for name in private}
+        for name, memory in kept.items():
+            fr.bufs[name] = _private_copy(fr, memory)
+        for watch in fr.watches:
+            watch.enter_map(fr)
+        for _ in body(fr):  # it waits for nothing
+            pass
+        for watch in fr.watches:
             watch.leave_map(fr)
         fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout = saved
-        fr.vars.update(deeper)
         for name, memory in kept.items():
             fr.bufs[name] = memory
             make_poison(memory, (...,), memory.dtype)
@@ -331,7 +298,7 @@ def _check_collective(fr: Frame, variables: list[str], locals_: list[str]) -> No
                 fix="use the nest's own variables, or thread-level loops",
             )
     for name in locals_:
-        if fr.memory(name).lead:
+        if fr.bufs[name].lead:
             raise RunError(
                 f"{name} differs between threads, so an elementwise nest cannot read it",
                 loc=fr.loc(),
@@ -357,11 +324,9 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
     (init,) = b.operands(op.init)
     to = None if op.init is None else cast_fn(op.init.dtype, buffer.dtype)
     track, in_role = b.evaluate.sanitize, b.role_depth > 0
-    if b.threads and buffer.space is Space.FRAGMENT:
-        raise RunError(f"{buffer.name} is a fragment, which threads do not have", loc=op.loc)
 
     def make(fr: Frame, lead: tuple[int, ...] = ()) -> Memory:
-        return allocate(
+        found = allocate(
             buffer,
             tuple(uniform_int(fr, s(fr), "a size") for s in shape),
             unit=family.unit,
@@ -369,14 +334,12 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
             lead=lead,
             track=track,
         )
+        found.storage.watched = not b.threads or buffer.name in b.registers
+        return found
 
     def run(fr: Frame) -> None:
         if buffer.space in (Space.SHARED, Space.BARRIER):
             fr.bufs[buffer.name] = fr.agent.block.own_memory(buffer, lambda: make(fr))
-        elif buffer.space is Space.GLOBAL:
-            fr.bufs[buffer.name] = fr.agent.block.cluster.launch.global_memory(
-                buffer, lambda: make(fr)
-            )
         elif buffer.space is Space.LOCAL:
             spread = fr.in_map or family.viewed
             fr.bufs[buffer.name] = make(fr, fr.lanes if spread else ())
@@ -406,6 +369,6 @@ def run_view(b: Builder, op: View) -> Run:
             return
         sizes = tuple(uniform_int(fr, s(fr), "a size") for s in shape)
         at = uniform_int(fr, offset(fr), "a view's offset")
-        fr.bufs[op.buffer.name] = open_view(op.buffer, sizes, fr.memory(op.source.name), at)
+        fr.bufs[op.buffer.name] = open_view(op.buffer, sizes, fr.bufs[op.source.name], at)
 
     return run

@@ -7,7 +7,7 @@ which lanes are active (None: all). Inactive lanes may compute anything and touc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,10 +17,9 @@ import numpy as np
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Load
 from tilewright.machine.conflicts import READ, WRITE
-from tilewright.machine.memory import Array, Memory, describe_index
-from tilewright.machine.numbers import Value
-from tilewright.machine.postmortem import in_lane
-from tilewright.machine.state import Frame, Where
+from tilewright.machine.memory import Memory, describe_index
+from tilewright.machine.numbers import Array, Value
+from tilewright.machine.state import Frame, Where, in_lane
 from tilewright.support.errors import RunError, SanitizerError
 
 
@@ -82,9 +81,8 @@ def lazy_or(cond: Value, b: Value) -> Value:
 
 def lane_axes(fr: Frame, mem: Memory) -> Where:
     """The leading index that gives each lane its own copy of a private buffer."""
-    rank = len(mem.lead)
-    if mem.lead == fr.lanes[:rank]:
-        return fr.grid[:rank]
+    if mem.lead == fr.lanes:
+        return fr.grid
     raise RunError(
         f"{mem.name} belongs to each thread, so an elementwise nest cannot use it",
         loc=fr.loc(),
@@ -104,14 +102,14 @@ def out_of_range(
     return RunError(f"out-of-range: {what}", loc=loc, expected=f"an index inside {shape}", fix=fix)
 
 
-def _fail(fr: Frame, mem: Memory, idx: Where, bad: Array, node: Load | None) -> RunError:
+def not_inside(fr: Frame, mem: Memory, idx: Where, bad: Array, node: Load | None) -> RunError:
     shape = np.broadcast_shapes(*(np.shape(i) for i in idx), bad.shape)
     at = np.unravel_index(int(np.argmax(np.broadcast_to(bad, shape))), shape)
     first = tuple(int(np.broadcast_to(i, shape)[at]) for i in idx)
     return in_lane(out_of_range(fr, mem, first, node), fr, bad)
 
 
-def _outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
+def outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
     """Where any index is out of range, or None when all are in."""
     bad: Any = None
     for i, n in zip(idx, shape, strict=True):
@@ -124,45 +122,58 @@ def _outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
     return None if bad is None else np.asarray(bad)
 
 
+def inside(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> tuple[Array | None, Any]:
+    """Where indices are outside of a tensor (an error where nothing lies around it), and the
+    active lanes where they are not."""
+    bad = outside(idx, mem.shape)
+    if bad is None:
+        return None, fr.mask
+    wrong = bad if fr.mask is None else bad & fr.mask
+    if not mem.pads and wrong.any():
+        raise not_inside(fr, mem, idx, wrong, node)
+    return bad, narrow_not(fr.mask, bad)
+
+
 def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
     """The elements at `idx`, in every active lane."""
     if all(i.ndim == 0 for i in idx) and (not mem.lead or mem.lead == fr.lanes):
         at = tuple(map(int, idx))
         for i, n in zip(at, mem.shape, strict=True):
             if not 0 <= i < n:
-                if mem.is_global:
+                if mem.pads:
                     fr.outside = True
                     return np.zeros((), mem.dtype.numpy)[()]
                 raise out_of_range(fr, mem, at, node)
         if mem.lead:
             at = (slice(None),) * len(mem.lead) + at  # type: ignore[assignment]
-        if fr.watches:
+        if fr.watches and mem.storage.watched:
             watch_lanes(fr, mem, idx, fr.mask, node, READ)
         return mem.data[at]
-    bad = _outside(idx, mem.shape)
-    live = fr.mask
+    box = as_box(fr, mem, idx)
+    if box is not None and (fr.mask is None or not fr.watches):
+        where, axes = box
+        if fr.watches:
+            fr.touch(READ, mem, where, None, node)
+            fr.pattern = None
+        return read_along(fr, mem.data[where], axes)
+    bad, live = inside(fr, mem, idx, node)
     if bad is not None:
-        if mem.is_global:
-            fr.outside = True
-            live = ~bad if live is None else live & ~bad
-        else:
-            wrong = bad if fr.mask is None else bad & fr.mask
-            if wrong.any():
-                raise _fail(fr, mem, idx, wrong, node)
+        fr.outside = fr.outside or mem.pads
         if 0 in mem.shape:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in idx)), mem.dtype.numpy)
         idx = tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, mem.shape, strict=True))
-    if fr.watches:
+    if fr.watches and mem.storage.watched and live is not NOTHING:
         watch_lanes(fr, mem, idx, live, node, READ)
+        fr.pattern = None
     full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
     value = mem.data[full]
-    if bad is not None and mem.is_global:
+    if bad is not None and mem.pads:
         value = np.where(bad, np.zeros((), mem.dtype.numpy), value)
     return value
 
 
 def watch_lanes(
-    fr: Frame, mem: Memory, idx: Where, mask: Any, node: Load | None, kind: str
+    fr: Frame, mem: Memory, idx: Where, mask: Any, node: Load | None, kind: str, value: Any = None
 ) -> None:
     """Tell the watcher which lanes touch which elements."""
     if not fr.in_map and not mem.lead and mask is None and all(i.ndim == 0 for i in idx):
@@ -177,31 +188,42 @@ def watch_lanes(
         keep = np.broadcast_to(mask, shape)
         full = tuple(i[keep] for i in full)
         owners = owners[keep]
+        value = None if value is None else np.broadcast_to(value, shape)[keep]
     if owners.size:
-        fr.touch(kind, mem, full, owners, node)
+        fr.touch(kind, mem, full, owners, node, value)
 
 
 def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
     """Store `value` at `idx` in every active lane; the last lane wins where two agree."""
-    uniform = not value.ndim and all(i.ndim == 0 for i in idx)
+    one = all(i.ndim == 0 for i in idx)  # and the same element of each lane, or of all together
+    uniform = one and not value.ndim
     if mem.space is Space.LOCAL and not mem.lead and not (uniform and fr.mask is None):
         mem.spread(fr.lanes)
-    bad = _outside(idx, mem.shape)
-    mask = fr.mask
-    if bad is not None:
-        if not mem.is_global:
-            wrong = bad if mask is None else bad & mask
-            if wrong.any():
-                raise _fail(fr, mem, idx, wrong, None)
-        mask = ~bad if mask is None else mask & ~bad
-        if not mask.any():
+    box = as_box(fr, mem, idx)
+    if box is not None and fr.mask is None:
+        where, axes = box
+        if not value.ndim or all(n == 1 or k in axes for k, n in enumerate(fr.lanes)):
+            if fr.watches:
+                fr.touch(WRITE, mem, where)
+                fr.pattern = None
+            data = mem.data
+            data[where] = write_along(fr, value, axes) if value.ndim else value
+            mem.flush(data)
             return
-    if fr.watches:
+    _, mask = inside(fr, mem, idx, None)
+    if mask is NOTHING:
+        fr.pattern = None
+        return
+    if fr.watches and mem.storage.watched:
         seen = mask
-        one_place = all(i.ndim == 0 for i in idx) and not fr.in_map and not mem.lead
-        if one_place and (mask is not None or value.ndim):
+        if one and not fr.in_map and not mem.lead and (mask is not None or value.ndim):
             seen = _storing(fr, value, mask)
-        watch_lanes(fr, mem, idx, seen, None, WRITE)
+        watch_lanes(fr, mem, idx, seen, None, WRITE, value)
+        fr.pattern = None
+    if one and mem.space is Space.LOCAL and type(mem) is Memory and mem.lead in ((), fr.lanes):
+        at: Any = (..., *map(int, idx))
+        np.copyto(mem.data[at], value, where=True if mask is None else mask)
+        return
     data = mem.data
     if not mem.lead and uniform:
         data[tuple(map(int, idx))] = value
@@ -233,88 +255,46 @@ def _storing(fr: Frame, value: Value, mask: Any) -> Any:
     return first
 
 
-# ── boxes: a nest's variables plus offsets, without index arrays ─────────────────────────────
-
-BoxSpec = tuple[tuple[int, Value], ...]  # per dimension: nest axis (or -1) and start
+# ── boxes: what a nest touches, without index arrays ─────────────────────────────
 
 
-def _box_where(fr: Frame, mem: Memory, spec: BoxSpec) -> tuple[Where, list[int]] | None:
-    """The box and its axes, or None where it takes index arrays; told to the watcher's pattern."""
-    if mem.lead or fr.exact:
+def as_box(fr: Frame, mem: Memory, idx: Where) -> tuple[Where, tuple[int, ...]] | None:
+    """The box that a nest touches, and the axes of the nest along which its dimensions run (-1:
+    none), where each index is a number, or counts along an axis of its own."""
+    if mem.lead or not fr.in_map or fr.exact:
         return None
     where: list[Any] = []
     axes: list[int] = []
-    for (axis, start), size in zip(spec, mem.shape, strict=True):
-        if start.ndim:
+    for i, size in zip(idx, mem.shape, strict=True):
+        low, count, axis = int(i.flat[0]), i.size, -1
+        if low < 0 or low + count > size:
             return None
-        low = int(start)
-        if low < 0:
-            return None
-        if axis < 0:
-            if low >= size:
+        if count > 1:
+            axis = i.shape.index(max(i.shape))
+            if i.shape[axis] != count or i.ndim != len(fr.lanes) or axis in axes:
                 return None
-            where.append(low)
-        else:
-            high = low + fr.lanes[axis]
-            if high > size:
+            if not np.array_equal(i.reshape(-1), np.arange(low, low + count)):
                 return None
-            where.append(slice(low, high))
-            axes.append(axis)
+        where.append(low if axis < 0 else slice(low, low + count))
+        axes.append(axis)
     if fr.watches:
-        fr.pattern = tuple(axis for axis, _ in spec), tuple(where)
-    return tuple(where), axes
+        fr.pattern = tuple(axes), tuple(where)
+    return tuple(where), tuple(axes)
 
 
-def _generic(fr: Frame, spec: BoxSpec) -> Where:
-    return tuple(s if axis < 0 else s + fr.grid[axis].astype(s.dtype) for axis, s in spec)
+def read_along(fr: Frame, value: Array, axes: tuple[int, ...]) -> Value:
+    """Elements of a box, for each lane."""
+    used = [axis for axis in axes if axis >= 0]
+    shape = [n if k in used else 1 for k, n in enumerate(fr.lanes)]
+    return value.transpose(np.argsort(used)).reshape(shape) if used else value
 
 
-def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
-    """`gather` where each index is a nest variable plus something uniform."""
-    found = _box_where(fr, mem, spec)
-    if found is None or (fr.mask is not None and fr.watches):
-        value = gather(fr, mem, _generic(fr, spec), node)
-        fr.pattern = None
-        return value
-    where, axes = found
-    if fr.watches:
-        fr.touch(READ, mem, where, None, node)
-        fr.pattern = None
-    value = mem.data[where]
-    if not axes:
-        return value
-    order = sorted(range(len(axes)), key=axes.__getitem__)
-    shape = [1] * len(fr.lanes)
-    for axis in axes:
-        shape[axis] = fr.lanes[axis]
-    return value.transpose(order).reshape(shape)
-
-
-def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
-    """`scatter` where each index is a nest variable plus something uniform."""
-    found = _box_where(fr, mem, spec)
-    covered = {axis for axis, _ in spec}
-    if found is None or fr.mask is not None or any(
-        n > 1 and k not in covered and value.ndim for k, n in enumerate(fr.lanes)
-    ):  # fmt: skip
-        scatter(fr, mem, _generic(fr, spec), value)
-        fr.pattern = None
-        return
-    where, axes = found
-    if fr.watches:
-        fr.touch(WRITE, mem, where)
-        fr.pattern = None
-    data = mem.data
-    if value.ndim and axes:
-        value = np.broadcast_to(value, fr.lanes)
-        drop = tuple(0 if k not in axes else slice(None) for k in range(len(fr.lanes)))
-        value = value[drop]
-        order = sorted(axes)
-        value = value.transpose([order.index(a) for a in axes])
-    elif value.ndim:
-        value = value.reshape(-1)[-1]
-    data[where] = value
-    mem.flush(data)
+def write_along(fr: Frame, value: Value, axes: tuple[int, ...]) -> Value:
+    """The inverse of `read_along`."""
+    used = [axis for axis in axes if axis >= 0]
+    full = np.broadcast_to(value, fr.lanes)
+    part = full[tuple(slice(None) if k in used else 0 for k in range(full.ndim))]
+    return part.transpose([sorted(used).index(axis) for axis in used])
 
 
 # ── tiles ────────────────────────────────────────────────────────────────────────────────────
@@ -337,7 +317,7 @@ class TileRegion:
         return tuple([s(fr) for s in self.starts])
 
     def memory(self, fr: Frame) -> Memory:
-        return fr.memory(self.region.buffer.name)
+        return fr.bufs[self.region.buffer.name]
 
 
 @dataclass
@@ -370,18 +350,19 @@ class Box:
         return any(h <= lo for lo, h in zip(self.low, self.high, strict=True))
 
 
-def uniform_int(fr: Frame, value: Value, what: str) -> int:
-    """`value` as an integer that all threads agree on."""
-    if value.ndim:
-        first = value.reshape(-1)[0]
-        if (value != first).any():
-            raise RunError(
-                f"{what} differs between threads, but this operation is collective",
-                loc=fr.loc(),
-                fix="use a uniform value, or thread-level loads and stores",
-            )
-        return int(first)
-    return int(value)
+def uniform_int(fr: Frame, value: Value, what: str, among: Any = None) -> int:
+    """`value` as an integer on which the running lanes (or those `among` them) agree."""
+    if not value.ndim:
+        return int(value)
+    chosen = fr.active(fr.lanes) if among is None else among
+    first, *_ = values = np.broadcast_to(value, fr.lanes)[chosen]
+    if (values != first).any():
+        raise RunError(
+            f"{what} differs between threads, but this operation is collective",
+            loc=fr.loc(),
+            fix="use a uniform value, or thread-level loads and stores",
+        )
+    return int(first)
 
 
 def extents_of(fr: Frame, tile: TileRegion) -> tuple[int, ...]:
@@ -393,7 +374,7 @@ def extents_of(fr: Frame, tile: TileRegion) -> tuple[int, ...]:
 def region_memory(fr: Frame, tile: TileRegion) -> Memory:
     name = tile.buffer.name
     if tile.cta is None:
-        return fr.memory(name)
+        return fr.bufs[name]
     rank = uniform_int(fr, tile.cta(fr), "a cluster rank")
     return fr.agent.block.cluster.block(rank, fr).existing(name, fr)
 
@@ -410,23 +391,22 @@ def locate(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box | None
                 return None
             value = value.reshape(-1)[0]
         starts.append(int(value))
-    low, high, pad = [], [], []
-    for s, e, n in zip(starts, extents, mem.shape, strict=True):
-        if s < 0 or s + e > n:
-            if not mem.is_global and e > 0:
-                at = tuple(
-                    s if s < 0 else s + e - 1 if s + e > n else s
-                    for s, e, n in zip(starts, extents, mem.shape, strict=True)
-                )
-                raise out_of_range(fr, mem, at)
-            lo = min(max(s, 0), n)
-            hi = max(min(s + e, n), lo)
-        else:
-            lo, hi = s, s + e
-        low.append(lo)
-        high.append(hi)
-        pad.append(max(lo - s, 0))
-    return Box(mem, extents, tuple(low), tuple(high), tuple(pad))
+    box = clip(mem, starts, extents)
+    if not mem.is_global and not box.is_whole:
+        last = (s if s < 0 else max(s, min(s + e - 1, n))
+                for s, e, n in zip(starts, extents, mem.shape, strict=True))  # fmt: skip
+        raise out_of_range(fr, mem, tuple(last))
+    return box
+
+
+def clip(mem: Memory, starts: Sequence[int], extents: Sequence[int], shape: Any = None) -> Box:
+    """The part of a tile that lies inside the buffer, or inside of `shape`."""
+    low, high = [], []
+    for s, e, n in zip(starts, extents, shape or mem.shape, strict=True):
+        low.append(min(max(s, 0), n))
+        high.append(max(min(s + e, n), low[-1]))
+    pad = (max(lo - s, 0) for lo, s in zip(low, starts, strict=True))
+    return Box(mem, tuple(extents), tuple(low), tuple(high), tuple(pad))
 
 
 def read_box(box: Box) -> Array:
@@ -446,34 +426,3 @@ def write_box(box: Box, value: Value) -> None:
     data = box.mem.data
     data[box.where] = value
     box.mem.flush(data)
-
-
-def element_indices(fr: Frame, tile: TileRegion) -> tuple[Where, tuple[int, ...]]:
-    """Index arrays of a region whose start differs between lanes: lanes first, then the tile."""
-    extents = extents_of(fr, tile)
-    grid = open_grid(extents)
-    rank, lanes = len(extents), len(fr.lanes)
-    idx = []
-    for start, offsets in zip(tile.starts, grid, strict=True):
-        base = start(fr)
-        base = base.reshape(base.shape + (1,) * rank) if base.ndim else base
-        idx.append(base + offsets.reshape((1,) * lanes + offsets.shape).astype(base.dtype))
-    return tuple(idx), extents
-
-
-class widened:
-    """Lanes extended by a tile's axes, for collective ops that each lane does on its own."""
-
-    def __init__(self, fr: Frame, extents: tuple[int, ...]) -> None:
-        self.fr, self.extents = fr, extents
-
-    def __enter__(self) -> None:
-        fr, rank = self.fr, len(self.extents)
-        self.saved = fr.lanes, fr.grid, fr.mask
-        fr.lanes = fr.lanes + self.extents
-        fr.grid = tuple(g.reshape(g.shape + (1,) * rank) for g in fr.grid)
-        if fr.mask is not None:
-            fr.mask = fr.mask.reshape(fr.mask.shape + (1,) * rank)
-
-    def __exit__(self, *_: object) -> None:
-        self.fr.lanes, self.fr.grid, self.fr.mask = self.saved

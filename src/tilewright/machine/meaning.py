@@ -35,10 +35,9 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.lanes import scatter
-from tilewright.machine.memory import Array, Memory
-from tilewright.machine.numbers import Value
-from tilewright.machine.state import Frame, Where
+from tilewright.machine.lanes import NOTHING, narrow
+from tilewright.machine.numbers import Array
+from tilewright.machine.state import Frame
 from tilewright.machine.sync import Flow
 from tilewright.support.errors import RunError
 
@@ -118,8 +117,9 @@ class Builder:
     families: dict[str, Family] = field(default_factory=dict)
     index_vars: set[Var] = field(default_factory=set)
     role_depth: int = 0
+    in_map: bool = False
     threads: bool = False  # the kernel is at stage THREAD
-    scatter: Callable[[Frame, Memory, Where, Value], None] = scatter
+    registers: set[str] = field(default_factory=set)  # there, those of matrix instructions
     maps: dict[str, TensorMap] = field(default_factory=dict)
     wrap: Callable[[Step], Step] | None = None  # told of every step as it is built (step.py)
 
@@ -136,8 +136,6 @@ class Builder:
         table, key = THREADS if self.threads else TILES, type(op)
         found = table.get(op.name) if isinstance(op, Intrinsic) else None
         atom = op.atom if isinstance(op, (Copy, Gemm)) else None
-        if atom is not None and atom not in ATOMS:
-            raise RunError(f"unknown instruction {atom!r}", loc=op.loc)
         if atom is not None and ATOMS[atom].is_async:
             found = table.get(("async", key))
         found = found or table.get(key)
@@ -187,12 +185,9 @@ def _jumping(steps: list[Step]) -> Run:
             else:
                 step.run(fr)
             if step.jumps and fr.stop is not None:
-                if fr.stop is True:
+                fr.mask = narrow(entry, ~fr.stop)
+                if fr.mask is NOTHING:
                     break
-                left = ~fr.stop if entry is None else entry & ~fr.stop
-                if not left.any():
-                    break
-                fr.mask = left
         fr.mask = entry
 
     return run
@@ -209,27 +204,17 @@ def has_jump(op: Op) -> bool:
 
 def find_families(kernel: Kernel) -> dict[str, Family]:
     """Which buffers share memory through `View`, and how finely it is tracked."""
-    parent: dict[str, str] = {}
+    tops: dict[str, str] = {}
     widths: dict[str, set[int]] = {}
-
-    def root(name: str) -> str:
-        while parent.get(name, name) != name:
-            name = parent[name]
-        return name
-
-    for op in walk_ops(kernel):
-        if isinstance(op, View):
-            top = root(op.source.name)
-            parent[op.buffer.name] = top
-            widths.setdefault(top, {op.source.dtype.bits}).update(
-                (op.source.dtype.bits, op.buffer.dtype.bits)
-            )
+    for op in walk_ops(kernel, View):
+        top = tops[op.buffer.name] = tops.get(op.source.name, op.source.name)
+        widths.setdefault(top, set()).update((op.source.dtype.bits, op.buffer.dtype.bits))
     found: dict[str, Family] = {}
     for top, bits in widths.items():
         if len(bits) > 1 and 6 in bits:
             raise RunError("a 6-bit type cannot be viewed under another width", loc=kernel.loc)
         found[top] = Family(min(bits), len(bits) > 1 and min(bits) < 8, True)
-    return {**found, **{name: found[root(name)] for name in parent}}
+    return {**found, **{name: found[top] for name, top in tops.items()}}
 
 
 def find_index_vars(kernel: Kernel) -> set[Var]:
@@ -255,9 +240,3 @@ def find_index_vars(kernel: Kernel) -> set[Var]:
             indexed |= new
             todo += new
     return indexed
-
-
-def drain(flow: Flow, fr: Frame) -> None:
-    """Run something that must not wait."""
-    for _ in flow:
-        raise RunError("this cannot wait here: it stands inside an elementwise nest", loc=fr.loc())

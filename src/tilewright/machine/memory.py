@@ -20,17 +20,15 @@ import numpy as np
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import DType
 from tilewright.ir.layout.layout import ComposedLayout, Layout, make_layout
-from tilewright.machine.numbers import from_bits, pack, poison, poison_fill, raw_bits, unpack
+from tilewright.machine.numbers import Array, from_bits, pack, poison, poison_fill, raw_bits, unpack
 from tilewright.support.errors import RunError
-
-Array = np.ndarray[Any, Any]
 
 
 class Storage:
     """The memory behind a buffer and its views."""
 
     __slots__ = ("accesses", "array", "blank", "key", "marks", "owner", "shadows", "touched",
-                 "unit", "units", "valid")  # fmt: skip
+                 "unit", "units", "valid", "watched")  # fmt: skip
 
     def __init__(self, key: str, array: Array, unit: int, units: int) -> None:
         self.key = key
@@ -42,8 +40,9 @@ class Storage:
         self.marks: Array | None = None  # per unit: where its value comes from (padding.py)
         self.blank = False  # all of it holds a constant
         self.shadows: dict[str, Array] = {}
-        self.accesses: list[Any] = []  # live access records (hazards.py)
-        self.touched = 0  # when ordinary code last touched these registers (hazards.py)
+        self.accesses: list[Any] = []  # live access records (events.py)
+        self.touched = 0  # when ordinary code last touched these registers
+        self.watched = True  # or nobody is told of accesses
 
     def shadow(self, name: str, fill: int) -> Array:
         """The named per-unit array, made when first asked for."""
@@ -56,7 +55,7 @@ class Storage:
 class Memory:
     """A buffer's elements in some storage."""
 
-    __slots__ = ("array", "buffer", "dtype", "is_global", "lead", "name", "offset", "ratio",
+    __slots__ = ("array", "buffer", "dtype", "is_global", "lead", "name", "offset", "pads", "ratio",
                  "shape", "space", "storage")  # fmt: skip
 
     def __init__(
@@ -73,7 +72,7 @@ class Memory:
         self.name = buffer.name
         self.dtype = buffer.dtype
         self.space = buffer.space
-        self.is_global = buffer.space is Space.GLOBAL
+        self.is_global = self.pads = buffer.space is Space.GLOBAL  # zeros lie outside
         self.shape = shape
         self.lead = lead
         self.array = array
@@ -111,7 +110,7 @@ class Memory:
         if self.storage.valid is not None:
             old = self.window(self.storage.valid)
             storage.valid = np.broadcast_to(old, lanes + old.shape).copy().reshape(-1)
-        storage.touched = self.storage.touched
+        storage.touched, storage.watched = self.storage.touched, self.storage.watched
         self.array, self.storage, self.lead = data, storage, lanes
 
 

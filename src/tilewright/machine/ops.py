@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from tilewright.ir.arith import Expr, Var
+from tilewright.ir.buffer import Load, Region, Space
+from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import Const
 from tilewright.ir.op import Atomic, Copy, Fill, Gemm, Op, Reduce, Relayout, Scan, Store
 from tilewright.machine import padding
 from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE
 from tilewright.machine.lanes import (
+    NOTHING,
     Box,
     TileRegion,
-    element_indices,
-    gather,
+    inside,
     locate,
-    out_of_range,
     read_box,
     region_memory,
     scatter,
-    scatter_box,
     uniform_int,
-    widened,
     write_box,
 )
 from tilewright.machine.meaning import Builder, Run, meaning, tile_meaning
-from tilewright.machine.memory import Array, Memory
-from tilewright.machine.numbers import Value, cast_fn
-from tilewright.machine.postmortem import in_lane
+from tilewright.machine.memory import Memory
+from tilewright.machine.numbers import (
+    Array,
+    Value,
+    atomic_fn,
+    cast_fn,
+    matrix,
+    product,
+    reduced,
+    scanned,
+)
 from tilewright.machine.state import Frame, Where
-from tilewright.machine.tiles import atomic_fn, matrix, product, reduced, scanned
 from tilewright.support.errors import RunError, SanitizerError
 
 
@@ -63,9 +70,9 @@ def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> N
     )
 
 
-def tile_box(fr: Frame, tile: TileRegion) -> Box:
+def tile_box(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box:
     """The box of a collective op's operand."""
-    box = locate(fr, tile)
+    box = locate(fr, tile, mem)
     if box is None or box.mem.lead:
         raise RunError(
             f"the place of {tile.buffer.name} differs between threads, but this operation "
@@ -89,16 +96,16 @@ def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n for n in shape if n != 1)
 
 
-def fit(value: Array, extents: tuple[int, ...], lanes: int, op: Op) -> Array:
-    """`value` with its tile axes shaped as `extents`; `lanes` leading axes stay."""
-    if squeezed(value.shape[lanes:]) != squeezed(extents):
+def fit(value: Array, extents: tuple[int, ...], op: Op) -> Array:
+    """`value` shaped as `extents`."""
+    if squeezed(value.shape) != squeezed(extents):
         raise RunError(
             "the shapes of a copy do not match",
             loc=op.loc,
             expected=f"{squeezed(extents)} after unit extents drop",
-            got=f"{squeezed(value.shape[lanes:])}",
+            got=f"{squeezed(value.shape)}",
         )
-    return np.reshape(value, value.shape[:lanes] + extents)
+    return np.reshape(value, extents)
 
 
 def needed(src: Box, dst: Box) -> Where:
@@ -140,7 +147,7 @@ def copy_now(fr: Frame, op: Copy, src: Box, dst: Box) -> None:
 
 def moved(op: Copy, src: Box, dst: Box) -> Array:
     """The tile that a copy stores, in the destination's type and shape."""
-    value = fit(read_box(src), dst.extents, 0, op)
+    value = fit(read_box(src), dst.extents, op)
     return np.asarray(cast_fn(src.mem.dtype, dst.mem.dtype)(value))
 
 
@@ -150,28 +157,18 @@ def store_tile(op: Copy, dst: Box, value: Array) -> None:
     write_box(dst, value)
 
 
-def copy_lanes(fr: Frame, op: Copy, src: TileRegion, dst: TileRegion) -> None:
-    """The copy each lane makes on its own."""
-    lanes = len(fr.lanes)
-    idx, extents = element_indices(fr, src)
-    source, target = region_memory(fr, src), region_memory(fr, dst)
-    with widened(fr, extents):
-        value = gather(fr, source, idx, None)
-    value = np.broadcast_to(value, np.broadcast_shapes(value.shape, (1,) * lanes + extents))
-    where, shape = element_indices(fr, dst)
-    value = cast_fn(source.dtype, target.dtype)(fit(value, shape, lanes, op))
-    if op.reduce is not None:
-        raise RunError("a reducing copy must have uniform coordinates", loc=op.loc)
-    if (
-        target.buffer.space.value == "local"
-        and not target.lead
-        and any(n > 1 for n in value.shape[:lanes])
-    ):
-        target.spread(fr.lanes)
-    if not target.lead and all(i.shape[:lanes] == (1,) * lanes for i in where):
-        value = value.reshape(value.shape[lanes:]) if value.shape[:lanes] == (1,) * lanes else value
-    with widened(fr, shape):
-        scatter(fr, target, where, value)
+def each_lane(b: Builder, dst: Region, value: Callable[[Sequence[Expr]], Expr]) -> Run:
+    """A tile whose place differs between lanes: each lane stores its elements one by one."""
+    coords = [Var(f"{dim} of a tile", INT32) for dim in range(len(dst.tile))]
+    store = run_store(b, Store(dst.buffer, dst.at(coords), value(coords)))
+    extents = b.operands(*dst.tile)
+
+    def run(fr: Frame) -> None:
+        for point in np.ndindex(*(uniform_int(fr, e(fr), "an extent") for e in extents)):
+            fr.vars.update((var.name, np.int32(i)) for var, i in zip(coords, point, strict=True))
+            store(fr)
+
+    return run
 
 
 @tile_meaning(Copy)
@@ -179,15 +176,17 @@ def run_copy(b: Builder, op: Copy) -> Run:
     src, dst = b.operands(op.src, op.dst)
     if op.multicast is not None or op.barrier is not None:
         raise RunError("only bulk copies take a barrier or a multicast mask", loc=op.loc)
+    by_lane = each_lane(b, op.dst, lambda at: Load(op.src.buffer, op.src.at(at)))
 
     def run(fr: Frame) -> None:
-        if not fr.in_map:
-            there, here = locate(fr, src), locate(fr, dst)
-            if there and here and not there.mem.lead and not here.mem.lead:
-                require_collective(fr)
-                copy_now(fr, op, there, here)
-                return
-        copy_lanes(fr, op, src, dst)
+        there, here = locate(fr, src), locate(fr, dst)
+        if there and here and not there.mem.lead and not here.mem.lead:
+            require_collective(fr)
+            copy_now(fr, op, there, here)
+        elif op.reduce is not None or src.cta is not None or dst.cta is not None:
+            raise RunError("a reducing or remote copy must have uniform coordinates", loc=op.loc)
+        else:
+            by_lane(fr)
 
     return run
 
@@ -209,28 +208,23 @@ def run_relayout(b: Builder, op: Relayout) -> Run:
 def run_fill(b: Builder, op: Fill) -> Run:
     dst, value = b.operands(op.dst, op.value)
     to = cast_fn(op.value.dtype, op.dst.buffer.dtype)
+    by_lane = each_lane(b, op.dst, lambda at: op.value)
 
     def run(fr: Frame) -> None:
-        what = to(value(fr))
-        if not fr.in_map and not what.ndim:
-            box = locate(fr, dst)
-            if box is not None and not box.mem.lead:
-                if not fr.is_partial:
-                    watch(fr, WRITE, box)
-                    write_box(box, what)
-                    if fr.agent.sanitize and box.is_whole and not box.mem.is_global:
-                        padding.filled(box)
-                    return
-                if box.mem.space.value != "local":
-                    require_collective(fr)
-        where, extents = element_indices(fr, dst)
-        memory = region_memory(fr, dst)
-        if memory.space.value == "local" and not memory.lead:
-            memory.spread(fr.lanes)
-        if what.ndim:
-            what = what.reshape(what.shape + (1,) * len(extents))
-        with widened(fr, extents):
-            scatter(fr, memory, where, what)
+        what, box = to(value(fr)), locate(fr, dst)
+        if (
+            what.ndim
+            or box is None
+            or box.mem.lead
+            or (fr.is_partial and box.mem.space is Space.LOCAL)
+        ):
+            by_lane(fr)
+            return
+        require_collective(fr)
+        watch(fr, WRITE, box)
+        write_box(box, what)
+        if fr.agent.sanitize and box.is_whole and not box.mem.is_global:
+            padding.filled(box)
 
     return run
 
@@ -239,17 +233,7 @@ def run_fill(b: Builder, op: Fill) -> Run:
 def run_store(b: Builder, op: Store) -> Run:
     value, name = b.evaluate(op.value), op.buffer.name
     to = cast_fn(op.value.dtype, op.buffer.dtype)
-    box = b.evaluate.box(op.indices) if b.evaluate.axes and not b.evaluate.sanitize else None
-    if box is not None:
-        zero = np.int64(0)
-        parts = [(axis, None if rest is None else b.evaluate(rest)) for axis, rest in box]
-
-        def run_box(fr: Frame) -> None:
-            spec = tuple((axis, zero if rest is None else rest(fr)) for axis, rest in parts)
-            scatter_box(fr, fr.memory(name), spec, to(value(fr)))
-
-        return run_box
-    indices, put = [b.evaluate(i, index=True) for i in op.indices], b.scatter
+    indices = [b.evaluate(i, index=True) for i in op.indices]
     marks = padding.Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
 
     def run(fr: Frame) -> None:
@@ -258,7 +242,7 @@ def run_store(b: Builder, op: Store) -> Run:
         new = to(value(fr))
         if marks is not None:
             fr.storing = marks(fr)
-        put(fr, fr.memory(name), idx, new)
+        scatter(fr, fr.bufs[name], idx, new)
         fr.storing = None
 
     return run
@@ -382,7 +366,7 @@ def run_scan(b: Builder, op: Scan) -> Run:
         if op.dim < len(short):
             tile, axis = tile.reshape(short), op.dim
         value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
-        write_box(y, fit(value, y.extents, 0, op))
+        write_box(y, fit(value, y.extents, op))
 
     return run
 
@@ -392,8 +376,6 @@ def run_scan(b: Builder, op: Scan) -> Run:
 
 @tile_meaning(Atomic)
 def run_atomic(b: Builder, op: Atomic) -> Run:
-    if op.dst.buffer.dtype.packed:
-        raise RunError(f"{op.dst.buffer.dtype} is packed and has no atomics", loc=op.loc)
     (dst, value, src), dtype = b.operands(op.dst, op.value, op.src), op.dst.buffer.dtype
     fn = atomic_fn(op.op, dtype)
     to = None if op.value is None else cast_fn(op.value.dtype, dtype)
@@ -419,8 +401,6 @@ def run_atomic(b: Builder, op: Atomic) -> Run:
                 fr.vars[result] = old
 
         return run_element
-    if op.result is not None:
-        raise RunError("only an atomic on one element has a result", loc=op.loc)
 
     def run_tile(fr: Frame) -> None:
         require_collective(fr)
@@ -430,7 +410,7 @@ def run_atomic(b: Builder, op: Atomic) -> Run:
         else:
             there = tile_box(fr, src)
             watch(fr, READ, there, needed(there, box))
-            got = fit(read_box(there), box.extents, 0, op)
+            got = fit(read_box(there), box.extents, op)
             got = np.asarray(cast_fn(there.mem.dtype, dtype)(got))
         if box.is_empty:
             return
@@ -464,19 +444,13 @@ def atomic_elements(
     per_lane = fr.in_map or fr.mask is not None or value.ndim or any(i.ndim for i in idx)
     shape = fr.lanes if per_lane else ()
     at = tuple(np.broadcast_to(i, shape) for i in idx)
-    ok: Array = np.array(fr.active(shape))
-    for i, n in zip(at, mem.shape, strict=True):
-        inside = (i >= 0) & (i < n)
-        if not mem.is_global and not inside[ok].all():
-            first = int(np.argmax(ok & ~inside))
-            where = tuple(int(k.reshape(-1)[first]) for k in at)
-            raise in_lane(out_of_range(fr, mem, where), fr, ok & ~inside)
-        ok &= inside
+    _, live = inside(fr, mem, at, None)
     out = np.zeros(shape, mem.dtype.numpy)
+    if live is NOTHING:
+        return out[()]
+    ok = np.broadcast_to(True if live is None else live, shape)
     places = tuple(i[ok].astype(np.int64) for i in at)
     given = np.broadcast_to(value, shape)[ok]
-    if not ok.any():
-        return out[()]
     if fr.watches:
         owners = fr.agent.lane_ids(fr)[ok] if per_lane else None
         if fr.agent.sanitize:

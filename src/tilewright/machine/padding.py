@@ -20,7 +20,8 @@ from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, 
 from tilewright.ir.op import Copy, Gemm, Op, Reduce, Relayout, Store
 from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.lanes import NOTHING, Box, lane_axes, narrow, narrow_not
-from tilewright.machine.memory import Array, Memory
+from tilewright.machine.memory import Memory
+from tilewright.machine.numbers import Array
 from tilewright.machine.state import Frame, Where
 from tilewright.support.errors import SanitizerWarning
 
@@ -171,9 +172,9 @@ def reduced(
 
 def _warn_mixed(fr: Frame, op: Reduce, row: tuple[int, ...], count: int, extent: int) -> None:
     name, word = op.src.buffer.name, _WORDS.get(op.op, f"T.reduce_{op.op}")
-    neutral = {"max": "-inf", "min": "inf", "all": "True", "and": "-1"}.get(op.op, "0")
-    neutral = f"-T.infinity('{op.src.buffer.dtype}')" if neutral == "-inf" else neutral
-    neutral = f"T.infinity('{op.src.buffer.dtype}')" if neutral == "inf" else neutral
+    infinity = f"T.infinity('{op.src.buffer.dtype}')"
+    neutrals = {"max": f"-{infinity}", "min": infinity, "all": "True", "and": "-1"}
+    neutral = neutrals.get(op.op, "0")
     at = f" of {op.dst.buffer.name}[{', '.join(map(str, row))}]" if row else ""
     warn(
         fr,
@@ -281,7 +282,7 @@ class Tracer:
         return np.where(cond, *sides)
 
     def _load(self, fr: Frame, e: Load) -> Any:
-        mem = fr.memory(e.buffer.name)
+        mem = fr.bufs[e.buffer.name]
         idx = tuple(self.evaluate(i, index=True)(fr) for i in e.indices)
         bad: Any = np.False_
         for i, n in zip(idx, mem.shape, strict=True):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from math import prod
+from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -15,17 +16,132 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.expr import Bin, Var
 from tilewright.ir.op import Program
-from tilewright.machine.engine import NOBODY, run_kernel
+from tilewright.machine.conflicts import Conflicts
 from tilewright.machine.evaluate import Evaluator
+from tilewright.machine.kernels import CompiledKernel, ThreadKernel, is_thread_ir
 from tilewright.machine.meaning import Family
 from tilewright.machine.memory import Memory, allocate
 from tilewright.machine.numbers import pack, unpack
 from tilewright.machine.sanitizer import unwritten
-from tilewright.machine.state import Frame, Launch, Options
+from tilewright.machine.state import (
+    Agent,
+    Cluster,
+    Compiled,
+    Frame,
+    Launch,
+    Options,
+    describe_op,
+    tell,
+)
 from tilewright.machine.step import Stepper
-from tilewright.machine.thread_machine import ThreadKernel, is_thread_ir
-from tilewright.machine.tile_machine import CompiledKernel
-from tilewright.support.errors import LaunchError, SanitizerWarning
+from tilewright.support.errors import LaunchError, RunError, SanitizerWarning
+
+NOBODY: Any = None
+
+# ── launches ─────────────────────────────────────────────────────────────────────────────────
+
+
+def run_kernel(launch: Launch, compiled: Compiled, rng: random.Random) -> None:
+    probe = Frame(NOBODY, ())
+    probe.vars = dict(launch.values)
+    grid = tuple(int(g(probe)) for g in compiled.grid)
+    if any(n <= 0 for n in grid):
+        return
+    kernel = compiled.kernel
+    shape = ((kernel.cluster or ()) + (1,) * len(grid))[: len(grid)]
+    if any(n % c for n, c in zip(grid, shape, strict=True)):
+        raise RunError(f"a grid of {grid} does not divide into clusters of {shape}", loc=kernel.loc)
+    counts = tuple(n // c for n, c in zip(grid, shape, strict=True))
+    order = list(range(prod(counts)))
+    if not compiled.in_order:
+        rng.shuffle(order)
+    launch.races = Conflicts("block", prod(grid))
+    for number in order:
+        run_cluster(_cluster(launch, compiled, _unravel(number, counts), shape, grid), rng)
+    for memory in launch.memories.values():
+        memory.storage.accesses.clear()  # the end of a kernel is the end of all that it began
+
+
+def _cluster(
+    launch: Launch, compiled: Compiled, corner: tuple[int, ...], shape: tuple[int, ...],
+    grid: tuple[int, ...],
+) -> Cluster:  # fmt: skip
+    cluster = Cluster(launch, compiled, prod(shape))
+    for rank in range(prod(shape)):
+        inner = _unravel(rank, shape)
+        index = tuple(c * s + i for c, s, i in zip(corner, shape, inner, strict=True))
+        block = compiled.make_block(
+            cluster, index, rank, int(np.ravel_multi_index(index, grid, order="F"))
+        )
+        cluster.blocks.append(block)
+        block.agents = [compiled.make_agent(block, crew) for crew in compiled.crews]
+        for agent in block.agents:
+            agent.enter()
+            agent.flow = compiled.body(agent.frame)
+    return cluster
+
+
+def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The coordinates of a linear number, axis 0 fastest."""
+    return tuple(map(int, np.unravel_index(number, shape, order="F")))
+
+
+# ── clusters ─────────────────────────────────────────────────────────────────────────────────
+
+
+def run_cluster(cluster: Cluster, rng: random.Random) -> None:
+    """Interleave the agents until all are done."""
+    try:
+        _interleave(cluster, rng)
+    except RunError as error:
+        if cluster.running is not None:
+            tell(error, cluster.running)
+        raise
+
+
+def _interleave(cluster: Cluster, rng: random.Random) -> None:
+    live = [agent for block in cluster.blocks for agent in block.agents]
+    if len(live) == 1 and not cluster.compiled.scheduled:
+        cluster.running = live[0]
+        for why in live[0].flow:
+            if why is not None and not why.ready():
+                raise _deadlock(cluster, live)
+        return
+    pending = cluster.pending
+    while live:
+        ready = [a for a in live if a.blocked is None or a.blocked.ready()]
+        # mostly as late as the waits allow, so that nothing works by luck
+        if pending and (not ready or rng.random() < 0.1):
+            pending[rng.randrange(len(pending))].complete()
+            continue
+        if not ready:
+            raise _deadlock(cluster, live)
+        agent = ready[rng.randrange(len(ready))] if len(ready) > 1 else ready[0]
+        agent.blocked = None
+        cluster.running = agent
+        try:
+            agent.blocked = next(agent.flow)
+        except StopIteration:
+            agent.done = True
+            live.remove(agent)
+            agent.leave()
+        cluster.running = None
+    while pending:
+        pending[0].complete()
+
+
+def _deadlock(cluster: Cluster, live: list[Agent]) -> RunError:
+    cluster.running = None
+    notes = []
+    for agent in live:
+        why = agent.blocked.why() if agent.blocked is not None else "nothing"
+        notes.append(f"{agent} stands in {describe_op(agent.frame.op)}, waiting for {why}")
+    first = live[0].frame.op
+    return RunError(
+        "deadlock: no agent can go on",
+        loc=first.loc if first is not None else None,
+        notes=tuple(notes),
+    )
 
 
 @dataclass
@@ -37,42 +153,19 @@ class RunResult:
     warnings: list[SanitizerWarning] = field(default_factory=list)
 
 
-_KEEP = 64
-_T = TypeVar("_T")
+_compiled: dict[Any, list[CompiledKernel | ThreadKernel]] = {}
 
 
-class _Remembered(Generic[_T]):
-    """What was made of the last few programs."""
-
-    def __init__(self) -> None:
-        self.found: OrderedDict[Any, tuple[Program, _T]] = OrderedDict()
-
-    def get(self, program: Program, make: Callable[[], _T], *more: Any) -> _T:
-        key = (id(program), *more)
-        found = self.found.get(key)
-        if found is None:
-            # the program is kept with it, so that its id names no other
-            found = self.found[key] = (program, make())
-            while len(self.found) > _KEEP:
-                self.found.popitem(last=False)
-        self.found.move_to_end(key)
-        return found[1]
-
-
-_compiled: _Remembered[list[CompiledKernel]] = _Remembered()
-_compiled_threads: _Remembered[list[ThreadKernel]] = _Remembered()
-_lowered: _Remembered[bool] = _Remembered()
-
-
-def compiled_kernels(program: Program, options: Options) -> list[CompiledKernel]:
-    """The program's kernels as steps; the last few programs are remembered."""
-    return _compiled.get(
-        program,
-        lambda: [CompiledKernel(k, options) for k in program.kernels],
-        options.sanitize,
-        options.nan,
-        options.explicit,
-    )
+def compiled_kernels(program: Program, options: Options) -> list[CompiledKernel | ThreadKernel]:
+    """The program's kernels as steps, kept as long as the program."""
+    key = (id(program), replace(options, seed=0))
+    if key not in _compiled:
+        _compiled[key] = [
+            ThreadKernel(k) if options.threads else CompiledKernel(k, options)
+            for k in program.kernels
+        ]
+        finalize(program, _compiled.pop, key, None)
+    return _compiled[key]
 
 
 def run(
@@ -99,27 +192,23 @@ def run(
     `made` names tensors that hold nothing yet: to the sanitizer, what the kernels do not write in
     them is uninitialised, and elements that stay so are warned of.
     """
-    if threads is None:
-        threads = _lowered.get(program, lambda: is_thread_ir(program))
-    if threads:
-        return run_threads(program, args, seed=seed)
-    options = Options(sanitize, nan, seed, explicit)
+    threads = is_thread_ir(program) if threads is None else threads
+    options = Options(sanitize and not threads, nan, seed, explicit, threads)
     with np.errstate(all="ignore"):
-        if stepper is None:
+        if stepper is None or threads:
             kernels = compiled_kernels(program, options)
         else:
             kernels = [stepper.compiled(kernel, options) for kernel in program.kernels]
-        families = {name: f for k in kernels for name, f in k.families.items()}
-        call = _Call(program, args, families, track=sanitize)
-        if sanitize:
-            call.forget(made)
+        packed = _PackedArrays(program, args, threads)
+        call = _Call(packed, kernels, options)
+        call.forget(made)
         launch = Launch(call.memories, call.values, options, call.say)
         rng = random.Random(seed)
         for kernel in kernels:
             run_kernel(launch, kernel, rng)
-        if sanitize:
-            call.result.warnings += launch.warnings.values()
-            call.warn_unwritten(made)
+        call.result.warnings += launch.warnings.values()
+        call.warn_unwritten(made)
+        packed.unpack()
         return call.finish()
 
 
@@ -132,23 +221,14 @@ def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> 
     which asynchronous operations complete and the lane that `elect` picks. Elements of less than
     a byte, for which a lowered program has bytes, are packed before and unpacked behind.
     """
-    with np.errstate(all="ignore"):
-        kernels = _compiled_threads.get(program, lambda: [ThreadKernel(k) for k in program.kernels])
-        packed = _PackedArrays(program, args)
-        call = _Call(packed.declared, packed.args, {}, track=False, bytes_of=packed.bytes)
-        launch = Launch(call.memories, call.values, Options(seed=seed), call.say)
-        rng = random.Random(seed)
-        for kernel in kernels:
-            run_kernel(launch, kernel, rng)
-        packed.unpack()
-        return call.finish()
+    return run(program, args, seed=seed, threads=True)
 
 
 class _PackedArrays:
     """Arrays of elements of less than a byte, given for tensors that are bytes: `declared` has
     the tensors as they were before they became bytes."""
 
-    def __init__(self, program: Program, args: Mapping[str, Any]) -> None:
+    def __init__(self, program: Program, args: Mapping[str, Any], threads: bool) -> None:
         self.args = dict(args)
         self.bytes: dict[str, tuple[Buffer, np.ndarray[Any, Any]]] = {}
         self.kinds: dict[str, DType] = {}
@@ -159,7 +239,7 @@ class _PackedArrays:
                 kind = next(
                     (d for d in DTYPES.values() if d.packed and d.numpy == array.dtype), None
                 )
-                if kind is not None and param.dtype.name == "uint8":
+                if threads and kind is not None and param.dtype.name == "uint8":
                     self.kinds[param.name] = kind
                     self.bytes[param.name] = (param, pack(array, kind))
                     row = param.shape[-1]
@@ -180,21 +260,24 @@ class _Call:
 
     def __init__(
         self,
-        program: Program,
-        args: Mapping[str, Any],
-        families: Mapping[str, Family],
-        *,
-        track: bool,
-        bytes_of: Mapping[str, tuple[Buffer, np.ndarray[Any, Any]]] | None = None,
+        packed: _PackedArrays,
+        kernels: list[CompiledKernel | ThreadKernel],
+        options: Options,
     ) -> None:
+        program, args, self.track = packed.declared, packed.args, options.sanitize
+        families = {name: f for k in kernels for name, f in k.families.items()}
         self.arrays = {t.name: _array(t, args) for t in program.tensors}
         sizes = array_sizes(program, self.arrays)
         self.values: dict[str, Any] = {v.name: v.dtype.numpy.type(n) for v, n in sizes.items()}
         for scalar in program.scalars:
             self.values[scalar.name] = _scalar(scalar, args)
-        self.memories, self.copied = _tensors(program, self.arrays, self.values, families, track)
-        for name, (buffer, raw) in (bytes_of or {}).items():
+        self.memories, self.copied = _tensors(
+            program, self.arrays, self.values, families, self.track
+        )
+        for name, (buffer, raw) in packed.bytes.items():
             self.memories[name] = allocate(buffer, raw.shape, array=raw)
+        for memory in self.memories.values():
+            memory.pads = not options.threads  # thread code carries its guards
         self.result = RunResult({v.name: n for v, n in sizes.items()})
 
     def say(self, line: str) -> None:
@@ -203,12 +286,12 @@ class _Call:
 
     def forget(self, made: Collection[str]) -> None:
         """These tensors hold nothing until something is written to them."""
-        for name in made:
+        for name in made if self.track else ():
             memory = self.memories[name]
             memory.storage.valid = np.zeros(memory.storage.units, np.bool_)
 
     def warn_unwritten(self, made: Collection[str]) -> None:
-        for name in made:
+        for name in made if self.track else ():
             found = unwritten(self.memories[name])
             if found is not None:
                 self.result.warnings.append(found)

@@ -14,15 +14,12 @@ from tilewright.machine.conflicts import (
     READ,
     UPDATE,
     WRITE,
-    BlockRaces,
     Conflicts,
-    NestRaces,
     ThreadRaces,
     Touch,
 )
 from tilewright.machine.memory import Memory, describe_index
-from tilewright.machine.postmortem import of_owner
-from tilewright.machine.state import Agent, Frame, Watch, Where
+from tilewright.machine.state import Agent, Frame, Watch, Where, of_owner
 from tilewright.support.errors import Loc, SanitizerError, SanitizerWarning
 
 TILE_OPS = (Copy, Fill, Gemm, Map, Reduce, Relayout, Scan)
@@ -92,14 +89,14 @@ class Sanitizer(Watch):
 
     exact = True
 
-    def __init__(self, agent: Agent, races: BlockRaces, *, threads: bool) -> None:
+    def __init__(self, agent: Agent, races: Conflicts, *, threads: bool) -> None:
         self.agent = agent
         self.races = races
-        self.nest = NestRaces("map")
+        self.nest = Conflicts("map")
         self.threads = ThreadRaces(int(agent.ids.size)) if threads else None
 
     def enter_map(self, fr: Frame) -> None:
-        self.nest.enter(int(np.prod(fr.lanes)))
+        self.nest.begin(int(np.prod(fr.lanes)))
 
     def synced(self, fr: Frame, scope: str) -> None:
         if self.threads is not None and scope == "warp":

@@ -7,21 +7,20 @@ in `thread_agents.py`; they differ in what a barrier or a group means to their t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir.buffer import Buffer
-from tilewright.ir.expr import Load
-from tilewright.ir.op import Kernel, Op, Sync
-from tilewright.machine.clocks import Clocks, Party
-from tilewright.machine.conflicts import BlockRaces, Touch
-from tilewright.machine.memory import Array, Memory
-from tilewright.machine.numbers import Value
-from tilewright.machine.sync import Blocked, Cell, Groups, Meeting, Transfer
+from tilewright.ir.expr import Load, variables
+from tilewright.ir.op import Intrinsic, Kernel, Op, Sync, expressions
+from tilewright.machine.conflicts import Conflicts, Touch
+from tilewright.machine.memory import Memory
+from tilewright.machine.numbers import Array, Value
+from tilewright.machine.sync import Blocked, Cell, Clocks, Groups, Meeting, Party, Transfer
 from tilewright.support.errors import Loc, RunError, SanitizerWarning, occurrence
 
 WARP, WARPGROUP = 32, 4
@@ -34,6 +33,7 @@ class Options:
     nan: bool = False
     seed: int = 0
     explicit: bool | None = None
+    threads: bool = False  # stage THREAD
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Frame:
         # which nest axes index the buffer being accessed, in order, and the box that they span
         self.pattern: tuple[tuple[int, ...], Where] | None = None
         self.op: Op | None = None
-        self.stop: Any = None  # lanes that left the current iteration: None, True or an array
-        self.broke: Any = None  # lanes that left the current loop
+        self.stop: Array | None = None  # lanes that left the current iteration
+        self.broke: Array | None = None  # lanes that left the current loop
         self.watches: tuple[Watch, ...] = ()
         # of values, to the sanitizer (padding.py): marks of variables, of what is being stored, and
         # whether a load went outside a tensor
@@ -79,17 +79,12 @@ class Frame:
         own = self.op.loc if self.op is not None else None
         return own if node is None else occurrence(node.loc, own)
 
-    def memory(self, name: str) -> Memory:
-        found = self.bufs.get(name)
-        if found is None:
-            raise RunError(f"{name} is used where it does not exist", loc=self.loc())
-        return found
-
     def touch(
-        self, kind: str, mem: Memory, where: Where, owners: Any = None, node: Load | None = None
-    ) -> None:
+        self, kind: str, mem: Memory, where: Where, owners: Any = None, node: Load | None = None,
+        value: Any = None,
+    ) -> None:  # fmt: skip
         """Tell the watchers of an access."""
-        touch = Touch(kind, mem, where, owners, self.loc(node))
+        touch = Touch(kind, mem, where, owners, self.loc(node), value)
         for watch in self.watches:
             watch.access(self, touch)
 
@@ -138,6 +133,7 @@ class Agent:
 
     sanitize = False
     joint = False  # stands for several agents that came together
+    witnesses: Array  # of whom one has to know what happens to the block's memory
 
     def __init__(self, block: Block, crew: Crew) -> None:
         self.block, self.crew = block, crew
@@ -157,15 +153,30 @@ class Agent:
         self.apart = False  # threads of one warp may know different things
         self._time = 0
 
+    def enter(self) -> None:
+        """Know what there is at the start: indices, tensors, watchers."""
+        block, fr = self.block, self.frame
+        launch, compiled = block.cluster.launch, block.cluster.compiled
+        kernel = compiled.kernel
+        fr.vars.update(launch.values)
+        for var, i in zip(kernel.blocks, block.index, strict=True):
+            fr.vars[var.name] = var.dtype.numpy.type(i)
+        rest = self.ids
+        for var, n in zip(kernel.thread_vars, kernel.threads, strict=True):
+            fr.vars[var.name] = (rest % n).astype(var.dtype.numpy)
+            rest = rest // n
+        if kernel.rank is not None:
+            fr.vars[kernel.rank.name] = kernel.rank.dtype.numpy.type(block.rank)
+        fr.bufs.update(launch.memories)
+        fr.watches = compiled.watches(self)
+
     def tick(self) -> int:
         """A moment later than all before, in this agent's life."""
         self._time += 1
         return self._time
 
     def lane_ids(self, fr: Frame) -> Array:
-        own = fr.lanes[: len(fr.grid)]  # the rest are axes of a tile that each lane handles
-        ids = np.arange(prod(own)).reshape(own) if fr.in_map else self.ids
-        return np.broadcast_to(ids.reshape(own + (1,) * (len(fr.lanes) - len(own))), fr.lanes)
+        return np.arange(prod(fr.lanes)).reshape(fr.lanes) if fr.in_map else self.ids
 
     # what barriers and groups mean to its threads
 
@@ -175,10 +186,6 @@ class Agent:
 
     def parties(self, fr: Frame, values: Sequence[tuple[Value, str]]) -> list[Party]:
         """The threads that run this, in groups that agree on all `values`."""
-        raise NotImplementedError
-
-    def agreed(self, fr: Frame, value: Value, what: str) -> int:
-        """`value` as an integer on which the threads that run this agree."""
         raise NotImplementedError
 
     def one(self, fr: Frame, op: Op) -> Party | None:
@@ -201,6 +208,16 @@ class Agent:
         """What the running threads wrote becomes visible to the async proxy."""
         raise NotImplementedError
 
+    def require_fenced(self, mem: Memory, loc: Loc | None) -> None:
+        """A matrix instruction is about to use these registers."""
+        if mem.storage.touched >= self.fenced:
+            raise RunError(
+                f"ordinary code touched the registers of {mem.name}, and no fence orders that "
+                "before this matrix instruction",
+                loc=loc,
+                fix="execute `fence wgmma` between the two",
+            )
+
     def leave(self) -> None:
         """The agent is done; nothing it started may outlive what it uses."""
         for groups in self.groups.values():
@@ -222,25 +239,34 @@ class Block:
         self.incoming: list[Any] = []  # asynchronous writes of its memory
         self.exited = False
         self.agents: list[Agent] = []
-
-    def knowers(self) -> Array:
-        """Those of whom one has to know what happens to the block's memory."""
-        raise NotImplementedError
+        self.memories: dict[str, Memory] = {}
 
     def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
         """A shared buffer, or a fragment over all threads of the block; made once."""
-        raise NotImplementedError
+        if buffer.name not in self.memories:
+            self.memories[buffer.name] = make()
+            self.memories[buffer.name].storage.owner = self
+        return self.memories[buffer.name]
 
     def existing(self, name: str, fr: Frame) -> Memory:
         """Shared memory that another block may use."""
-        raise NotImplementedError
+        if name not in self.memories:
+            raise RunError(
+                f"{name} does not exist yet in block {self.index}", loc=fr.loc(),
+                fix="synchronise the cluster before using another block's memory",
+            )  # fmt: skip
+        return self.memories[name]
+
+    def knows(self, entity: int, time: int) -> bool:
+        """Whether someone of the block knows of that."""
+        rows = np.concatenate([a.witnesses for a in self.agents])
+        return self.cluster.clocks.has(rows, entity, time)
 
     def end(self) -> None:
         """Nothing may come after a block that uses its memory or its barriers."""
-        rows, clocks = self.knowers(), self.cluster.clocks
         for cell in self.cells.values():
             for party, time, op in cell.remote:
-                if not clocks.has(rows, int(party.ids[0]), time):
+                if not self.knows(int(party.ids[0]), time):
                     raise RunError(
                         f"block {self.index} ends without knowing of an arrival on {cell.name}",
                         loc=op.loc,
@@ -289,6 +315,7 @@ class Compiled:
     scheduled: bool  # agents wait for each other or for asynchronous ops
     in_order: bool  # blocks run in linear order, since results may depend on it
     knowers: int  # of a block, to the clocks
+    families: Mapping[str, Any] = {}  # buffers that share memory
     most = 1 << 24  # entries of the clocks; larger clusters run unwatched
 
     def make_block(self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int) -> Block:
@@ -310,11 +337,77 @@ class Launch:
     values: dict[str, Any]
     options: Options
     say: Callable[[str], None]
-    races: BlockRaces = field(default_factory=lambda: BlockRaces(0))
-    made: dict[str, Memory] = field(default_factory=dict)
+    races: Conflicts = field(default_factory=lambda: Conflicts("block"))
     warnings: dict[Any, SanitizerWarning] = field(default_factory=dict)  # once per op
 
-    def global_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
-        if buffer.name not in self.made:
-            self.made[buffer.name] = make()
-        return self.made[buffer.name]
+
+MANY = 8  # values that are told at most
+
+
+def in_lane(error: RunError, fr: Frame, wrong: Any) -> RunError:
+    """`error`, born in the first lane for which `wrong` holds."""
+    shape = np.shape(wrong)
+    if len(shape) <= len(fr.lanes) and np.broadcast_shapes(shape, fr.lanes) == fr.lanes:
+        error.__dict__["lane"] = int(np.argmax(np.broadcast_to(wrong, fr.lanes)))
+    return error
+
+
+def of_owner(error: RunError, fr: Frame, t: Touch, wrong: Any) -> RunError:
+    """`error`, born in the lane that touches the first element for which `wrong` holds."""
+    lanes = np.shape(t.owners)
+    owners = np.asarray(t.owners).reshape(-1)
+    if not owners.size or not all(isinstance(i, np.ndarray) for i in t.where):
+        return error
+    if np.size(wrong) == 1:  # a variable that all lanes have in common
+        wrong = np.full(owners.size, bool(np.any(wrong)))
+    flags = np.asarray(wrong).reshape(owners.size, -1).any(axis=1)
+    if flags.any():
+        shape = t.mem.lead + t.mem.shape
+        places = [np.broadcast_to(i, lanes).reshape(-1) for i in t.where]
+        flat = np.ravel_multi_index(places, shape) if places else np.zeros(owners.size)
+        first = int(owners[flags][int(np.argmin(flat[flags]))])
+        error.__dict__["lane"] = first if fr.in_map else first - int(fr.agent.ids[0])
+    return error
+
+
+def tell(error: RunError, agent: Agent) -> None:
+    """Add to the error where and with what values it happened, once."""
+    fr = agent.frame
+    if error.__dict__.setdefault("told", fr) is not fr:
+        return
+    lane = error.__dict__.get("lane")
+    where = f"block {tuple(agent.block.index)}"
+    if agent.crew.name != "all threads":
+        where += f", {agent.crew.name}"
+    at: tuple[int, ...] = ()
+    if lane is not None and 0 <= lane < int(np.prod(fr.lanes)):
+        at = tuple(int(i) for i in np.unravel_index(lane, fr.lanes))
+        where += f", iteration {at}" if fr.in_map else f", thread {int(agent.ids[at[0]])}"
+    values = ", ".join(f"{name} = {value}" for name, value in _values(fr, at))
+    note = f"in {where}" + (f": {values}" if values else "")
+    found = error.diagnostic
+    error.diagnostic = replace(found, notes=(*found.notes, note))
+
+
+def describe_op(op: Op | None) -> str:
+    """An op and where it stands, in words."""
+    name = op.name if isinstance(op, Intrinsic) else type(op).__name__
+    return name + (f" at {op.loc}" if op is not None and op.loc is not None else "")
+
+
+def _values(fr: Frame, at: tuple[int, ...]) -> list[tuple[str, Any]]:
+    """The scalars that the op mentions, those of the failing lane where they differ."""
+    if fr.op is None:
+        return []
+    found = []
+    for name in sorted({v.name for e in expressions(fr.op) for v in variables(e)}):
+        value = fr.vars.get(name)
+        if value is None or (value.ndim and not at):
+            continue
+        if value.ndim:
+            try:
+                value = np.broadcast_to(value, fr.lanes)[at]
+            except ValueError:
+                continue
+        found.append((name, value))
+    return found[:MANY]

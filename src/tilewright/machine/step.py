@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +20,10 @@ from tilewright.ir.op import Hint, Kernel, Op
 from tilewright.ir.symbols import Symbols
 from tilewright.ir.text import print_op
 from tilewright.machine.evaluate import Evaluator
+from tilewright.machine.kernels import CompiledKernel
 from tilewright.machine.meaning import Step
 from tilewright.machine.state import Frame, Options
 from tilewright.machine.sync import Flow
-from tilewright.machine.tile_machine import CompiledKernel
 from tilewright.support.errors import Loc, RunError
 
 
@@ -64,7 +65,7 @@ class State:
     def names(self) -> dict[str, Any]:
         """Copies: tiles and tensors as arrays, scalars as numbers, per-thread values as arrays
         over the threads, values inside a `T.Parallel` as arrays over its iterations."""
-        return {name: _copied(value) for name, value in self.live().items()}
+        return {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in self.live().items()}
 
     def live(self) -> dict[str, Any]:
         """`names` with the memory itself, which may be written to."""
@@ -73,13 +74,18 @@ class State:
             raise RunError(
                 "the run has gone on since this state", fix="keep what is needed of its names"
             )
-        found: dict[str, Any] = dict(frame.vars)
-        found |= {name: _array(frame, name) for name in frame.bufs if _is_shown(frame, name)}
+        tiles = {n: m.data[()] for n, m in frame.bufs.items() if m.space is not Space.BARRIER}
+        found: dict[str, Any] = {**frame.vars, **tiles}
         evaluate = Evaluator()
         for symbol in self._symbols.visible(self.loc):
-            value = _meant(frame, symbol.value, evaluate)
-            if value is not _UNKNOWN:
-                found[symbol.name] = value
+            name, value = symbol.name, symbol.value
+            if isinstance(value, Buffer):
+                found.update({name: tiles[value.name]} if value.name in tiles else {})
+            elif isinstance(value, Expr):
+                with suppress(KeyError, RunError):  # it does not exist here
+                    found[name] = evaluate(value)(frame)
+            elif not type(value).__module__.startswith("tilewright.lang."):
+                found[name] = value  # others mean something only while a text is traced
         return found
 
     @property
@@ -97,37 +103,6 @@ class State:
 
     def __repr__(self) -> str:
         return f"<block {self.block} before {self.file}:{self.line}: {self.source or self.text}>"
-
-
-_UNKNOWN = object()
-
-
-def _is_shown(frame: Frame, name: str) -> bool:
-    return frame.bufs[name].space is not Space.BARRIER
-
-
-def _array(frame: Frame, name: str) -> Any:
-    memory = frame.bufs[name]
-    data = memory.data
-    return data if data.ndim else data[()]
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _meant(frame: Frame, value: Any, evaluate: Evaluator) -> Any:
-    """What a name's value is now; _UNKNOWN where it does not exist here."""
-    if isinstance(value, Buffer):
-        found = value.name in frame.bufs and _is_shown(frame, value.name)
-        return _array(frame, value.name) if found else _UNKNOWN
-    if isinstance(value, Expr):
-        try:
-            return evaluate(value)(frame)
-        except (KeyError, RunError):
-            return _UNKNOWN
-    # what only means something while a text is traced
-    return _UNKNOWN if type(value).__module__.startswith("tilewright.lang.") else value
 
 
 class Stopped(BaseException):

@@ -1,4 +1,8 @@
-"""Agents and blocks that run thread code.
+"""Agents and blocks that run thread code, and the shared memory of a block as bytes.
+
+A shared buffer is a typed window on the block's bytes where its place is, so buffers that share
+memory see each other's bits. What nothing has written is 0xFF: NaN in every float type that has
+one, -1 in integers.
 
 Values are vectors over the threads of an agent, which run in step under a mask. An op counts once
 for every thread that runs it: what one thread does for an instance stands under a guard.
@@ -6,22 +10,134 @@ for every thread that runs it: what one thread does for an instance stands under
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import lru_cache
+from math import prod
+from typing import Any, cast
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.op import Op, Sync
-from tilewright.machine.clocks import Party
-from tilewright.machine.memory import Array, Memory, describe_index
-from tilewright.machine.numbers import Value
+from tilewright.ir.analysis.aliases import places
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.op import Alloc, Kernel, Op, Sync, View, walk_ops
+from tilewright.machine.memory import Memory, allocate, describe_index
+from tilewright.machine.numbers import Array, Value
 from tilewright.machine.state import WARP, WARPGROUP, Agent, Block, Cluster, Crew, Frame
-from tilewright.machine.sync import Cell, Groups
-from tilewright.machine.thread_memory import Plan, SharedBytes
+from tilewright.machine.sync import Cell, Groups, Party
 from tilewright.machine.thread_races import Shadow
 from tilewright.support.errors import RunError
+
+POISON = 0xFF
+_ALIGNMENT = 1024  # of a block's shared memory, and the period of the widest swizzle
+_SPANS = {0: 0, 1: 128, 2: 64, 3: 32}  # bytes that a descriptor's two swizzle bits stand for
+
+
+class Plan:
+    """Where the shared buffers and barriers of a kernel lie."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.buffers: dict[str, Buffer] = {}
+        self.places: dict[str, int] = {}
+        given = places(kernel)
+        end = max((place + size_of(buffer) for buffer, place in given.items()), default=0)
+        for op in walk_ops(kernel, Alloc, View):
+            buffer = op.buffer
+            if buffer.space not in (Space.SHARED, Space.BARRIER):
+                continue
+            if isinstance(op, View):
+                place = self.places[op.source.name] + int(op.offset) * buffer.dtype.bytes
+            elif op.place is not None:
+                place = op.place
+            else:
+                place = -(-end // _ALIGNMENT) * _ALIGNMENT
+                end = place + size_of(buffer)
+            self.buffers[buffer.name], self.places[buffer.name] = buffer, place
+        self.bytes = -(-max(end, 1) // _ALIGNMENT) * _ALIGNMENT
+        tiles = [b for b in self.buffers.values() if b.space is Space.SHARED]
+        for buffer in tiles:
+            if self.places[buffer.name] % buffer.dtype.bytes:
+                raise RunError(
+                    f"{buffer.name} lies at {self.places[buffer.name]}, which is no multiple of "
+                    f"the {buffer.dtype.bytes} bytes of its elements",
+                    loc=kernel.loc,
+                )
+        self.unit = min((b.dtype.bytes for b in tiles), default=1)
+
+    def owner(self, address: int) -> str:
+        """The buffer at an address, in words."""
+        for name, buffer in self.buffers.items():
+            start = self.places[name]
+            if buffer.space is Space.SHARED and start <= address < start + size_of(buffer):
+                return f"{name}[{(address - start) // buffer.dtype.bytes}]"
+        return f"shared memory at byte {address}"
+
+
+def size_of(buffer: Buffer) -> int:
+    count = prod(buffer.static_shape)
+    return 8 * count if buffer.space is Space.BARRIER else buffer.dtype.storage_bytes(count)
+
+
+class SharedBytes:
+    """One block's shared memory."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.bytes: Array = np.full(plan.bytes, POISON, np.uint8)
+        self.memories: dict[str, Memory] = {}
+        for name, buffer in plan.buffers.items():
+            if buffer.space is Space.SHARED:
+                start = plan.places[name]
+                part = self.bytes[start : start + buffer.bytes].view(buffer.dtype.numpy)
+                shape = buffer.static_shape
+                self.memories[name] = allocate(buffer, shape, array=part.reshape(shape))
+
+    def read(self, addresses: Array, dtype: np.dtype[Any]) -> Array:
+        """The elements of `dtype` at these addresses."""
+        return self.bytes.view(dtype)[addresses // dtype.itemsize]
+
+    def write(self, addresses: Array, values: Array) -> None:
+        self.bytes.view(values.dtype)[addresses // values.itemsize] = values
+
+    def poison(self, addresses: Array, size: int) -> None:
+        self.bytes[addresses[..., None] + np.arange(size)] = POISON
+
+    def address(self, name: str, element: Any) -> Any:
+        """The byte address of an element (or of many) of a buffer."""
+        buffer = self.plan.buffers[name]
+        return self.plan.places[name] + np.asarray(element, np.int64) * buffer.dtype.bytes
+
+
+def swizzled(address: Any, span: int) -> Any:
+    """Where the byte at `address` goes under a swizzle of `span` bytes: units of 16 bytes within
+    the span are exchanged by the number of the 128-byte line.
+
+    >>> [swizzled(128 * line, 128) - 128 * line for line in range(4)]
+    [0, 16, 32, 48]
+    """
+    lines = max(span // 16 - 1, 0)
+    return address ^ ((address >> 7 & lines) << 4)
+
+
+@lru_cache(256)
+def operand_addresses(code: int, mn: int, k: int, size: int, mn_major: bool) -> Array:
+    """The byte addresses [mn, k] of the matrix that descriptor `code` names, elements of `size`
+    bytes; not to be written."""
+    start, leading, stride = ((code >> at & 0x3FFF) << 4 for at in (0, 16, 32))
+    span = _SPANS[code >> 62]
+    i, j = np.ogrid[:mn, :k]
+    if mn_major:
+        row = (span or 16) // size  # elements of a column of the atom, which is eight k deep
+        columns, depth = (leading, stride) if span else (stride, leading)
+        offset = (i % row * size + i // row * columns) + (j % 8 * (span or 16) + j // 8 * depth)
+    elif span:
+        offset = (i % 8 * span + i // 8 * stride) + j * size
+    else:
+        unit = 16 // size
+        offset = (i % 8 * 16 + i // 8 * stride) + (j % unit * size + j // unit * leading)
+    found: Array = np.asarray(swizzled(start + offset, span), np.int64)
+    found.flags.writeable = False
+    return found
 
 
 @dataclass
@@ -40,12 +156,11 @@ class Registers:
 class ThreadAgent(Agent):
     joint = True  # a thread runs its code whoever else does
 
-    def __init__(self, block: ThreadBlock, crew: Crew, matrix: set[str]) -> None:
+    def __init__(self, block: ThreadBlock, crew: Crew) -> None:
         super().__init__(block, crew)
         self.gids: Array = self.ids.astype(np.int64) + block.first
-        self.matrix = matrix  # buffers that matrix instructions use
+        self.witnesses = self.gids
         self.in_flight: list[Registers] = []
-        self.touched: dict[str, int] = {}
         self.unfenced: list[Array] = []  # units of shared memory
 
     def party(self, fr: Frame, lanes: Array | None = None) -> Party:
@@ -58,9 +173,6 @@ class ThreadAgent(Agent):
         if any(v.ndim and (v[mine] != v[mine[0]]).any() for v, _ in values):
             return [self.party(fr, lane) for lane in np.split(mine, mine.size)]
         return [self.party(fr, mine)]
-
-    def agreed(self, fr: Frame, value: Value, what: str) -> int:
-        return agreed(fr, value, what)
 
     def one(self, fr: Frame, op: Op) -> Party:
         party = self.party(fr)
@@ -124,6 +236,7 @@ class ThreadBlock(Block):
         super().__init__(cluster, index, rank, linear)
         self.first = rank * cluster.compiled.knowers  # of its threads
         self.shared = SharedBytes(plan)
+        self.memories.update(self.shared.memories)
         slots = 2 * len(cluster.compiled.crews)
         self.shadow = Shadow(cluster.clocks, plan.bytes // plan.unit, plan.unit, slots, plan.owner)
         self.written = written  # tensors of which two threads may disturb each other
@@ -141,20 +254,11 @@ class ThreadBlock(Block):
             tensors[mem.name] = Shadow(self.cluster.clocks, mem.data.size, 1, 0, name)
         return tensors[mem.name]
 
-    def knowers(self) -> Array:
-        return np.concatenate([cast("ThreadAgent", a).gids for a in self.agents])
-
-    def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
-        return self.shared.memories.get(buffer.name) or make()
-
-    def existing(self, name: str, fr: Frame) -> Memory:
-        return self.shared.memories[name]
-
     def end(self) -> None:
-        clocks, ids, shadow = self.cluster.clocks, self.knowers(), self.shadow
-        for cell, units, op in self.incoming if clocks.watching else ():
+        shadow = self.shadow
+        for cell, units, op in self.incoming if self.cluster.clocks.watching else ():
             mine = units[shadow.writer[units] == cell.entity]
-            if mine.size and not clocks.has(ids, cell.entity, int(shadow.wrote[mine].max())):
+            if mine.size and not self.knows(cell.entity, int(shadow.wrote[mine].max())):
                 raise RunError(
                     f"block {self.index} ends while an asynchronous write of its memory may be "
                     "under way",
@@ -177,34 +281,17 @@ def agent_block(fr: Frame) -> ThreadBlock:
 
 def active(fr: Frame) -> Array:
     """The positions of the threads that run this."""
-    if fr.mask is None:
-        return fr.agent.positions
-    mask = fr.mask if fr.mask.shape == fr.lanes else np.broadcast_to(fr.mask, fr.lanes)
-    found: Array = mask.nonzero()[0]
-    return found
+    return fr.agent.positions if fr.mask is None else fr.active(fr.lanes).nonzero()[0]
 
 
 def in_threads(fr: Frame, value: Value, lanes: Array) -> Array:
     """`value` in the threads at these positions."""
-    if not value.ndim:
-        return np.full(lanes.shape, value)
-    found: Array = (value if value.shape == fr.lanes else np.broadcast_to(value, fr.lanes))[lanes]
-    return found
+    return spread(fr, value)[lanes]
 
 
 def spread(fr: Frame, value: Value) -> Array:
     """`value` in every thread of the agent."""
     return np.broadcast_to(value, fr.lanes)
-
-
-def agreed(fr: Frame, value: Value, what: str, among: Array | None = None) -> int:
-    """`value` as an integer on which the running threads (or those `among` them) agree."""
-    if not value.ndim:
-        return int(value)
-    values = value[active(fr) if among is None else among]
-    if (values != values[0]).any():
-        raise RunError(f"{what} differs between threads that run this together", loc=fr.loc())
-    return int(values[0])
 
 
 def whole_groups(fr: Frame, size: int, what: str) -> Array:

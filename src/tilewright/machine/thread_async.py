@@ -4,7 +4,7 @@ products by warpgroups. What they touch is checked when they are issued; their d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, cast
 
@@ -15,10 +15,10 @@ from tilewright.ir.dtype import DTYPES
 from tilewright.ir.op import Intrinsic
 from tilewright.machine.barriers import at, find_cells, home, ranks_of
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE
-from tilewright.machine.lanes import TileRegion
+from tilewright.machine.lanes import Box, TileRegion, clip, uniform_int
 from tilewright.machine.meaning import Builder, Run, TensorMap, thread_meaning
-from tilewright.machine.memory import Array, Memory
-from tilewright.machine.numbers import bin_fn
+from tilewright.machine.memory import Memory
+from tilewright.machine.numbers import Array, bin_fn, multiplied
 from tilewright.machine.state import WARP, WARPGROUP, Frame
 from tilewright.machine.sync import Cell, Flow, Groups, Transfer
 from tilewright.machine.thread_agents import (
@@ -27,19 +27,21 @@ from tilewright.machine.thread_agents import (
     active,
     agent_block,
     agent_of,
-    agreed,
     in_threads,
+    operand_addresses,
+    size_of,
+    swizzled,
     whole_groups,
 )
-from tilewright.machine.thread_memory import POISON, operand_addresses, size_of, swizzled
-from tilewright.machine.thread_moves import as_tile, fragment_table
 from tilewright.machine.thread_ops import (
+    as_tile,
+    elements,
     first_register,
+    fragment_table,
     note_elements,
     read_registers,
     require_inside,
 )
-from tilewright.machine.tiles import multiplied
 from tilewright.support.errors import RunError
 
 _REDUCE = {"add": "+", "min": "min", "max": "max", "and": "&", "or": "|", "xor": "^"}
@@ -61,55 +63,44 @@ def _launch(
     return t
 
 
-@dataclass
-class Landing:
-    """Where the bytes of an asynchronous write go, and the barrier that counts them."""
+def _send(
+    fr: Frame, op: Intrinsic, lane: int, cells: list[Cell], addresses: Array, size: int,
+    fetch: Callable[[], Array],
+) -> None:  # fmt: skip
+    """One thread begins a write of elements of `size` bytes at these addresses of the barriers'
+    blocks; barriers count the bytes that came."""
+    ids = agent_of(fr).gids[lane : lane + 1]
+    targets: list[tuple[ThreadBlock, Cell, Array]] = []
+    for cell in cells:
+        block = cast("ThreadBlock", cell.home)
+        cell.require_ready(ids, fr.loc(), fenced=True)
+        units = block.shadow.units(addresses, size)
+        block.shadow.async_write(units, np.repeat(ids, units.size), cell.entity, op)
+        block.incoming.append((cell, units, op))
+        block.shared.poison(addresses, size)
+        targets.append((block, cell, units))
 
-    block: ThreadBlock
-    cell: Cell
-    units: Array
+    def store(value: Array) -> None:
+        for block, cell, units in targets:
+            block.shared.write(addresses, value)
+            block.shadow.landed(units, cell.entity, cell.phase + 1)
+            cell.count_bytes(value.nbytes, op)
 
-    def landed(self, size: int, op: Intrinsic) -> None:
-        self.block.shadow.landed(self.units, self.cell.entity, self.cell.phase + 1)
-        self.cell.count_bytes(size, op)
-
-
-def _begin_write(
-    fr: Frame, op: Intrinsic, lane: int, cell: Cell, addresses: Array, size: int
-) -> Landing:
-    """One thread begins a write of `size` bytes at each address of the barrier's block."""
-    block, ids = cast("ThreadBlock", cell.home), agent_of(fr).gids[lane : lane + 1]
-    cell.require_ready(ids, fr.loc(), fenced=True)
-    units = block.shadow.units(addresses, size)
-    block.shadow.async_write(units, np.repeat(ids, units.size), cell.entity, op)
-    block.incoming.append((cell, units, op))
-    return Landing(block, cell, units)
+    _launch(fr, op, fetch, store)
 
 
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
 
 
-@dataclass
-class BoxCopy:
-    """One box of a tensor: which part lies inside of it, and its elements' addresses."""
-
-    part: tuple[slice, ...]  # of the tensor
-    inner: tuple[slice, ...]  # of the box
-    addresses: Array  # in shared memory, shaped like the box
-
-
 def _box(b: Builder, fr: Frame, tile: TileRegion, lane: int, spot: list[Any],
-         op: Intrinsic) -> BoxCopy:  # fmt: skip
+         op: Intrinsic) -> tuple[Box, Array]:  # fmt: skip
+    """One box of a tensor, as far as it lies inside, and its elements' addresses in shared memory,
+    shaped like the box."""
     found = b.maps[op.fields["map"]]
     size, box = found.tensor.dtype.bytes, found.box
     corner = [at(c(fr), lane) for c in reversed(spot)]
-    shape = found.seen(fr.memory(found.tensor.name).data).shape
-    part, inner = [], []
-    for c, e, n in zip(corner, box, shape, strict=True):
-        low, high = min(max(c, 0), n), max(min(c + e, n), min(max(c, 0), n))
-        part.append(slice(low, high))
-        inner.append(slice(low - c, high - c) if high > low else slice(0, 0))
-    buffer = tile.buffer
+    tensor, buffer = fr.bufs[found.tensor.name], tile.buffer
+    part = clip(tensor, corner, box, found.seen(tensor.data).shape)
     shared = agent_block(fr).shared
     place = shared.plan.places[buffer.name]
     start = int(shared.address(buffer.name, at(tile.starts[0](fr), lane)))
@@ -126,17 +117,15 @@ def _box(b: Builder, fr: Frame, tile: TileRegion, lane: int, spot: list[Any],
     flat = swizzled(start + np.arange(prod(box)) * size, found.swizzle)
     if flat.min() < place or flat.max() + size > place + size_of(buffer):
         raise RunError(f"out-of-range: a bulk copy's box leaves {buffer.name}", loc=op.loc)
-    return BoxCopy(tuple(part), tuple(inner), flat.reshape(box))
+    return part, flat.reshape(box)
 
 
-def _note_part(
-    fr: Frame, mem: Memory, found: TensorMap, copy: BoxCopy, lane: int, kind: str
-) -> None:
+def _note_part(fr: Frame, mem: Memory, found: TensorMap, box: Box, lane: int, kind: str) -> None:
     """The part of a tensor that a bulk copy of thread `lane` touches. It counts as touched when it
     is issued: its end is known by its group, or by its barrier."""
     if mem.name in agent_block(fr).written:
         places = np.arange(mem.data.size).reshape(mem.data.shape)
-        units = found.seen(places)[copy.part].reshape(-1)
+        units = found.seen(places)[box.where].reshape(-1)
         note_elements(fr, mem, units, np.full(units.size, agent_of(fr).gids[lane]), kind)
 
 
@@ -149,32 +138,23 @@ def bulk_load(b: Builder, op: Intrinsic) -> Run:
     spot, mask = rest[: len(found.box)], rest[len(found.box) :]
 
     def issue(fr: Frame, lane: int) -> Flow:
-        copy = _box(b, fr, where, lane, spot, op)
+        box, addresses = _box(b, fr, where, lane, spot, op)
         cluster = fr.agent.block.cluster
         blocks = [home(fr, barrier, lane)]
         if mask:
             blocks = [cluster.block(r, fr) for r in ranks_of(fr, at(mask[0](fr), lane))]
-        targets: list[Landing] = []
+        cells: list[Cell] = []
         for block in blocks:
-            (cell,) = yield from find_cells(b, fr, barrier, lane, block)
-            targets.append(_begin_write(fr, op, lane, cell, copy.addresses, kind.bytes))
-        tensor = fr.memory(found.tensor.name)
-        _note_part(fr, tensor, found, copy, lane, READ)
+            cells += yield from find_cells(b, fr, barrier, lane, block)
+        tensor = fr.bufs[found.tensor.name]
+        _note_part(fr, tensor, found, box, lane, READ)
 
         def fetch() -> Array:
             value = np.zeros(found.box, kind.numpy)
-            value[copy.inner] = found.seen(tensor.data)[copy.part]
+            value[box.inner] = found.seen(tensor.data)[box.where]
             return value
 
-        def store(value: Array) -> None:
-            for target in targets:
-                shared = target.block.shared
-                shared.view(kind.numpy)[copy.addresses // kind.bytes] = value
-                target.landed(value.size * kind.bytes, op)
-
-        for target in targets:
-            _poison(target.block, copy.addresses, kind.bytes)
-        _launch(fr, op, fetch, store)
+        _send(fr, op, lane, cells, addresses, kind.bytes, fetch)
 
     def run(fr: Frame) -> Flow:
         for lane in active(fr):
@@ -182,10 +162,6 @@ def bulk_load(b: Builder, op: Intrinsic) -> Run:
         yield None
 
     return run
-
-
-def _poison(block: ThreadBlock, addresses: Array, size: int) -> None:
-    block.shared.bytes[addresses[..., None] + np.arange(size)] = POISON
 
 
 @thread_meaning("bulk_store")
@@ -198,26 +174,22 @@ def bulk_store(b: Builder, op: Intrinsic) -> Run:
 
     def issue(fr: Frame, lane: int) -> None:
         agent, block = agent_of(fr), agent_block(fr)
-        copy = _box(b, fr, where, lane, spot, op)
+        box, addresses = _box(b, fr, where, lane, spot, op)
         ids = agent.gids[lane : lane + 1]
         groups = agent.groups_in("bulk", ids)
-        units = block.shadow.units(copy.addresses, kind.bytes)
+        units = block.shadow.units(addresses, kind.bytes)
         row = agent.clocks.common(ids)
         block.shadow.async_read(units, row, int(ids[0]), groups.entity, groups.number, op)
-        tensor = fr.memory(found.tensor.name)
-        _note_part(fr, tensor, found, copy, lane, WRITE if reduce is None else ATOMIC)
-
-        def fetch() -> Array:
-            value: Array = block.shared.view(kind.numpy)[copy.addresses // kind.bytes]
-            return value
+        tensor = fr.bufs[found.tensor.name]
+        _note_part(fr, tensor, found, box, lane, WRITE if reduce is None else ATOMIC)
 
         def store(value: Array) -> None:
-            new, data = value[copy.inner], found.seen(tensor.data)
+            new, data = value[box.inner], found.seen(tensor.data)
             if reduce is not None:
-                new = reduce(data[copy.part], new)
-            data[copy.part] = new
+                new = reduce(data[box.where], new)
+            data[box.where] = new
 
-        _launch(fr, op, fetch, store, groups)
+        _launch(fr, op, lambda: block.shared.read(addresses, kind.numpy), store, groups)
 
     def run(fr: Frame) -> None:
         for lane in active(fr):
@@ -254,24 +226,15 @@ def store_peer(b: Builder, op: Intrinsic) -> Run:
     def issue(fr: Frame, lane: int, value: Array) -> Flow:
         block = cast("ThreadBlock", home(fr, to, lane))
         addresses = _peer_words(fr, to, lane, count, op, block)
-        places = addresses[:, None] + np.arange(kind.bytes)
-        raw = np.ascontiguousarray(value).view(np.uint8).reshape(places.shape)
         if not barriers:
             units = block.shadow.units(addresses, kind.bytes)
             block.shadow.write(units, np.full(units.size, agent_of(fr).gids[lane]), op)
-            block.shared.bytes[places] = raw
+            block.shared.write(addresses, value)
             return
         (cell,) = yield from find_cells(b, fr, barriers[0], lane)
         if cell.home is not block:
             raise RunError("the barrier of a remote store is in another block", loc=op.loc)
-        target = _begin_write(fr, op, lane, cell, addresses, kind.bytes)
-
-        def store(bits: Array) -> None:
-            block.shared.bytes[places] = bits
-            target.landed(size, op)
-
-        block.shared.bytes[places] = POISON
-        _launch(fr, op, lambda: raw, store)
+        _send(fr, op, lane, [cell], addresses, kind.bytes, lambda: value)
 
     def run(fr: Frame) -> Flow:
         values = read_registers(fr, of, count)
@@ -299,22 +262,16 @@ def cp_async(b: Builder, op: Intrinsic) -> Run:
         agent, block, lanes = agent_of(fr), agent_block(fr), active(fr)
         ids = agent.gids[lanes]
         groups = agent.groups_in("cp_async", agent.gids)
-        target, tensor = (r.memory(fr) for r in (to, of))
-        idx = to.index(fr)
-        require_inside(fr, target, idx, count, None)
-        first = in_threads(fr, idx[0], lanes)
-        addresses = block.shared.address(target.name, first[:, None] + np.arange(count))
+        tensor, (target, (places,)) = of.memory(fr), elements(fr, to, count)
+        addresses = block.shared.address(target.name, places)
         taken = in_threads(fr, amount(fr), lanes) // kind.bytes
         starts = [in_threads(fr, s(fr), lanes) for s in of.starts]
         valid = np.arange(count) < taken[:, None]
         where = [np.broadcast_to(s[:, None], valid.shape)[valid] for s in starts[:-1]]
         where.append((starts[-1][:, None] + np.arange(count))[valid])
-        for i, n in zip(where, tensor.shape, strict=True):
-            if (i < 0).any() or (i >= n).any():
-                raise RunError(f"out-of-range: a copy reads outside {tensor.name}", loc=op.loc)
         if valid.any():
-            units = np.ravel_multi_index(where, tensor.shape)
-            note_elements(fr, tensor, units, np.repeat(ids, count)[valid.reshape(-1)], READ)
+            require_inside(fr, tensor, where)
+            fr.touch(READ, tensor, tuple(where), agent.ids[lanes].repeat(count)[valid.reshape(-1)])
         if (addresses[:, 0] % size).any():
             raise RunError(f"a copy of {size} bytes to {target.name} is not aligned", loc=op.loc)
         units = block.shadow.units(addresses, kind.bytes)
@@ -326,15 +283,13 @@ def cp_async(b: Builder, op: Intrinsic) -> Run:
             value[valid] = tensor.data[tuple(where)]
             return value
 
-        def store(value: Array) -> None:
-            block.shared.view(kind.numpy)[addresses // kind.bytes] = value
-
         def seen() -> None:
             block.shadow.became(units, groups.entity, actors)
             agent.unfenced.append(units)
             agent.apart = True
 
-        _poison(block, addresses, kind.bytes)
+        block.shared.poison(addresses, kind.bytes)
+        store = partial(block.shared.write, addresses)
         _launch(fr, op, fetch, store, groups).seen = seen
 
     return run
@@ -375,20 +330,20 @@ def wgmma(b: Builder, op: Intrinsic) -> Run:
     def shared_operand(
         fr: Frame, code: Any, lanes: Array, groups: Groups, mn: int, kind: MatrixType, flag: str
     ) -> Array:
-        """The places of an operand in shared memory, which is read from now on."""
+        """The addresses of an operand in shared memory, which is read from now on."""
         block, size = agent_block(fr), kind.bits // 8
-        number = agreed(fr, code(fr), "a descriptor", lanes)
+        number = uniform_int(fr, code(fr), "a descriptor", lanes)
         addresses = operand_addresses(number, mn, a_kind.k, size, words.get(flag) == "1")
         if addresses.max() + size > block.shared.bytes.size:
             raise RunError("a matrix descriptor reaches outside of shared memory", loc=op.loc)
         row, units = fr.agent.clocks.common(groups.owners), block.shadow.units(addresses, size)
         block.shadow.async_read(units, row, -1, groups.entity, groups.number, op)
-        return addresses // size
+        return addresses
 
     def issue(fr: Frame, lanes: Array) -> None:
         agent, shared = agent_of(fr), agent_block(fr).shared
         groups = agent.groups_in("wgmma", agent.gids[lanes])
-        accumulate = bool(agreed(fr, keep(fr), "accumulate", lanes))
+        accumulate = bool(uniform_int(fr, keep(fr), "accumulate", lanes))
         accumulator = _in_flight(fr, c, c_table.shape[1], lanes, groups, written=True)
         b_at = shared_operand(fr, right, lanes, groups, n, b_kind, "tb")
         a_at: Array
@@ -401,11 +356,11 @@ def wgmma(b: Builder, op: Intrinsic) -> Run:
             if from_registers:
                 left_tile = as_tile(a_at[lanes], a_table, a_shape)
             else:
-                left_tile = shared.view(types[0].numpy)[a_at]
+                left_tile = shared.read(a_at, types[0].numpy)
             old = np.zeros(c_shape, types[2].numpy)
             if accumulate:
                 old = as_tile(accumulator[lanes], c_table, c_shape)
-            return multiplied(left_tile, shared.view(types[1].numpy)[b_at].T, old, types)
+            return multiplied(left_tile, shared.read(b_at, types[1].numpy).T, old, types)
 
         def store(tile: Array) -> None:
             accumulator[lanes] = tile.reshape(-1)[c_table]
@@ -424,13 +379,7 @@ def _in_flight(
 ) -> Array:
     """Registers that a matrix instruction uses from now on: [thread, register]."""
     agent, mem = agent_of(fr), tile.memory(fr)
-    if agent.touched.get(mem.name, 0) >= agent.fenced:
-        raise RunError(
-            f"ordinary code touched the registers of {mem.name}, and no fence orders that before "
-            "this matrix instruction",
-            loc=fr.loc(),
-            fix="execute `fence wgmma` between the two",
-        )
+    agent.require_fenced(mem, fr.loc())
     first = first_register(fr, mem, tile.index(fr), count, lanes)
     used = Registers(mem.name, first, first + count, lanes, written, groups, groups.number)
     agent.in_flight.append(used)

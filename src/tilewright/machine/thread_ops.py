@@ -1,164 +1,114 @@
-"""Thread code: elements of memory and registers, checked and noted.
+"""Thread code: accesses of memory and registers, checked and noted; and instructions of threads and
+warps that are done when they return: vectors, packed stores, matrices of 8×8, products by warps,
+atomics, shuffles and votes.
 
 Loops, branches and names mean what they mean everywhere (`flow.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Load
-from tilewright.machine import lanes
+from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
+from tilewright.ir.buffer import Region, Space
+from tilewright.ir.dtype import DTYPES
+from tilewright.ir.op import Intrinsic
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE, Touch
-from tilewright.machine.lanes import TileRegion
-from tilewright.machine.memory import Array, Memory, describe_index
-from tilewright.machine.numbers import Value
+from tilewright.machine.lanes import TileRegion, not_inside, outside, uniform_int
+from tilewright.machine.meaning import THREADS, Builder, Run, thread_meaning
+from tilewright.machine.memory import Memory, describe_index
+from tilewright.machine.numbers import Array, atomic_fn, cast_fn, multiplied
+from tilewright.machine.ops import fold_in
 from tilewright.machine.sanitizer import meets
-from tilewright.machine.state import Frame, Where
-from tilewright.machine.thread_agents import active, agent_block, agent_of, agreed, in_threads
+from tilewright.machine.state import WARP, Frame, Watch, Where
+from tilewright.machine.thread_agents import (
+    active,
+    agent_block,
+    agent_of,
+    converge,
+    in_threads,
+    spread,
+    whole_groups,
+)
+from tilewright.machine.thread_races import Shadow
+from tilewright.machine.threads import require_lanes
 from tilewright.support.errors import RunError
 
-# ── elements of memory ───────────────────────────────────────────────────────────────────────
+# ── accesses of memory ───────────────────────────────────────────────────────────────────────
 
 
-def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
-    """The elements at `idx`: inside of tensors, and known to be there."""
-    if mem.space is Space.LOCAL:
-        if mem.name in agent_of(fr).matrix:
-            use_registers(fr, mem, idx, 1, writes=False)
-    elif mem.is_global:
-        require_inside(fr, mem, idx, 1, node)
-        note_global(fr, mem, idx, 1, READ)
-    value = lanes.gather(fr, mem, idx, node)
-    if mem.space is Space.SHARED:
-        note_shared(fr, mem, idx, 1, writes=False)
-    return value
+class ThreadWatch(Watch):
+    """Tells shadows what threads touch."""
 
-
-def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
-    """Store `value` at `idx` in every running thread."""
-    if mem.space is Space.LOCAL:
-        if mem.name in agent_of(fr).matrix:
-            use_registers(fr, mem, idx, 1, writes=True)
-        if _store_register(fr, mem, idx, value):
+    def access(self, fr: Frame, t: Touch) -> None:
+        mem, block, owners = t.mem, agent_block(fr), t.owners
+        if mem.space is Space.LOCAL:
+            index = t.where[-1] if mem.shape else 0
+            use_registers(fr, mem, int(np.min(index)), int(np.max(index)), writes=t.kind == WRITE)
             return
-    else:
-        require_inside(fr, mem, idx, 1, None)
-        if mem.space is Space.SHARED:
-            note_shared(fr, mem, idx, 1, writes=True, value=value)
-        else:
-            note_global(fr, mem, idx, 1, WRITE, in_threads(fr, value, active(fr)))
-    lanes.scatter(fr, mem, idx, value)
+        if mem.is_global and mem.name not in block.written:
+            return
+        if owners is None:  # all of them; if they store, one and the same value
+            owners = fr.agent.ids[: 1 if t.kind == WRITE else None]
+        flat = np.ravel_multi_index(t.where, mem.shape) if mem.shape else np.int64(0)
+        flat, owners = (a.reshape(-1) for a in np.broadcast_arrays(flat, owners))
+        if t.value is not None and flat.size > 1:
+            _, first = np.unique(flat, return_index=True)
+            if first.size < flat.size:
+                values = np.broadcast_to(t.value, np.shape(t.where[-1])) if mem.shape else t.value
+                require_same(fr, mem, flat, values.reshape(-1))
+                flat, owners = flat[first], owners[first]
+        note_elements(fr, mem, flat, owners + block.first, t.kind)
 
 
-def _store_register(fr: Frame, mem: Memory, idx: Where, value: Value) -> bool:
-    """`scatter` for one and the same register of all threads, which most stores are; False when
-    this is not one."""
-    if (
-        type(mem) is not Memory
-        or len(idx) > 1
-        or (idx and (idx[0].ndim or not 0 <= idx[0] < mem.shape[0]))
-    ):
-        return False
-    if not mem.lead:
-        if not value.ndim and fr.mask is None:
-            mem.data[idx] = value
-            return True
-        mem.spread(fr.lanes)
-    registers = mem.data[:, int(idx[0])] if idx else mem.data
-    if fr.mask is None:
-        registers[...] = value
-    else:
-        np.copyto(registers, value, where=fr.mask)
-    return True
+def note_elements(fr: Frame, mem: Memory, flat: Array, actors: Array, kind: str) -> None:
+    """Elements, in row-major order, that the threads beside them touch."""
+    block = agent_block(fr)
+    if not mem.is_global:
+        address = block.shared.address(mem.name, flat)
+        note_bytes(fr, address, mem.dtype.bytes, actors, kind)
+    elif flat.size:
+        require_apart(fr, mem, flat, kind)
+        _note(fr, block.tensor_shadow(mem), flat, actors, kind)
 
 
-def require_inside(fr: Frame, mem: Memory, idx: Where, count: int, node: Load | None) -> None:
-    """`count` elements along the last dimension from `idx` on lie inside of the buffer."""
-    last = len(mem.shape) - 1
-    for dim, (i, n) in enumerate(zip(idx, mem.shape, strict=True)):
-        room = n - (count - 1 if dim == last else 0)
-        if i.ndim:
-            mine = i if fr.mask is None else in_threads(fr, i, active(fr))
-            wrong = (mine < 0) | (mine >= room)
-            if not wrong.any():
-                continue
-            where = int(np.argmax(wrong))
-        elif 0 <= i < room:
-            continue
-        else:
-            where = 0
-        first = tuple(int(in_threads(fr, j, active(fr))[where]) if j.ndim else int(j) for j in idx)
-        more = f" and the {count - 1} behind it reach" if count > 1 else " is"
-        raise RunError(
-            f"out-of-range: {describe_index(mem, first)}{more} outside {mem.name}",
-            loc=fr.loc(node),
-            expected=f"an index inside {mem.shape}",
-            fix="thread IR carries its guards: put the access under an `if`",
-        )
+def note_bytes(fr: Frame, address: Array, size: int, actors: Array, kind: str) -> None:
+    """Ordinary accesses of `size` bytes at each address, by the thread beside it."""
+    shadow = agent_block(fr).shadow
+    units = shadow.units(address, size)
+    _note(fr, shadow, units, np.repeat(actors, units.size // max(actors.size, 1)), kind)
+    if kind != READ:
+        agent_of(fr).unfenced.append(units)
 
 
-def flat_index(mem: Memory, idx: Where) -> Value:
-    flat: Any = np.int64(0)
-    for i, n in zip(idx, mem.shape, strict=True):
-        flat = flat * n + i.astype(np.int64)
-    return flat
-
-
-def note_shared(
-    fr: Frame, mem: Memory, idx: Where, count: int, *, writes: bool, value: Value | None = None
-) -> None:
-    """Tell the shadow of `count` elements that each running thread touches from `idx` on."""
-    agent, lanes_ = agent_of(fr), active(fr)
-    flat = in_threads(fr, flat_index(mem, idx), lanes_)
-    address = agent_block(fr).shared.address(mem.name, flat)
-    if writes and flat.size > 1 and value is not None:
-        _, first = np.unique(flat, return_index=True)
-        if first.size < flat.size:
-            require_same(fr, mem, flat, in_threads(fr, value, lanes_))
-            lanes_, address = lanes_[first], address[first]
-    note_bytes(fr, address, count * mem.dtype.bytes, agent.gids[lanes_], writes=writes)
-
-
-def note_global(
-    fr: Frame,
-    mem: Memory,
-    idx: Where,
-    count: int,
-    kind: str,
-    values: Array | None = None,
-    lanes: Array | None = None,
-) -> None:
-    """`count` elements of a tensor that each running thread (or those of `lanes`) touches from
-    `idx` on; `values` are what they write, thread by thread."""
-    agent = agent_of(fr)
-    if mem.name not in agent_block(fr).written:
-        return
-    who = active(fr) if lanes is None else lanes
-    flat = in_threads(fr, flat_index(mem, idx), who)
-    units = (flat[:, None] + np.arange(count)).reshape(-1)
-    actors = np.repeat(agent.gids[who], count)
-    if values is not None and units.size > 1:
-        _, first = np.unique(units, return_index=True)
-        if first.size < units.size:
-            require_same(fr, mem, units, values.reshape(-1))
-            units, actors = units[first], actors[first]
-    note_elements(fr, mem, units, actors, kind)
-
-
-def note_elements(fr: Frame, mem: Memory, units: Array, actors: Array, kind: str) -> None:
-    """Elements of a tensor, in row-major order, that the threads beside them touch."""
-    block, op = agent_block(fr), fr.op
-    if mem.name not in block.written or not units.size:
-        return
-    assert op is not None
-    require_apart(fr, mem, units, kind)
-    shadow = block.tensor_shadow(mem)
-    {READ: shadow.read, WRITE: shadow.write, ATOMIC: shadow.update}[kind](units, actors, op)
+def _note(fr: Frame, shadow: Shadow, units: Array, actors: Array, kind: str) -> None:
+    assert fr.op is not None
+    {READ: shadow.read, WRITE: shadow.write, ATOMIC: shadow.update}[kind](units, actors, fr.op)
     fr.agent.apart = True
+
+
+def elements(
+    fr: Frame, tile: TileRegion, count: int, lanes: Array | None = None
+) -> tuple[Memory, Where]:
+    """The memory and, per running thread (or those of `lanes`), the indices of `count` elements
+    along its last dimension from the region's start on."""
+    mem, lanes = tile.memory(fr), active(fr) if lanes is None else lanes
+    where = [in_threads(fr, i, lanes)[:, None] for i in tile.index(fr)]
+    if where:
+        where[-1] = where[-1] + np.arange(count)
+    require_inside(fr, mem, where)
+    return mem, tuple(np.broadcast_arrays(*where))
+
+
+def require_inside(fr: Frame, mem: Memory, where: Sequence[Array]) -> None:
+    bad = outside(tuple(where), mem.shape)
+    if bad is not None:
+        raise not_inside(fr, mem, tuple(where), bad, None)
 
 
 def require_apart(fr: Frame, mem: Memory, units: Array, kind: str) -> None:
@@ -193,30 +143,12 @@ def require_same(fr: Frame, mem: Memory, flat: Array, values: Array) -> None:
         )
 
 
-def note_bytes(fr: Frame, address: Array, size: int, actors: Array, *, writes: bool) -> None:
-    """Ordinary accesses of `size` bytes at each address, by the thread beside it."""
-    agent = agent_of(fr)
-    shadow = agent_block(fr).shadow
-    units = shadow.units(address, size)
-    actors = np.repeat(actors, units.size // max(actors.size, 1))
-    assert fr.op is not None
-    if writes:
-        shadow.write(units, actors, fr.op)
-        agent.unfenced.append(units)
-    else:
-        shadow.read(units, actors, fr.op)
-    agent.apart = True
-
-
-def use_registers(fr: Frame, mem: Memory, idx: Where, count: int, *, writes: bool) -> None:
+def use_registers(fr: Frame, mem: Memory, first: int, last: int, *, writes: bool) -> None:
     """Ordinary code touches registers that matrix instructions use too."""
     agent = agent_of(fr)
-    agent.touched[mem.name] = agent.tick()
-    if not agent.in_flight:
-        return
-    first = agreed(fr, idx[0], "a register's index") if idx else 0
+    mem.storage.touched = agent.tick()
     for used in agent.in_flight:
-        if used.name != mem.name or used.stop <= first or used.start >= first + count:
+        if used.name != mem.name or used.stop <= first or used.start > last:
             continue
         if (writes or used.written) and np.isin(active(fr), used.lanes).any():
             raise RunError(
@@ -235,8 +167,8 @@ def read_registers(fr: Frame, tile: TileRegion, count: int) -> Array:
     mem = tile.memory(fr)
     idx = tile.index(fr)
     first = first_register(fr, mem, idx, count)
-    if mem.name in agent_of(fr).matrix:
-        use_registers(fr, mem, idx, count, writes=False)
+    if mem.storage.watched:
+        use_registers(fr, mem, first, first + count - 1, writes=False)
     data = mem.data.reshape(*mem.lead, -1)
     return np.broadcast_to(data[..., first : first + count], (fr.lanes[0], count))
 
@@ -247,10 +179,10 @@ def write_registers(fr: Frame, tile: TileRegion, values: Array) -> None:
     idx = tile.index(fr)
     count = values.shape[1]
     first = first_register(fr, mem, idx, count)
-    if mem.name in agent_of(fr).matrix:
-        use_registers(fr, mem, idx, count, writes=True)
     if not mem.lead:
         mem.spread(fr.lanes)
+    if mem.storage.watched:
+        use_registers(fr, mem, first, first + count - 1, writes=True)
     data = mem.data.reshape(fr.lanes[0], -1)
     mine = active(fr)
     data[mine, first : first + count] = values[mine]
@@ -259,7 +191,7 @@ def write_registers(fr: Frame, tile: TileRegion, values: Array) -> None:
 def first_register(
     fr: Frame, mem: Memory, idx: Where, count: int, among: Array | None = None
 ) -> int:
-    first = agreed(fr, idx[0], "a register's index", among) if idx else 0
+    first = uniform_int(fr, idx[0], "a register's index", among) if idx else 0
     size = mem.shape[0] if mem.shape else 1
     if len(idx) > 1 or not 0 <= first <= size - count:
         raise RunError(
@@ -277,3 +209,303 @@ def as_words(values: Array) -> Array:
 
 def of_words(words: Array, dtype: np.dtype[Any]) -> Array:
     return np.ascontiguousarray(words, np.uint32).view(np.uint8).view(dtype)
+
+
+# ── who runs ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _result(op: Intrinsic) -> tuple[str, np.dtype[Any]]:
+    assert op.result is not None
+    return op.result.name, op.result.dtype.numpy
+
+
+@thread_meaning("warp_index")
+def warp_index(b: Builder, op: Intrinsic) -> Run:
+    (thread,), (name, kind) = b.operands(op.args[0]), _result(op)
+
+    def run(fr: Frame) -> None:
+        found = (thread(fr) // WARP).astype(kind)
+        same = found.ndim and (found == found[0]).all()
+        fr.vars[name] = found[0] if same else found
+
+    return run
+
+
+@thread_meaning("elect")
+def elect(b: Builder, op: Intrinsic) -> Run:
+    """True in one thread of each warp for which the condition holds; which one, the seed says."""
+    (cond,), (name, _) = b.operands(op.args[0]), _result(op)
+
+    def run(fr: Frame) -> None:
+        lanes = fr.agent.positions % WARP
+        seed = fr.agent.block.cluster.launch.options.seed
+        chosen = seed * 13 % WARP % min(WARP, lanes.size)
+        fr.vars[name] = spread(fr, cond(fr)) & (lanes == chosen)
+
+    return run
+
+
+@thread_meaning("prefetch_map", "pin", "settle")
+def nothing(b: Builder, op: Intrinsic) -> Run:
+    return lambda fr: None
+
+
+@thread_meaning(
+    *(f"shfl_{kind}" for kind in ("sync", "xor", "up", "down")),
+    *(f"warp_reduce_{kind}" for kind in ("sum", "max", "min", "and", "or")),
+    *("ballot", "any_sync", "all_sync"),
+)
+def across_lanes(b: Builder, op: Intrinsic) -> Run:
+    inner = THREADS[Intrinsic](b, op)
+    some = "mask=active" in op.text
+    by = b.operands(*op.args)[1] if op.name.startswith("shfl_") else None
+
+    def run(fr: Frame) -> None:
+        converge(fr, op.name, some=some)
+        if by is not None:
+            require_lanes(fr, op, by(fr))
+        inner(fr)
+
+    return run
+
+
+# ── vectors ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _vector(fr: Frame, tile: TileRegion, count: int, op: Intrinsic) -> tuple[Memory, Where]:
+    """`elements` that are aligned."""
+    mem, where = elements(fr, tile, count)
+    first = where[-1][:, 0]
+    if (first % count).any():
+        raise RunError(
+            f"a vector of {count} elements of {mem.name} begins at "
+            f"{int(first[first % count > 0][0])}, which is no multiple of its length",
+            loc=op.loc,
+        )
+    return mem, where
+
+
+def _touch(fr: Frame, kind: str, mem: Memory, where: Where, value: Array | None = None) -> None:
+    """Each running thread touches a row."""
+    owners = np.broadcast_to(fr.agent.ids[active(fr)][:, None], where[-1].shape)
+    fr.touch(kind, mem, where, owners, value=value)
+
+
+@thread_meaning("load_shared", "load_global")
+def load_vector(b: Builder, op: Intrinsic) -> Run:
+    to, of = b.operands(*op.args)
+    count = int(op.fields["count"])
+
+    def run(fr: Frame) -> None:
+        mem, where = _vector(fr, of, count, op)
+        _touch(fr, READ, mem, where)
+        kind = to.buffer.dtype
+        values = np.zeros((fr.lanes[0], count), kind.numpy)
+        values[active(fr)] = cast_fn(mem.dtype, kind)(mem.data[where])
+        write_registers(fr, to, values)
+
+    return run
+
+
+@thread_meaning("store_shared", "store_global")
+def store_vector(b: Builder, op: Intrinsic) -> Run:
+    to, of = b.operands(*op.args)
+    count = int(op.fields["count"])
+
+    def run(fr: Frame) -> None:
+        mem, where = _vector(fr, to, count, op)
+        values = read_registers(fr, of, count)
+        new = cast_fn(of.buffer.dtype, mem.dtype)(values)[active(fr)]
+        _touch(fr, WRITE, mem, where, new)
+        mem.data[where] = new
+
+    return run
+
+
+@thread_meaning("store_packed")
+def store_packed(b: Builder, op: Intrinsic) -> Run:
+    """A word of 32 bits over elements that fill it."""
+    to, word = b.operands(*op.args)
+    kind = to.buffer.dtype.numpy
+
+    def run(fr: Frame) -> None:
+        words = np.array(spread(fr, word(fr)), np.uint32)[:, None]
+        values = of_words(words, kind)
+        if to.buffer.space is Space.LOCAL:
+            write_registers(fr, to, values)
+            return
+        mem, where = _vector(fr, to, values.shape[1], op)
+        new = values[active(fr)]
+        _touch(fr, WRITE, mem, where, new)
+        mem.data[where] = new
+
+    return run
+
+
+# ── matrices of 8 rows of 16 bytes ───────────────────────────────────────────────────────────
+
+
+def _rows(fr: Frame, memory: TileRegion, count: int, op: Intrinsic) -> tuple[Array, Array]:
+    """The warps that run this, and the addresses [warp, matrix, row]: matrix m's row r is where
+    lane 8 m + r says."""
+    warps = whole_groups(fr, WARP, op.name)
+    mem = memory.memory(fr)
+    start = np.broadcast_to(memory.starts[0](fr), fr.lanes)
+    givers = warps[:, : 8 * count]
+    where = start[givers]
+    per_row = 16 // mem.dtype.bytes
+    if (where < 0).any() or (where > mem.shape[0] - per_row).any():
+        raise RunError(f"out-of-range: a row lies outside {mem.name}", loc=op.loc)
+    address = agent_block(fr).shared.address(mem.name, where)
+    if (address % 16).any():
+        raise RunError(f"a row of {mem.name} does not begin on 16 bytes", loc=op.loc)
+    return warps, address.reshape(len(warps), count, 8)
+
+
+def _transposed(rows: Array) -> Array:
+    """Matrices [warp, matrix, row, byte] of 16-bit elements, transposed."""
+    halves = np.ascontiguousarray(rows).view(np.uint16)
+    return np.ascontiguousarray(np.swapaxes(halves, 2, 3)).view(np.uint8)
+
+
+def _note_rows(fr: Frame, warps: Array, address: Array, kind: str) -> None:
+    givers = agent_of(fr).gids[warps[:, : address[0].size]].reshape(-1)
+    note_bytes(fr, address.reshape(-1), 16, givers, kind)
+
+
+@thread_meaning("ldmatrix")
+def ldmatrix(b: Builder, op: Intrinsic) -> Run:
+    to, of = b.operands(*op.args)
+    words = op.fields
+    count, trans = int(words["count"]), words["trans"] == "1"
+    kind = to.buffer.dtype.numpy
+
+    def run(fr: Frame) -> None:
+        warps, address = _rows(fr, of, count, op)
+        _note_rows(fr, warps, address, READ)
+        data = agent_block(fr).shared.bytes[address[..., None] + np.arange(16)]
+        data = _transposed(data) if trans else data
+        found = np.ascontiguousarray(data).view(np.uint32).reshape(len(warps), count, WARP)
+        registers = np.zeros((fr.lanes[0], count), np.uint32)
+        registers[warps] = np.swapaxes(found, 1, 2)
+        write_registers(fr, to, of_words(registers, kind))
+
+    return run
+
+
+@thread_meaning("stmatrix")
+def stmatrix(b: Builder, op: Intrinsic) -> Run:
+    to, *given = b.operands(*op.args)
+    words = op.fields
+    count, trans = int(words["count"]), words["trans"] == "1"
+
+    def run(fr: Frame) -> None:
+        warps, address = _rows(fr, to, count, op)
+        if words["from"] == "words":
+            (of,) = given
+            per = 4 // of.buffer.dtype.bytes
+            registers = as_words(read_registers(fr, of, count * per))
+        else:
+            registers = np.stack([spread(fr, w(fr)).astype(np.uint32) for w in given], axis=1)
+        data = np.ascontiguousarray(np.swapaxes(registers[warps], 1, 2))
+        rows = data.view(np.uint8).reshape(len(warps), count, 8, 16)
+        rows = _transposed(rows) if trans else rows
+        if np.unique(address).size < address.size:
+            raise RunError("two rows of a stmatrix lie at one place", loc=op.loc)
+        _note_rows(fr, warps, address, WRITE)
+        agent_block(fr).shared.bytes[address[..., None] + np.arange(16)] = rows
+
+    return run
+
+
+# ── products by warps ────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(64)
+def fragment_table(atom: str, kind: str, n: int, which: str) -> tuple[Array, tuple[int, ...]]:
+    """[thread, register] → element of the operand's tile in row-major order, and the tile."""
+    fragment = matrix_fragments(atom, MATRIX_TYPES[kind], n)[which]
+    return fragment.table(), fragment.tile
+
+
+def as_tile(registers: Array, table: Array, shape: tuple[int, ...]) -> Array:
+    """The tiles that registers [..., thread, register] hold."""
+    lead = registers.shape[:-2]
+    tile = np.empty((*lead, prod(shape)), registers.dtype)
+    tile[..., table] = registers
+    found: Array = tile.reshape(*lead, *shape)
+    return found
+
+
+@thread_meaning("mma")
+def mma(b: Builder, op: Intrinsic) -> Run:
+    c, x, y = b.operands(*op.args)
+    words = op.fields
+    types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
+    tables = {
+        which: fragment_table("mma", words["b" if which == "b" else "a"], 8, which)
+        for which in "abc"
+    }
+
+    def run(fr: Frame) -> None:
+        held = {
+            which: read_registers(fr, tile, tables[which][0].shape[1])
+            for which, tile in (("a", x), ("b", y), ("c", c))
+        }
+        out = np.array(held["c"])
+        warps = whole_groups(fr, WARP, "mma")
+        left, right, old = (
+            as_tile(_typed(held[w][warps], t), *tables[w])
+            for w, t in zip("abc", types, strict=True)
+        )
+        found = multiplied(left, right, old, types).reshape(len(warps), -1)
+        out[warps] = found[:, tables["c"][0]]
+        write_registers(fr, c, out)
+
+    return run
+
+
+def _typed(registers: Array, dtype: Any) -> Array:
+    """Registers as elements of the type that the instruction takes them for."""
+    if registers.dtype == dtype.numpy:
+        return registers
+    return np.ascontiguousarray(registers).view(dtype.numpy)
+
+
+# ── atomics ──────────────────────────────────────────────────────────────────────────────────
+
+
+@thread_meaning("atomic", "atomic_of_warp")
+def atomic(b: Builder, op: Intrinsic) -> Run:
+    """One after another, by thread; of a warp: by its first lane, which tells the others."""
+    target, *given = op.args
+    assert isinstance(target, Region)
+    where, kind = b.evaluate.region(target), target.dtype
+    combine = atomic_fn(op.fields["op"], kind)
+    values = [
+        (b.evaluate(each), cast_fn(each.dtype, kind))
+        for each in given
+        if not isinstance(each, Region)
+    ]
+    count = max(len(values), 1)  # of neighbours, each by itself
+
+    def run(fr: Frame) -> None:
+        lanes = active(fr)
+        if op.name == "atomic_of_warp":
+            converge(fr, op.name)
+            lanes = np.array([w[0] for w in whole_groups(fr, WARP, op.name)])
+        mem, places = elements(fr, where, count, lanes)
+        owners = np.repeat(fr.agent.ids[lanes], count).reshape(-1, count)
+        fr.touch(ATOMIC, mem, places, owners)
+        none = [np.zeros((), kind.numpy)]
+        news = [spread(fr, x) for x in ([to(value(fr)) for value, to in values] or none)]
+        old = np.zeros(fr.lanes, kind.numpy)
+        for k, new in enumerate(news):
+            found = fold_in(mem, tuple(p[:, k] for p in places), new[lanes], combine)
+            old[lanes] = old[lanes] if k else found
+        if op.result is not None:
+            if op.name == "atomic_of_warp":
+                old = old[agent_of(fr).positions // WARP * WARP]
+            fr.vars[op.result.name] = old.astype(op.result.dtype.numpy)
+
+    return run

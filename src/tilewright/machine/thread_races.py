@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.op import Op
-from tilewright.machine.clocks import NEVER, Clocks
-from tilewright.machine.memory import Array
-from tilewright.machine.postmortem import describe
-from tilewright.machine.state import WARP
+from tilewright.machine.numbers import Array
+from tilewright.machine.state import WARP, describe_op
+from tilewright.machine.sync import NEVER, Clocks
 from tilewright.support.errors import RunError
 
 SEVERAL = -1  # in place of a reader: more than one lane of the warp
@@ -206,7 +205,7 @@ class Shadow:
                 f"ordinary writes to {self.name(at * self.unit)} are not visible to this "
                 "asynchronous read",
                 loc=op.loc,
-                notes=(f"written by {describe(self.ops[self.by[at]])}",),
+                notes=(f"written by {describe_op(self.ops[self.by[at]])}",),
                 fix="let the writer execute `fence proxy_async`, then synchronise, before the read",
             )
         self.reads.note_async(units, entity, time)
@@ -252,9 +251,9 @@ class Shadow:
         notes = []
         if before != "read":
             first = self.ops[(self.by if before == "written" else self.updated)[at]]
-            notes.append(f"first {before} by {describe(first)}")
+            notes.append(f"first {before} by {describe_op(first)}")
         done = {"reads": "read", "writes": "written", "updates": "updated atomically"}[verb]
-        notes.append(f"now {done} by {describe(op)}")
+        notes.append(f"now {done} by {describe_op(op)}")
         raise RunError(
             f"race on {self.name(at * self.unit)}: this {verb} it, but {what}",
             loc=op.loc,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,8 @@ from tilewright.machine.lanes import (
     region_memory,
 )
 from tilewright.machine.meaning import Builder, Run, meaning
-from tilewright.machine.memory import Array
-from tilewright.machine.numbers import Value, bin_fn
-from tilewright.machine.postmortem import in_lane
-from tilewright.machine.state import WARP, Frame
+from tilewright.machine.numbers import Array, Value, bin_fn
+from tilewright.machine.state import WARP, Frame, in_lane
 from tilewright.support.errors import RunError, SanitizerError
 from tilewright.support.show import cut, show_line
 
@@ -183,10 +180,7 @@ _VALUES: dict[str, Callable[..., Value]] = {
 
 @meaning(Intrinsic)
 def run_intrinsic(b: Builder, op: Intrinsic) -> Run:
-    effect = INTRINSICS.get(op.name)
-    if effect is None:
-        raise RunError(f"unknown intrinsic {op.name!r}", loc=op.loc)
-    if effect.opaque:
+    if INTRINSICS[op.name].opaque:
         # an opaque instruction that is never reached does no harm
         def refuse(fr: Frame) -> None:
             raise RunError(
@@ -208,8 +202,7 @@ def run_intrinsic(b: Builder, op: Intrinsic) -> Run:
     fn, result = _VALUES[op.name], op.result
 
     def run(fr: Frame) -> None:
-        values = [_element(fr, a) if isinstance(a, TileRegion) else a(fr) for a in args]
-        got = fn(fr, op, *values[: fn_arity(op.name)])
+        got = fn(fr, op, *(_value(fr, a) for a in args[: fn_arity(op.name)]))
         if result is not None:
             fr.vars[result.name] = got.astype(result.dtype.numpy)
 
@@ -220,65 +213,51 @@ def fn_arity(name: str) -> int:
     return 2 if name.startswith("shfl_") else 1
 
 
-def _element(fr: Frame, tile: TileRegion) -> Value:
-    return gather(fr, tile.memory(fr), tile.index(fr), None)
+def _value(fr: Frame, arg: Any) -> Value:
+    """Of an operand: an expression, or an element of memory."""
+    if not isinstance(arg, TileRegion):
+        return arg(fr)
+    return gather(fr, arg.memory(fr), arg.index(fr), None)
 
 
 def run_print(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
     """One line for uniform values and tiles, one per active lane otherwise. `op` is labelled."""
-    shown = [_shown(fr, a) if isinstance(a, TileRegion) else a(fr) for a in args]
-    say, places = fr.agent.block.cluster.launch.say, op.width or 0
-    if fr.mask is None and not any(callable(v) or v.ndim for v in shown if not _is_tile(v)):
-        say(show_line(op.text.format(*shown[:places]), [_plain(v) for v in shown[places:]]))
-        return
-    columns = [
-        v if callable(v) or _is_tile(v) else np.broadcast_to(v, fr.lanes).__getitem__ for v in shown
-    ]
-    for lane in zip(*np.nonzero(fr.active(fr.lanes)), strict=True):
-        row = [_plain(c) if _is_tile(c) else c(lane) for c in columns]
-        say(show_line(op.text.format(*row[:places]), row[places:]))
+    shown, places = [_shown(fr, arg) for arg in args], op.width or 0
+    lanes = [*zip(*np.nonzero(fr.active(fr.lanes)), strict=True)]
+    if fr.mask is None and all(uniform for uniform, _ in shown):
+        lanes = [()]
+    for lane in lanes:
+        row = [in_lane(lane) for _, in_lane in shown]
+        line = show_line(op.text.format(*row[:places]), row[places:])
+        fr.agent.block.cluster.launch.say(line)
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """A tile that is the same in all lanes."""
-
-    array: Array
-
-
-def _is_tile(value: Any) -> bool:
-    return isinstance(value, _Tile)
-
-
-def _plain(value: Any) -> Any:
-    return value.array if isinstance(value, _Tile) else value
-
-
-def _shown(fr: Frame, tile: TileRegion) -> Any:
-    """What is printed of a region: an element, a tile, or the tile of each lane."""
-    if not tile.region.tile:
-        return _element(fr, tile)
-    kept = long_dims(tile.region.extents)
+def _shown(fr: Frame, arg: Any) -> tuple[bool, Callable[[tuple[int, ...]], Any]]:
+    """What a lane prints of an operand: an element or a tile; and whether all print the same."""
+    if not isinstance(arg, TileRegion) or not arg.region.tile:
+        value = _value(fr, arg)
+        of_lane = np.broadcast_to(value, fr.lanes).__getitem__ if value.ndim else lambda lane: value
+        return not value.ndim, of_lane
+    kept = long_dims(arg.region.extents)
 
     def squeezed(array: Array) -> Array:
         return array.reshape([array.shape[k] for k in kept])
 
-    mem = region_memory(fr, tile)
-    box = None if mem.lead else locate(fr, tile, mem)
+    mem = region_memory(fr, arg)
+    box = None if mem.lead else locate(fr, arg, mem)
     if box is not None:
-        return _Tile(squeezed(read_box(box)))
-    starts = [np.broadcast_to(s(fr), fr.lanes) for s in tile.starts]
-    extents, data, rank = extents_of(fr, tile), mem.data, len(mem.lead)
-
-    def of_lane(lane: tuple[int, ...]) -> Array:
-        return squeezed(cut(data[lane[:rank]], [int(s[lane]) for s in starts], extents))
-
-    return of_lane
+        tile = squeezed(read_box(box))
+        return True, lambda lane: tile
+    starts = [np.broadcast_to(s(fr), fr.lanes) for s in arg.starts]
+    extents, data, rank = extents_of(fr, arg), mem.data, len(mem.lead)
+    return False, lambda lane: squeezed(
+        cut(data[lane[:rank]], [int(s[lane]) for s in starts], extents)
+    )
 
 
 def run_assert(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
     """The last operand holds in every active lane. `op` is labelled."""
-    *places, test = (_element(fr, a) if isinstance(a, TileRegion) else a(fr) for a in args)
+    *places, test = (_value(fr, a) for a in args)
     wrong = (test == 0) & fr.active(fr.lanes if test.ndim or fr.mask is not None else ())
     if np.any(wrong):
         at = np.unravel_index(int(np.argmax(wrong)), fr.lanes) if wrong.ndim else ()

@@ -16,14 +16,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.op import Op, Sync
-from tilewright.machine.clocks import Party
+from tilewright.ir.buffer import Space
+from tilewright.ir.op import Op, Role, Sync
 from tilewright.machine.lanes import uniform_int
-from tilewright.machine.memory import Array, Memory
-from tilewright.machine.numbers import Value
+from tilewright.machine.memory import Memory, allocate
+from tilewright.machine.numbers import Array, Value
 from tilewright.machine.state import WARP, WARPGROUP, Agent, Block, Cluster, Crew, Frame
-from tilewright.machine.sync import Groups
+from tilewright.machine.sync import Flow, Groups, Meeting, Party
 from tilewright.support.errors import RunError, SanitizerError
 
 KNOWERS = 3  # of an agent
@@ -38,8 +37,8 @@ class TileAgent(Agent):
             first, *_ = (self.clocks.entity(knows=True) for _ in range(KNOWERS))
         self.every, self.elected, self.each = range(first, first + KNOWERS)
         self.unfenced: list[Any] = []  # accesses that the async proxy does not see
-        self.in_turn = False
         rows: Array = np.arange(first, first + KNOWERS)
+        self.witnesses = rows[1:2]
         self._all = Party(self, self.ids.size, _FIRST, rows[2:], rows, rows[:1], rows[:2], True)
 
     @property
@@ -65,11 +64,8 @@ class TileAgent(Agent):
 
     def parties(self, fr: Frame, values: Sequence[tuple[Value, str]]) -> list[Party]:
         for value, what in values:
-            self.agreed(fr, value, what)
+            uniform_int(fr, value, what)
         return [self.party(fr)]
-
-    def agreed(self, fr: Frame, value: Value, what: str) -> int:
-        return uniform_int(fr, value, what)
 
     def one(self, fr: Frame, op: Op) -> Party | None:
         return self._all if self.first_warp == 0 else None
@@ -131,34 +127,12 @@ def tile_agent(fr: Frame) -> TileAgent:
 class TileBlock(Block):
     def __init__(self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int) -> None:
         super().__init__(cluster, index, rank, linear)
-        self.shared: dict[str, Memory] = {}
-        self.spread: dict[str, Memory] = {}
         self.joint: dict[Any, TileAgent] = {}
 
-    def knowers(self) -> Array:
-        return np.array([cast("TileAgent", a).elected for a in self.agents])
-
-    def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
-        table = self.spread if buffer.space is Space.FRAGMENT else self.shared
-        found = table.get(buffer.name)
-        if found is None:
-            found = table[buffer.name] = make()
-            found.storage.owner = self
-        return found
-
-    def existing(self, name: str, fr: Frame) -> Memory:
-        if name not in self.shared:
-            raise RunError(
-                f"{name} does not exist yet in block {self.index}", loc=fr.loc(),
-                fix="synchronise the cluster before using another block's memory",
-            )  # fmt: skip
-        return self.shared[name]
-
     def end(self) -> None:
-        rows, clocks = self.knowers(), self.cluster.clocks
-        held = [a for m in self.shared.values() for a in m.storage.accesses]
+        held = [a for m in self.memories.values() for a in m.storage.accesses]
         for access in [*self.incoming, *(a for a in held if a.agent.block is not self)]:
-            if not clocks.has(rows, access.entity, access.clock):
+            if not self.knows(access.entity, access.clock):
                 raise RunError(
                     f"block {self.index} ends while {access.mem.name} may still be used",
                     loc=access.loc,
@@ -167,3 +141,86 @@ class TileBlock(Block):
                     "first",
                 )
         super().end()
+
+
+def together(fr: Frame, op: Role, body: Callable[[Frame], Flow], first: int, warps: int) -> Flow:
+    """Run `body` once for all agents with warps `first` … `first + warps - 1`."""
+    agent = fr.agent
+    members = [
+        a for a in agent.block.agents if first <= a.first_warp and a.last_warp < first + warps
+    ]
+    size = sum(a.ids.size for a in members)
+    meetings = agent.block.meetings
+    for side in ("enter", "leave"):
+        key = (id(op), first, side)
+        if key not in meetings:
+            name = f"all warps of role {op.name} to {side}"
+            meetings[key] = Meeting(agent.clocks, size, name)
+        party = agent.party(fr)
+        mine = meetings[key].join(party, op)
+        yield from meetings[key].wait(party, mine)
+        if side == "enter" and agent is members[0]:
+            joint = _join(members, first, warps, fr, op)
+            mutual = joint.party(joint.frame)
+            agent.clocks.learn(mutual.learns, meetings[key].known[mine])
+            yield from body(joint.frame)
+            _part(joint, members)
+            agent.clocks.learn(party.learns, agent.clocks.release(mutual.ids, mutual.shares))
+
+
+def _join(members: list[Agent], first: int, warps: int, fr: Frame, op: Role) -> TileAgent:
+    leader, block = members[0], cast("TileBlock", members[0].block)
+    key = (id(op), first)
+    if key not in block.joint:
+        joint = TileAgent(block, Crew(first, warps, op.name), leader.sanitize)
+        joint.joint = True
+        block.joint[key] = joint
+    joint = block.joint[key]
+    new = joint.frame = Frame(joint, (joint.ids.size,), (joint.positions,))
+    joint.enter()
+    for name, value in fr.vars.items():
+        # what only some of them know is out of scope here
+        if name in new.vars or not all(name in a.frame.vars for a in members):
+            continue
+        parts = [a.frame.vars[name] for a in members]
+        if not value.ndim:
+            new.vars[name] = value
+        elif all(p.shape == a.frame.lanes for p, a in zip(parts, members, strict=True)):
+            new.vars[name] = np.concatenate(parts)
+    for name, memory in fr.bufs.items():
+        new.bufs[name] = memory
+        held = [a.frame.bufs[name] for a in members if name in a.frame.bufs]
+        if memory.space is Space.LOCAL and len(held) == len(members):
+            new.bufs[name] = _concatenated(held, members)
+    return joint
+
+
+def _concatenated(parts: list[Memory], members: list[Agent]) -> Memory:
+    first = parts[0]
+    private = any(p.lead for p in parts)
+    for part, agent in zip(parts, members, strict=True):
+        if private and not part.lead:
+            part.spread(agent.frame.lanes)
+    lanes = (sum(p.lead[0] for p in parts),) if private else ()
+    track = first.storage.valid is not None
+    whole = allocate(first.buffer, first.shape, lead=lanes, track=track)
+    whole.data[...] = np.concatenate([p.data for p in parts]) if private else first.data
+    if whole.storage.valid is not None:
+        valid = [p.storage.valid for p in parts if p.storage.valid is not None]
+        whole.storage.valid[...] = np.concatenate(valid) if private else valid[0]
+    return whole
+
+
+def _part(joint: Agent, members: list[Agent]) -> None:
+    """Scalars and locals as the joint agent left them."""
+    start = 0
+    for agent in members:
+        stop = start + agent.ids.size
+        for name, memory in agent.frame.bufs.items():
+            new = joint.frame.bufs.get(name)
+            if memory.space is not Space.LOCAL or new is memory or new is None:
+                continue
+            if new.lead and not memory.lead:
+                memory.spread(agent.frame.lanes)
+            memory.copy(new, slice(start, stop) if new.lead else ...)
+        start = stop

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tilewright.passes.canonicalize.expand_copies import expand_copies
 from tilewright.passes.canonicalize.fuse_maps import absorb_loops, forward_copies, fuse_maps
-from tilewright.passes.canonicalize.loops import count_loops
-from tilewright.passes.canonicalize.rules import label_prints
-from tilewright.passes.canonicalize.simplify_indices import simplify_indices
+from tilewright.passes.canonicalize.loops import count_loops, simplify_indices
+from tilewright.passes.canonicalize.rules import expand_copies, label_prints
 from tilewright.passes.lower.split_at_barriers import split_at_barriers
 from tilewright.passes.run import Pass
 

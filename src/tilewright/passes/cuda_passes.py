@@ -25,12 +25,13 @@ from tilewright.passes.layout.infer_layouts import infer_layouts
 from tilewright.passes.layout.shared_tiles import pin_shared
 from tilewright.passes.lower.threads import lower_threads
 from tilewright.passes.memory.fit_registers import fit_registers
-from tilewright.passes.memory.place_shared import place_shared
-from tilewright.passes.memory.reuse_shared import reuse_shared
-from tilewright.passes.memory.spill_fragments import move_large_fragments, spill_fragments
-from tilewright.passes.overlap.choose_stages import choose_stages
+from tilewright.passes.memory.place_shared import place_shared, reuse_shared
+from tilewright.passes.memory.tile_spaces import (
+    keep_operands,
+    move_large_fragments,
+    spill_fragments,
+)
 from tilewright.passes.overlap.count_stores import count_stores
-from tilewright.passes.overlap.keep_operands import keep_operands
 from tilewright.passes.overlap.order_warpgroups import order_warpgroups
 from tilewright.passes.overlap.ping_pong import apply_ping_pong, choose_ping_pong
 from tilewright.passes.overlap.pipeline_loops import pipeline_loops
@@ -38,8 +39,8 @@ from tilewright.passes.overlap.place_roles import place_roles
 from tilewright.passes.overlap.prefetch_loads import prefetch_loads
 from tilewright.passes.overlap.roles import part_roles
 from tilewright.passes.overlap.split_roles import split_roles
-from tilewright.passes.overlap.split_stages import split_stages
 from tilewright.passes.overlap.stage_stores import stage_stores
+from tilewright.passes.overlap.stages import choose_stages, split_stages
 from tilewright.passes.run import Pass
 from tilewright.passes.sync.insert_syncs import insert_syncs
 

@@ -7,40 +7,38 @@ A pass stays a plain function of a program: it calls `because`, and whoever runs
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from tilewright.ir.op import Copy, Gemm, Map, Op
 from tilewright.support.errors import Cost, Loc
 
 Reasons: TypeAlias = dict[tuple[str, str], str]  # by kernel, and what the choice is about
 
+_Heard = TypeVar("_Heard")
 LOOP = "for "  # what the keys of loops begin with
 _listener: ContextVar[Reasons | None] = ContextVar("reasons", default=None)
 _costs: ContextVar[list[Cost] | None] = ContextVar("costs", default=None)
 
 
 @contextmanager
-def listening() -> Iterator[Reasons]:
+def _heard(where: ContextVar[_Heard | None], found: _Heard) -> Iterator[_Heard]:
+    token = where.set(found)
+    try:
+        yield found
+    finally:
+        where.reset(token)
+
+
+def listening() -> AbstractContextManager[Reasons]:
     """Receives what passes say inside."""
-    found: Reasons = {}
-    token = _listener.set(found)
-    try:
-        yield found
-    finally:
-        _listener.reset(token)
+    return _heard(_listener, {})
 
 
-@contextmanager
-def counting() -> Iterator[list[Cost]]:
+def counting() -> AbstractContextManager[list[Cost]]:
     """Receives what passes say of costs inside."""
-    found: list[Cost] = []
-    token = _costs.set(found)
-    try:
-        yield found
-    finally:
-        _costs.reset(token)
+    return _heard(_costs, [])
 
 
 def costs(kernel: str, loc: Loc | None, text: str) -> None:

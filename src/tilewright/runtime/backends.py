@@ -15,7 +15,7 @@ from tilewright.ir.schedule import HOME
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.dump import Dump
+from tilewright.passes.run import Dump
 from tilewright.support import env
 from tilewright.support.errors import CompileError
 

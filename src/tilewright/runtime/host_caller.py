@@ -18,7 +18,7 @@ import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,20 +26,21 @@ import numpy as np
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Var
-from tilewright.runtime.arrays import Array, address_of, reach, stored_as, torch_dtype, torch_loaded
-from tilewright.runtime.launch import Args, Call, Launcher
+from tilewright.runtime.arrays import Array, reach, torch_dtype, torch_loaded
+from tilewright.runtime.launch import Call, Launcher
 from tilewright.support.errors import entry
-from tilewright.targets.torch_tensors import guard_of, never, write_counter
+from tilewright.targets.torch_tensors import (
+    MISSING,
+    generated,
+    guard_of,
+    never,
+    passed,
+    write_counter,
+)
 
 KEPT = 1024  # checked calls that are remembered
-_MISSING: Any = type("missing", (), {"__repr__": lambda _: "<no argument>"})()
 
-# how a scalar lies in its 8 bytes, and the types that struct reads as the full check does
-_CODES = {
-    "float64": "d", "float32": "f4x", "float16": "e6x", "bool": "?7x",
-    "int64": "q", "int32": "i4x", "int16": "h6x", "int8": "b7x",
-    "uint64": "Q", "uint32": "I4x", "uint16": "H6x", "uint8": "B7x",
-}  # fmt: skip
+# the types that struct reads as the full check does
 _INTS = frozenset((int, bool, np.int64, np.int32, np.int16, np.int8))
 _NUMBERS = {
     "float": _INTS | {float, np.float64, np.float32},
@@ -50,16 +51,22 @@ _NUMBERS = {
 
 
 class Fixable(Protocol):
-    """A compiled program that can be told its sizes once: see `CpuKernel.fixed`."""
+    """A compiled program that can be told its sizes once: see `CpuKernel`."""
 
-    def __call__(self, args: Mapping[str, Any]) -> None: ...
+    codes: Sequence[str]
+    pack: Callable[..., bytes]
 
-    def fixed(self, sizes: Mapping[Var, int]) -> Callable[[bytes], None] | None: ...
+    def head(self, args: Mapping[str, Any]) -> bytes: ...
+
+    def encode(self, i: int, value: Any) -> bytes: ...
+
+    def fixed(self, sizes: Mapping[Var, int]) -> Callable[[bytes], None]: ...
 
 
 def make_caller(launcher: Launcher, executable: Fixable) -> Callable[..., Any]:
     """The function for `launcher`'s parameters: it checks, runs, and returns what was made."""
-    return _Maker(launcher, executable).make()
+    made = _Maker(launcher, executable)
+    return generated(made.text(), launcher.program.name, made.names)
 
 
 class _Maker:
@@ -80,55 +87,47 @@ class _Maker:
             for i, name in enumerate(names)
             if name in launcher.written and i != j and (i < j or other not in launcher.written)
         ]
-        self.pack = struct.Struct("<" + "".join(_code(p) for p in self.params)).pack
         # conversions at each call, and arrays nobody gave, are the second road's
         self.plain = all(not p.dtype.packed for p in launcher.program.tensors)
         self.names: dict[str, Any] = {
-            "missing": _MISSING, "ndarray": np.ndarray, "kept": {}, "recent": (never, None),
-            "slow": entry(self.slow), "again": self.again, "pack": self.pack,
+            "missing": MISSING, "ndarray": np.ndarray, "kept": {}, "recent": (never, None),
+            "slow": entry(self.slow), "again": self.again, "pack": executable.pack,
             "wrong": (struct.error, OverflowError), "word": ctypes.c_size_t.from_address,
-            "empty": np.empty, "encode": _encode,
+            "empty": np.empty, "encode": executable.encode,
         }  # fmt: skip
 
     # ── the second road ──────────────────────────────────────────────────────────────────────
 
     def slow(self, given: tuple[Any, ...], named: Mapping[str, Any], key: Any) -> Any:
-        while given and given[-1] is _MISSING:
-            given = given[:-1]
+        given = passed(given)
         call = self.launcher.prepare(given, named)
-        run = self.executable.fixed(call.sizes) if self.plain else None
-        if run is None:
-            self.executable(call.args)
-            return call.finish()
-        run(self.pack(*(_value(p, call.args) for p in self.params)))
-        if not named:
+        run = self.executable.fixed(call.sizes)
+        run(self.executable.head(call.args))
+        if self.plain and not named:
             self.remember(run, call, given, key)
         return call.finish()
 
     def remember(self, run: Any, call: Call, given: Sequence[Any], key: Any) -> None:
-        values = [
-            v
-            for v, i in zip(given, self.launcher.inputs, strict=True)
-            if isinstance(self.params[i], Buffer)
-        ]
+        """`key`: the facts of NumPy's arrays; without one, those of PyTorch's tensors are found."""
         kept = self.names["kept"]
+        kind: Callable[[DType], Any] = attrgetter("numpy")
+        values = [v for v, (_, p) in zip(given, self.given, strict=True) if isinstance(p, Buffer)]
+        facts = key
+        if key is None:
+            facts = self._facts(values) if values and call.library == "torch" else None
+            if facts is None:
+                return
+            kind = torch_dtype
+            self.names.update(torch_empty=sys.modules["torch"].empty, count=write_counter())
         if len(kept) >= KEPT:
             kept.clear()
         arrays = [call.args[p.name] for _, p in self.tensors]
-        bounds = [b for i, j in self.pairs for b in _apart(arrays[i], arrays[j])]
-        shapes = [call.args[p.name].shape for _, p in self.made]
-        if key is not None:
-            made = [m for s, (_, p) in zip(shapes, self.made, strict=True) for m in _numpy_of(s, p)]
-            kept[key] = (run, *made, *bounds)
-        elif values and call.library == "torch":
-            facts = self._facts(values)
-            if facts is None:
-                return
-            self.names.update(torch_empty=sys.modules["torch"].empty, count=write_counter())
-            made = [m for s, (_, p) in zip(shapes, self.made, strict=True) for m in _torch_of(s, p)]
-            found = (run, *made, *bounds)
+        made = [m for _, p in self.made for m in (call.args[p.name].shape, kind(p.dtype))]
+        found = (run, *made, *(b for i, j in self.pairs for b in _apart(arrays[i], arrays[j])))
+        if key is None:
             written = [v for v, (_, p) in zip(values, self.tensors, strict=True) if self._writes(p)]
-            self.names["recent"] = kept[facts] = (guard_of(values, written), found)
+            found = self.names["recent"] = (guard_of(values, written), found)
+        kept[facts] = found
 
     def again(self, *values: Any) -> Any:
         """The call of PyTorch tensors that look like these, if there was one."""
@@ -160,114 +159,67 @@ class _Maker:
 
     # ── the first road, as text ──────────────────────────────────────────────────────────────
 
-    def make(self) -> Callable[..., Any]:
-        name = self.launcher.program.name
-        # a file of ours as far as errors go: they point to the caller's line
-        file = str(Path(__file__).with_name(f"<launch {name}>"))
-        exec(compile(self.text(), file, "exec"), self.names)
-        call: Callable[..., Any] = self.names["call"]
-        call.__name__ = call.__qualname__ = name
-        return call
-
     def text(self) -> str:
-        xs = [x for x, _ in self.given]
-        values = "".join(f"{x}, " for x in xs)
+        """Of tensors `x0` the addresses are `a0`, of those that are made `shape0` and `kind0`."""
+        given, tensors = ([x for x, _ in side] for side in (self.given, self.tensors))
+        made, at = ([f"a{x[1:]}" for x, _ in side] for side in (self.made, self.tensors))
+        written = [x for x, p in self.tensors if self._writes(p)]
+        values = "".join(f"{x}, " for x in given)
         # positions only: a parameter of the kernel may be called x0
-        takes = "".join(f"{x}=missing, " for x in xs) + ("/, " if xs else "")
-        lines = [
-            f"def call({takes}*rest, **named):",
-            "    if rest or named:",
-            f"        return slow(({values}*rest,), named, None)",
-        ]
+        takes = "".join(f"{x}=missing, " for x in given) + ("/, " if given else "")
+        unlike = []
         for x, p in self.scalars:
             self.names[f"types_{x}"] = _NUMBERS[p.dtype.kind]
-            lines += [
-                f"    if type({x}) not in types_{x}:",
-                f"        return slow(({values}), {{}}, None)",
-            ]
-        lines += (
-            self._facts_text(values)
-            if self.tensors
-            else [
-                "    found = kept.get(())",
-                "    if found is None:",
-                f"        return slow(({values}), {{}}, ())",
-                *self._numpy_text("    "),
-            ]
-        )
-        at = [f"a{x[1:]}" for x, _ in self.tensors]
+            unlike.append(f" or type({x}) not in types_{x}")
+        facts = [f"{x}.{fact}" for x in tensors for fact in ("shape", "strides", "dtype")]
+        facts += [f"{x}.flags.writeable" for x in written]
         pairs = [f"low{n} < {at[j]} - {at[i]} < high{n}" for n, (i, j) in enumerate(self.pairs)]
-        trouble = [*self._aligned_text(), *pairs]
-        if trouble:
-            lines += [
-                f"    if {' or '.join(trouble)}:",
-                f"        return slow(({values}), {{}}, None)",
-            ]
-        written = [x for x, p in self.tensors if self._writes(p)]
-        head = f"pack({', '.join(self._word(i) for i in range(len(self.params)))})"
-        if self.scalars:
-            lines += [
-                "    try:",
-                f"        head = {head}",
-                "    except wrong:",
-                f"        return slow(({values}), {{}}, None)",
-                "    run(head)",
-            ]
-        else:
-            lines.append(f"    run({head})")
-        if written:
-            counted = f"count({', '.join(written)})"
-            lines.append(f"    if type({written[0]}) is not ndarray: {counted}")
+        parts = [part for a in made for part in (f"shape{a[1:]}", f"kind{a[1:]}")]
+        parts += [b for n in range(len(pairs)) for b in (f"low{n}", f"high{n}")]
+        unpack = f"{', '.join(['run', *parts])}, = found"
+        by_numpy = [f"{a} = {_address_text(f'x{a[1:]}')}" for a in at] + [unpack]
+        by_torch = [unpack]
+        for a in made:
+            x, shape, kind = (f"{word}{a[1:]}" for word in ("x", "shape", "kind"))
+            by_numpy += [f"{x} = empty({shape}, {kind})", f"{a} = {_address_text(x)}"]
+            by_torch += [f"{x} = torch_empty({shape}, dtype={kind}, device='cpu')"]
+            by_torch += [f"{a} = {x}.data_ptr()"]
         results = ", ".join(x for x, _ in self.made)
-        if results:
-            lines.append(
-                f"    return {results}" if len(self.made) == 1 else f"    return [{results}]"
-            )
-        return "\n".join(lines) + "\n"
-
-    def _facts_text(self, values: str) -> list[str]:
-        xs = [x for x, _ in self.tensors]
-        facts = [f"{x}.{fact}" for x in xs for fact in ("shape", "strides", "dtype")]
-        facts += [f"{x}.flags.writeable" for x, p in self.tensors if self._writes(p)]
-        return [
-            f"    if {' and '.join(f'type({x}) is ndarray' for x in xs)}:",
-            f"        key = ({', '.join(facts)},)",
-            "        found = kept.get(key)",
-            "        if found is None:",
-            f"            return slow(({values}), {{}}, key)",
-            *self._numpy_text("        "),
-            "    else:",
-            "        try:",
-            "            guard, found = recent",
-            f"            if not guard({', '.join(xs)}):",
-            f"                found = again({', '.join(xs)})",
-            *(f"            a{x[1:]} = {x}.data_ptr()" for x in xs),
-            "        except Exception:  # nothing of PyTorch's, or wrong: the other road says what",
-            "            found = None",
-            "        if found is None:",
-            f"            return slow(({values}), {{}}, None)",
-            f"        {self._parts()} = found",
-            *(
-                line
-                for x, _ in self.made
-                for line in (
-                    f"        {x} = torch_empty(shape{x[1:]}, dtype=kind{x[1:]}, device='cpu')",
-                    f"        a{x[1:]} = {x}.data_ptr()",
-                )
-            ),
-        ]  # fmt: skip
-
-    def _numpy_text(self, indent: str) -> list[str]:
-        lines = [f"a{x[1:]} = {_address_text(x)}" for x, _ in self.tensors]
-        lines.append(f"{self._parts()} = found")
-        for x, _ in self.made:
-            lines += [f"{x} = empty(shape{x[1:]}, kind{x[1:]})", f"a{x[1:]} = {_address_text(x)}"]
-        return [indent + line for line in lines]
-
-    def _parts(self) -> str:
-        made = [part for x, _ in self.made for part in (f"shape{x[1:]}", f"kind{x[1:]}")]
-        bounds = [b for n in range(len(self.pairs)) for b in (f"low{n}", f"high{n}")]
-        return ", ".join(["run", *made, *bounds]) + ","
+        words = ", ".join(self._word(i) for i in range(len(self.params)))
+        counted = ""
+        if written:
+            counted = f"if type({written[0]}) is not ndarray: count({', '.join(written)})"
+        return f"""\
+def call({takes}*rest, **named):
+    if rest or named{"".join(unlike)}:
+        return slow(({values}*rest,), named, None)
+    if {" and ".join(f"type({x}) is ndarray" for x in tensors) or True}:
+        key = ({"".join(f"{fact}, " for fact in facts)})
+        found = kept.get(key)
+        if found is None:
+            return slow(({values}), {{}}, key)
+        {"; ".join(by_numpy)}
+    else:
+        try:
+            guard, found = recent
+            if not guard({", ".join(tensors)}):
+                found = again({", ".join(tensors)})
+            {"; ".join(f"{a} = x{a[1:]}.data_ptr()" for a in at) or "pass"}
+        except Exception:  # nothing of PyTorch's, or wrong: the other road says what
+            found = None
+        if found is None:
+            return slow(({values}), {{}}, None)
+        {"; ".join(by_torch)}
+    if {" or ".join([*self._aligned_text(), *pairs]) or False}:
+        return slow(({values}), {{}}, None)
+    try:
+        head = pack({words})
+    except wrong:
+        return slow(({values}), {{}}, None)
+    run(head)
+    {counted or "pass"}
+    return {results if len(self.made) == 1 else f"[{results}]" if results else None}
+"""
 
     def _aligned_text(self) -> list[str]:
         groups: dict[int, list[str]] = {}
@@ -276,13 +228,9 @@ class _Maker:
         return [f"({' | '.join(a)}) & {size - 1}" for size, a in groups.items() if size > 1]
 
     def _word(self, i: int) -> str:
-        p = self.params[i]
-        if isinstance(p, Buffer):
+        if isinstance(self.params[i], Buffer):
             return f"a{i}"
-        if p.dtype.name in _CODES:
-            return f"x{i}"
-        self.names[f"kind_{i}"] = p.dtype
-        return f"encode(kind_{i}, x{i})"
+        return f"encode({i}, x{i})" if self.executable.codes[i] == "8s" else f"x{i}"
 
 
 # ── facts and words ──────────────────────────────────────────────────────────────────────────
@@ -294,30 +242,6 @@ def _apart(a: Array, b: Array) -> tuple[int, int]:
         return 0, 0
     (low, high), (start, stop) = reach(a), reach(b)
     return low - stop, high - start
-
-
-def _numpy_of(shape: tuple[int, ...], param: Buffer) -> tuple[Any, Any]:
-    return stored_as(shape, param.dtype)[0], param.dtype.numpy
-
-
-def _torch_of(shape: tuple[int, ...], param: Buffer) -> tuple[Any, Any]:
-    return stored_as(shape, param.dtype)[0], torch_dtype(param.dtype)
-
-
-def _code(param: Buffer | Var) -> str:
-    return "Q" if isinstance(param, Buffer) else _CODES.get(param.dtype.name, "8s")
-
-
-def _encode(dtype: DType, value: Any) -> bytes:
-    return bytes(np.asarray(value).astype(dtype.numpy).tobytes())
-
-
-def _value(param: Buffer | Var, args: Args) -> Any:
-    """A checked argument as `struct` takes it."""
-    value = args[param.name]
-    if isinstance(param, Buffer):
-        return address_of(value)
-    return value if param.dtype.name in _CODES else _encode(param.dtype, value)
 
 
 def _address_text(x: str) -> str:

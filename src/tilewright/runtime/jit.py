@@ -113,9 +113,7 @@ class Jit:
         self.signature = inspect.signature(fn)
         at_home(fn)
         self.context = Context(fn, look_inside=True)
-        self._direct = Direct(
-            fn, self._compile_direct, lambda: _target_key(self.target), self.context
-        )
+        self._direct = Direct(fn, self._compile_direct, lambda: resolve(self.target), self.context)
         self._kernels: dict[Any, Any] = self._direct.kernels if self.direct else {}
         self._others: dict[Any, Jit] = {}
 
@@ -142,7 +140,7 @@ class Jit:
             return self._direct.known(self._direct.bind(args, given, partial=True), sizes).kernel
         bound = bind(self.fn, self.signature, args, kwargs)
         values = (key_of(self.fn, name, value) for name, value in bound.items())
-        key = (_target_key(self.target), self.context.key(), *values)
+        key = (resolve(self.target), self.context.key(), *values)
         kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self._kernels[key] = self._compile(self.prim_func(*args, **kwargs))
@@ -204,7 +202,7 @@ class Jit:
         if not self.direct:
             return self.compile(**arguments).as_torch_op(name, **formulas)
         return self._direct.as_torch_op(
-            name or self.fn.__name__, arguments, _target_key(self.target), formulas
+            name or self.fn.__name__, arguments, resolve(self.target), formulas
         )
 
     @entry
@@ -333,7 +331,3 @@ def _ignore(word: str, others: Mapping[str, Any]) -> None:
                 code="arguments",
             )
         warnings.warn(f"{word}: {name!r} has no meaning in Tilewright and is ignored", stacklevel=4)
-
-
-def _target_key(target: str | Target) -> Any:
-    return resolve(target)

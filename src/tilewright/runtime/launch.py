@@ -38,7 +38,13 @@ from tilewright.runtime.arrays import (
 )
 from tilewright.support.errors import LaunchError
 from tilewright.support.show import brief
-from tilewright.targets.torch_tensors import is_recorded, write_counter, write_refused
+from tilewright.targets.torch_tensors import (
+    is_recorded,
+    misaligned,
+    read_only,
+    write_counter,
+    write_refused,
+)
 
 Args = dict[str, Any]
 
@@ -148,14 +154,9 @@ class Launcher:
                 fix=f"convert it to {dtype}, or declare {param.name} as {array.dtype}",
             )
         if written and not array.flags.writeable:
-            raise _read_only(param, value)
+            raise read_only(param.name, value)
         if not array.flags.aligned:
-            raise LaunchError(
-                f"{param.name} does not start at a multiple of {array.itemsize} bytes",
-                expected=f"an address that is a multiple of {array.itemsize}",
-                got=f"{address_of(array):#x}",
-                fix="pass a copy: x.copy() / x.clone()",
-            )
+            raise misaligned(param.name, array.itemsize, address_of(array))
         if not as_bytes:
             return array
         if not array.ndim:
@@ -187,21 +188,6 @@ def _position(index: Any, count: int) -> int:
             fix="-1 is the last parameter",
         )
     return index % count
-
-
-def _read_only(param: Buffer, value: Any) -> LaunchError:
-    fix = "pass a writable copy"
-    if library_of(value) == "jax":
-        fix = (
-            f"JAX arrays never change: let the kernel make {param.name} (out_idx=[…], or T.empty) "
-            "and return it"
-        )
-    return LaunchError(
-        f"{param.name} is written by the kernel, but the array is read-only",
-        expected="an array that may be written",
-        got=f"a read-only {type(value).__name__}",
-        fix=fix,
-    )
 
 
 def _scalar(param: Var, value: Any) -> Any:

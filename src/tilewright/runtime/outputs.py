@@ -14,8 +14,7 @@ from tilewright.runtime.arrays import check_jax_type, library_of, stored_as, tor
 from tilewright.runtime.launch import Launcher
 from tilewright.support.errors import LaunchError
 from tilewright.targets.cuda.dlpack import is_capsule
-from tilewright.targets.cuda.driver import driver
-from tilewright.targets.cuda.memory import DeviceArray
+from tilewright.targets.cuda.driver import DeviceArray, driver
 from tilewright.targets.cuda.views import stream_handle, view_of
 
 
@@ -82,13 +81,8 @@ def maker(values: Sequence[Any], stream: Any) -> Callable[[tuple[int, ...], DTyp
     if like is None and torch_loaded():
         library = "torch"
     handle = None if stream is None else stream_handle(stream)
-    if library == "torch":
-        return lambda shape, dtype: _torch(like, shape, dtype, handle)
-    if library == "cupy":
-        return lambda shape, dtype: _cupy(like, shape, dtype, handle)
-    if library == "jax":
-        return lambda shape, dtype: _jax(like, shape, dtype, handle or 0)
-    return lambda shape, dtype: _ours(like, shape, dtype, handle or 0)
+    make = {"torch": _torch, "cupy": _cupy, "jax": _jax}.get(library, _ours)
+    return lambda shape, dtype: make(like, shape, dtype, handle)
 
 
 def finish(values: Sequence[Any], output: Any) -> Any:
@@ -129,17 +123,17 @@ def _cupy(like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -
         ) from None
 
 
-def _jax(like: Any, shape: tuple[int, ...], dtype: DType, stream: int) -> Any:
+def _jax(like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
     check_jax_type(dtype)
     return _ours(like, shape, dtype, stream)  # `finish` makes it JAX's
 
 
-def _ours(like: Any, shape: tuple[int, ...], dtype: DType, stream: int) -> Any:
+def _ours(like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
     found = driver()
     shape, _ = stored_as(shape, dtype)
     ordinal = found.current_ordinal() if like is None else _ordinal(like)
     element = DTYPES["uint8"] if dtype.packed else dtype
-    return DeviceArray(found, found.device(ordinal), shape, element, stream)
+    return DeviceArray(found, found.device(ordinal), shape, element, stream or 0)
 
 
 def _ordinal(like: Any) -> int:

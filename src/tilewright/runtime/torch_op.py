@@ -186,32 +186,20 @@ def _check_formula(form: Form, backward: Any, setup_context: Any) -> None:
         )
 
 
-def _smaller(a: Any, b: Any) -> Any:
-    from torch import sym_min
-
-    return sym_min(a, b)
-
-
-def _larger(a: Any, b: Any) -> Any:
-    from torch import sym_max
-
-    return sym_max(a, b)
-
-
-_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv,
-    "%": operator.mod, "min": _smaller, "max": _larger,
-}  # fmt: skip
-
-
 def _evaluate(size: Expr, sizes: Mapping[Var, Any]) -> Any:
+    import torch
+
+    operators: dict[str, Callable[[Any, Any], Any]] = {
+        "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv,
+        "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
+    }  # fmt: skip
     match size:
         case Const():
             return int(size.value)
         case Var() if size in sizes:
             return sizes[size]
-        case Bin() if size.op in _OPERATORS:
-            return _OPERATORS[size.op](_evaluate(size.a, sizes), _evaluate(size.b, sizes))
+        case Bin() if size.op in operators:
+            return operators[size.op](_evaluate(size.a, sizes), _evaluate(size.b, sizes))
         case Cast():
             return _evaluate(size.a, sizes)
     raise LaunchError(

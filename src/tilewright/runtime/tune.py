@@ -163,6 +163,11 @@ class Profile:
     max_mismatched_ratio: float = 0.01
     skip_check: bool = False
 
+    @staticmethod
+    def of(words: Mapping[str, Any]) -> Profile:
+        """Of options, those that are known."""
+        return Profile(**{n: v for n, v in words.items() if n in Profile.__dataclass_fields__})
+
     def inputs(self, kernel: CompiledKernel) -> list[Any] | None:
         """The inputs that were given; None: they are made."""
         given = _INPUTS.get()
@@ -238,8 +243,7 @@ class AutoTuner:
         """`supply_type`, `supply_prog`, `ref_prog`, `rtol`, `atol`, `max_mismatched_ratio` and
         `skip_check`: how configurations are tried. One that differs from the reference is set
         aside."""
-        known = {n: v for n, v in profile.items() if n in Profile.__dataclass_fields__}
-        self._profile = Profile(**known)
+        self._profile = Profile.of(profile)
         return self
 
     def run(self, warmup: float = 25, rep: float = 100, timeout: float | None = None) -> Any:
@@ -284,7 +288,6 @@ def autotune(
 
     def decorate(jitted: Jit | Callable[..., Any]) -> Autotuned:
         factory = jitted if isinstance(jitted, Jit) else Jit(jitted)
-        known = {n: v for n, v in profile.items() if n in Profile.__dataclass_fields__}
-        return Autotuned(factory, configs, warmup, rep, Profile(**known))
+        return Autotuned(factory, configs, warmup, rep, Profile.of(profile))
 
     return decorate(fn) if fn is not None else decorate

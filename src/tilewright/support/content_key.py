@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.support.definitions import FUTURE, ByCode, definition
+from tilewright.support.definitions import FUTURE, ByCode, definition, nested
 from tilewright.support.errors import CompileError, Loc, TilewrightError
 from tilewright.support.key_rules import (
     EXACT,
@@ -94,8 +94,6 @@ class Context:
         self._scopes: list[Any] = []
         self._sizes: list[tuple[Any, int]] = []
         self._functions: list[tuple[Any, ...]] = []
-        self._cells: list[Any] = []
-        self._contents: list[Any] = []
         self._settled = False  # whether all that was read had a value; at first nothing has
 
     def key(self, sub: Sub | None = None) -> Key:
@@ -116,8 +114,9 @@ class Context:
             (scope.get, tuple(found), tuple(found.values()))
             for scope, found in walk.scopes.values()
         ]
+        cells, contents = [cell for cell, _ in walk.cells], [value for _, value in walk.cells]
+        self._scopes.append((_content, cells, contents))
         self._sizes = [(scope, len(scope)) for scope in walk.whole]
-        self._cells, self._contents = walk.cells, walk.contents
         self._functions = [(function, *_of_function(function)) for function in walk.functions]
         self._settled = not walk.unbound
 
@@ -130,20 +129,20 @@ class Context:
                 return False
             if function.__kwdefaults__ is not named:
                 return False
-        if self._cells:
-            try:
-                if not all(map(is_, map(_contents, self._cells), self._contents)):
-                    return False
-            except ValueError:  # a cell was emptied
-                return False
         for scope, size in self._sizes:
             if len(scope) != size:
                 return False
         return self._settled
 
 
+def _content(cell: Any, absent: Any = _ABSENT) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return absent
+
+
 _of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
-_contents = attrgetter("cell_contents")
 # the contents of contexts, numbered: a number is quick to compare
 _tokens: dict[Key, int] = {}
 _numbers = count()
@@ -204,8 +203,7 @@ class _Walk:
         self.values: list[_Value] = []
         self.scopes: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.whole: list[Any] = []
-        self.cells: list[Any] = []
-        self.contents: list[Any] = []
+        self.cells: list[tuple[Any, Any]] = []
         self.functions: list[FunctionType] = []
         self.unbound = False
         self.frozen = 0
@@ -284,13 +282,11 @@ class _Walk:
         return ("function", *said)
 
     def cell(self, function: FunctionType, name: str, cell: Any, reads: list[Read]) -> Key:
-        try:
-            value = cell.cell_contents
-        except ValueError:
+        value = _content(cell)
+        if value is _ABSENT:
             self.unbound = True
             return ("unbound",)
-        self.cells.append(cell)
-        self.contents.append(value)
+        self.cells.append((cell, value))
         read = [r for r in reads if r.path[0] == name] or [Read((name,), 0)]
         return tuple(self.value(function, value, each) for each in read)
 
@@ -442,6 +438,11 @@ def _find_reads(function: FunctionType) -> tuple[list[Read], str]:
 
 def _names(code: CodeType) -> Iterator[Read]:
     """Names that bytecode loads from outside, with the attributes that follow."""
+    for each in nested(code):
+        yield from _loaded(each)
+
+
+def _loaded(code: CodeType) -> Iterator[Read]:
     path: list[str] = []
     line, free = code.co_firstlineno, False
     for each in dis.get_instructions(code):
@@ -463,9 +464,6 @@ def _names(code: CodeType) -> Iterator[Read]:
             path = [each.argval]
         elif each.opname == "IMPORT_NAME":
             path = [_IMPORT, each.argval]
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
 
 
 _REACH_ALL = ("globals", "eval", "exec")
@@ -485,15 +483,4 @@ def _annotated(node: ast.AST, kept_as_text: bool) -> Iterator[Read]:
                 annotation = ast.parse(annotation.value, mode="eval").body
             except SyntaxError:
                 continue
-        stack: list[ast.AST] = [annotation]
-        while stack:
-            part = stack.pop()
-            if isinstance(part, (ast.Name, ast.Attribute)):
-                path: list[str] = []
-                while isinstance(part, ast.Attribute):
-                    path.insert(0, part.attr)
-                    part = part.value
-                if isinstance(part, ast.Name):
-                    yield Read((part.id, *path), part.lineno)
-                    continue
-            stack.extend(ast.iter_child_nodes(part))
+        yield from _names(compile(ast.Expression(annotation), "<annotation>", "eval"))

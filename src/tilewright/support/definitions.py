@@ -114,10 +114,12 @@ def _learn(function: FunctionType, texts: list[str]) -> None:
         return
     first = fitting[0]
     # what bytecode does not hold is known only if the file is as it was loaded
-    doubtful = len({_shown(found) for found in fitting}) > 1 or _annotates(first[id(code)])
+    shown = {"".join(ast.dump(each.node) for each in found.values()) for found in fitting}
+    annotated = any(isinstance(n, ast.AnnAssign) for n in ast.walk(first[id(code)].node))
+    doubtful = len(shown) > 1 or annotated
     if doubtful and _edited_since(code.co_filename, scope):
         return
-    for each in _nested(code):
+    for each in nested(code):
         if id(each) in first:
             _known[each] = first[id(each)]
 
@@ -135,7 +137,7 @@ def _fitting(text: str, code: CodeType, scope: dict[str, Any]) -> dict[int, Defi
     lines = StringIO(text).readlines()  # as Python counts them: a form feed ends none
     return {
         id(each): _cut(tree[each.co_name, each.co_firstlineno], lines, code.co_filename)
-        for each in _nested(code)
+        for each in nested(code)
         if (each.co_name, each.co_firstlineno) in tree
     }
 
@@ -154,16 +156,16 @@ def _compiled(
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     codes: dict[_Place, list[CodeType]] = {}
-    for code in _nested(compile(tree, file, "exec", flags, dont_inherit=True)):
+    for code in nested(compile(tree, file, "exec", flags, dont_inherit=True)):
         codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
     return nodes, codes
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
+def nested(code: CodeType) -> Iterator[CodeType]:
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _nested(inner)
+            yield from nested(inner)
 
 
 def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -174,15 +176,6 @@ def _cut(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str], file: s
     first = _first_line(node)
     text = "".join(lines[first - 1 : node.end_lineno])
     return Definition(file, first, node.col_offset, text, node)
-
-
-def _shown(found: dict[int, Definition]) -> str:
-    return "".join(ast.dump(each.node) for each in found.values())
-
-
-def _annotates(found: Definition | None) -> bool:
-    """Whether a body has annotations, of which bytecode tells nothing."""
-    return found is not None and any(isinstance(n, ast.AnnAssign) for n in ast.walk(found.node))
 
 
 def _is_hooked(scope: dict[str, Any]) -> bool:

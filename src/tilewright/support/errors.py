@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tilewright.support import env
@@ -227,6 +227,11 @@ class Diagnostic:
             ],
         }
 
+    def json(self, error: type) -> str:
+        """One line; `error` is the class, or one of a user's made of it."""
+        name = next(c.__name__ for c in error.__mro__ if c.__module__ == __name__)
+        return json.dumps(self.as_dict(name), ensure_ascii=False)
+
     def render(self) -> str:
         lines = [f"{self.loc}: {self.message}" if self.loc else self.message]
         if self.loc:
@@ -280,8 +285,7 @@ class TilewrightError(Exception):
 
     def json(self) -> str:
         """The diagnostic as one line of JSON."""
-        name = next(c.__name__ for c in type(self).__mro__ if c.__module__ == __name__)
-        return json.dumps(self.diagnostic.as_dict(name), ensure_ascii=False)
+        return self.diagnostic.json(type(self))
 
     @property
     def message(self) -> str:
@@ -458,9 +462,7 @@ class SanitizerWarning(UserWarning):
         super().__init__(message)
 
     def __str__(self) -> str:
-        if in_json():
-            return json.dumps(self.diagnostic.as_dict("SanitizerWarning"), ensure_ascii=False)
-        return self.diagnostic.render()
+        return self.diagnostic.json(type(self)) if in_json() else self.diagnostic.render()
 
     def give(self) -> None:
         """Warn, at the place that it is about."""
@@ -563,6 +565,17 @@ def entry(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return call
+
+
+_CALL = next(each for each in entry.__code__.co_consts if isinstance(each, CodeType))
+
+
+def word() -> str:
+    """The word of the language that runs, for messages: the innermost `entry`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _CALL:
+        frame = frame.f_back
+    return frame.f_locals["function"].__name__ if frame is not None else ""
 
 
 def _their_frames(traceback: TracebackType | None) -> TracebackType | None:

@@ -1,15 +1,33 @@
-"""What launches on every target ask of PyTorch's tensors: whether they look like those of the call
-before, and whether autograd would lose track of them."""
+"""What generated callers of every target share, and what they ask of PyTorch's tensors: whether
+they look like those of the call before, and whether autograd would lose track of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from tilewright.support.errors import LaunchError
 
 Guard: TypeAlias = Callable[..., bool]
+MISSING: Any = type("missing", (), {"__repr__": lambda _: "<no argument>"})()
+
+
+def generated(text: str, name: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """The function `call` that `text` defines, under another name. Its file is one of ours as far
+    as errors go: they point to the caller's line."""
+    exec(compile(text, str(Path(__file__).with_name(f"<launch {name}>")), "exec"), names)
+    call: Callable[..., Any] = names["call"]
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def passed(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a generated function that somebody gave."""
+    while given and given[-1] is MISSING:
+        given = given[:-1]
+    return given
 
 
 def never(*_: Any) -> bool:
@@ -88,6 +106,25 @@ def write_refused(tensor: Any, name: str) -> LaunchError:
         fix=f"call the kernel under torch.no_grad(), or pass {name}.detach(), which shares its "
         "memory; where gradients should flow through the kernel, make it an operator: "
         "kernel.as_torch_op(…)",
+    )
+
+
+def read_only(name: str, array: Any) -> LaunchError:
+    return LaunchError(
+        f"{name} is written by the kernel, but the array is read-only",
+        expected="an array that may be written",
+        got=f"a read-only {type(array).__name__}",
+        fix=f"pass a writable copy; JAX arrays never change: let the kernel make {name} "
+        "(out_idx=[…], or T.empty) and return it",
+    )
+
+
+def misaligned(name: str, unit: int, address: int) -> LaunchError:
+    return LaunchError(
+        f"{name} does not start at a multiple of {unit} bytes",
+        expected=f"an address that is a multiple of {unit}",
+        got=f"{address:#x}",
+        fix="pass a copy: x.copy() / x.clone()",
     )
 
 

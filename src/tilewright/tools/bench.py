@@ -11,21 +11,25 @@ from __future__ import annotations
 import fnmatch
 import gc
 import json
-import multiprocessing
+import os
+import platform
+import re
 import runpy
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tilewright.runtime.race import RATES, Race, Settings, run_race
+from tilewright.runtime.timing import RATES, Race, Settings, gpu_in_use, run_race
 from tilewright.support.errors import CompileError, TilewrightError
+from tilewright.targets.cuda.guard import child
 from tilewright.tools.collect import told
-from tilewright.tools.machine import clocks, machine, process_facts
 
 Record = dict[str, Any]
 
@@ -112,23 +116,19 @@ def _run_child(
     facts: Callable[[Mapping[str, Any]], None],
 ) -> Generator[Record, None, int | None]:
     """One child's life; returns where the next one goes on, or None."""
-    context = multiprocessing.get_context("spawn")  # a forked child cannot use CUDA
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_serve, args=(theirs, job, skip), daemon=True)
-    child.start()
-    theirs.close()
     running: tuple[int, str] | None = None
     deadline = time.monotonic() + job.timeout
-    try:
+    with child(_serve, job, skip) as (pipe, process):
         while True:
             try:
-                if not ours.poll(max(0.0, deadline - time.monotonic())):
+                if not pipe.poll(max(0.0, deadline - time.monotonic())):
                     why = f"killed after {job.timeout:g} s"
+                    process.kill()
                     break
-                kind, index, value = ours.recv()
+                kind, index, value = pipe.recv()
             except EOFError:
-                child.join(5)
-                why = f"its process ended, exit code {child.exitcode}"
+                process.join(5)
+                why = f"its process ended, exit code {process.exitcode}"
                 break
             if kind == "end":
                 return None
@@ -148,15 +148,10 @@ def _run_child(
                 if text:
                     note(text)
                 break
-        # a file whose races do not come about has no next one either
-        name = running[1] if running else Path(job.file).name
-        yield {"race": name, "ok": False, "failed": why}
-        return running[0] + 1 if running else None
-    finally:
-        ours.close()
-        if child.is_alive():
-            child.kill()
-        child.join(5)
+    # a file whose races do not come about has no next one either
+    name = running[1] if running else Path(job.file).name
+    yield {"race": name, "ok": False, "failed": why}
+    return running[0] + 1 if running else None
 
 
 def run_files(
@@ -288,3 +283,128 @@ class Screen:
         for found in record.get("checks", ()):
             if not found.get("ok", True):
                 self.say(f"  failed its check: {found}")
+
+
+# -------------------------------------------------------------------- what it was measured on
+
+# GPU, driver, clocks, versions. Nothing that names the machine.
+
+# nvidia-smi's name of a figure → ours
+_CLOCKS = {
+    "clocks.sm": "sm_mhz",
+    "clocks.mem": "memory_mhz",
+    "clocks.max.sm": "sm_max_mhz",
+    "power.limit": "power_limit_w",
+    "power.draw": "power_w",
+    "temperature.gpu": "temperature_c",
+}
+PACKAGES = (
+    "numpy", "torch", "triton", "cuda-bindings", "nvidia-cuda-nvrtc", "cupy-cuda13x",
+    "cupy-cuda12x", "jax", "tilelang", "quack-kernels", "nvidia-cudnn-cu13", "nvidia-cublas",
+    "llvmlite",
+)  # fmt: skip
+
+
+def _smi(names: list[str]) -> list[str] | None:
+    """What nvidia-smi says of the first visible GPU; None where there is no nvidia-smi."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            [*command, "-i", gpu], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    words = [w.strip() for w in done.stdout.strip().split("\n")[0].split(",")]
+    return words if len(words) == len(names) else None
+
+
+def clocks() -> dict[str, float] | None:
+    """Clocks, power and temperature as they are now; None where nobody can tell."""
+    words = _smi(list(_CLOCKS))
+    if words is None:
+        return None
+    found = {}
+    for name, word in zip(_CLOCKS.values(), words, strict=True):
+        try:
+            found[name] = float(word)
+        except ValueError:  # "[N/A]"
+            continue
+    return found
+
+
+def versions() -> dict[str, str]:
+    """The packages that a figure may depend on, those that are here."""
+    found = {"python": platform.python_version()}
+    package = sys.modules.get("tilewright")
+    found["tilewright"] = str(getattr(package, "__version__", ""))
+    if commit := _commit():
+        found["commit"] = commit
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this runs from, with a + where files differ from it."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        git = ["git", "-C", str(root)]
+        asked = ([*git, "rev-parse", "HEAD"], [*git, "status", "--porcelain", "-uno"])
+        head, changed = (
+            subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
+            for words in asked
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.strip() + ("+" if changed.strip() else "")
+
+
+_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+
+
+def _driver() -> str | None:
+    """The driver's version where nvidia-smi is missing, from the kernel module's own words."""
+    try:
+        words = _KERNEL_MODULE.read_text().split()
+    except OSError:
+        return None
+    return next((w for w in words if re.fullmatch(r"\d+\.\d+(\.\d+)?", w)), None)
+
+
+def machine() -> dict[str, Any]:
+    """The GPU and its driver (None without one), the processor, the versions."""
+    words = _smi(["name", "driver_version"])
+    return {
+        "gpu": words[0] if words else None,
+        "driver": words[1] if words else _driver(),
+        "cuda": None,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "versions": versions(),
+    }
+
+
+def process_facts() -> dict[str, Any]:
+    """What only a process that uses the GPU can say; empty in one that does not."""
+    if not gpu_in_use():
+        return {}
+    from tilewright.targets.cuda.driver import driver
+
+    found = driver()
+    device = found.device(found.current_ordinal())
+    version = found.driver_version
+    facts: dict[str, Any] = {
+        "gpu": device.name.partition("\0")[0].strip(),
+        "sms": device.sms,
+        "cuda": f"{version // 1000}.{version % 1000 // 10}",
+    }
+    if torch := sys.modules.get("torch"):
+        facts["torch_cuda"] = torch.version.cuda
+        facts["cudnn"] = torch.backends.cudnn.version()
+    return facts

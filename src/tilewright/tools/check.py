@@ -21,11 +21,8 @@ from tilewright import machine
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call
 from tilewright.ir.expr import walk as walk_expr
-from tilewright.ir.op import Alloc, Gemm, Kernel, Program, Reduce, expressions, walk_ops
-from tilewright.ir.symbols import Symbols
-from tilewright.machine import State, Stepper, Stopped
-from tilewright.machine.state import Options
-from tilewright.machine.tile_machine import CompiledKernel as InterpKernel
+from tilewright.ir.op import Alloc, Gemm, Program, Reduce, expressions, walk_ops
+from tilewright.machine import Stopped
 from tilewright.runtime.backends import resolve
 from tilewright.support.errors import RunError, SanitizerError, TilewrightError
 from tilewright.tools.collect import Found
@@ -51,7 +48,7 @@ class Finding:
 
     what: str
     case: str
-    times: int = 1
+    times: int = 0
 
     def __str__(self) -> str:
         often = f", and {self.times - 1} more" if self.times > 1 else ""
@@ -70,39 +67,13 @@ class Report:
     passed: int = 0
     compared: list[str] = field(default_factory=list)
 
-    def add(self, key: Any, what: str, case: str) -> None:
-        _add(self.findings, key, what, case)
-
-    def warn(self, key: Any, what: str, case: str) -> None:
-        _add(self.warnings, key, what, case)
+    def add(self, key: Any, what: str, case: str, *, warning: bool = False) -> None:
+        table = self.warnings if warning else self.findings
+        table.setdefault(key, Finding(what, case)).times += 1
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def _add(table: dict[Any, Finding], key: Any, what: str, case: str) -> None:
-    if key in table:
-        table[key].times += 1
-    else:
-        table[key] = Finding(what, case)
-
-
-class _Deadline(Stepper):
-    """Ends a run when its time is over."""
-
-    def __init__(self, end: float) -> None:
-        super().__init__(Symbols())
-        self.end = end
-
-    def before(self, state: State) -> None:
-        if time.monotonic() > self.end:
-            raise Stopped
-
-    def compiled(self, kernel: Kernel, options: Options) -> InterpKernel:
-        made = super().compiled(kernel, options)
-        made.in_order = InterpKernel(kernel, options).in_order
-        return made
 
 
 class Progress:
@@ -150,6 +121,7 @@ class _Check:
         for number, case in enumerate(cases):
             progress.say(f"{name}: {_describe(case)} ({number + 1} of {len(cases)})")
             try:
+                self.check_time()
                 found = self.interpret(case)
             except Stopped:
                 report.note(f"the time was over after {number} of {len(cases)} inputs")
@@ -164,11 +136,14 @@ class _Check:
         for target in self.plan.targets if passed else ():
             progress.say(f"{name} on {target}")
             try:
-                if time.monotonic() > self.end:
-                    raise Stopped
+                self.check_time()
                 self.compare(passed, wanted, target)
             except Stopped:
                 report.note(f"{target} was not compared: the time was over")
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.end:
+            raise Stopped
 
     def make(self, *, data: str, seed: int, **case: int) -> dict[str, Any]:
         return arguments(self.program, case, data, seed, self.chosen)
@@ -179,7 +154,7 @@ class _Check:
         try:
             result = machine.run(
                 self.program, given, sanitize=True, nan=self.plan.nan, seed=case["seed"],
-                stepper=_Deadline(self.end), made=self.made,
+                made=self.made,
             )  # fmt: skip
         except SanitizerError as error:
             self.report.add((error.kind, error.loc), str(error), said)
@@ -191,14 +166,16 @@ class _Check:
                 self.report.add((error.message.split(":")[0], error.loc), str(error), said)
             return None
         for warning in result.warnings:
-            self.report.warn((warning.kind, warning.diagnostic.loc), str(warning), said)
+            self.report.add(
+                (warning.kind, warning.diagnostic.loc), str(warning), said, warning=True
+            )
         return {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
 
     def other_order(self, case: dict[str, Any], want: dict[str, Array]) -> None:
         """Blocks in another order must not change anything."""
         given = self.make(**case)
         try:
-            machine.run(self.program, given, seed=12345, stepper=_Deadline(self.end))
+            machine.run(self.program, given, seed=12345)
         except (Stopped, RunError):
             return
         for name, array in want.items():

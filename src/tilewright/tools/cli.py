@@ -10,8 +10,7 @@ import click
 from tilewright.ir.analysis.dependences import print_graphs
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.runtime.race import Settings
-from tilewright.runtime.timing import BACKENDS
+from tilewright.runtime.timing import BACKENDS, Settings
 from tilewright.support import env
 from tilewright.support.errors import TilewrightError, in_json
 from tilewright.tools.cache_cli import cache
@@ -88,7 +87,7 @@ def ir(
         raise click.UsageError("choose one of --stage, --stages, --diff and --changed")
     status = 0
     shown = print_graphs if graph else print_program
-    for found in _programs(file, name, arguments):
+    for found in _collected(file, name, arguments).found:
         if stage in (None, "tile") and not (stages or diff or changed):
             click.echo(shown(found.program).rstrip("\n"))
             continue
@@ -122,7 +121,7 @@ def explain(file: str, target: str, name: str | None, arguments: str) -> None:
     """
     from tilewright.runtime.kernel import CompiledKernel
 
-    for found in _programs(file, name, arguments):
+    for found in _collected(file, name, arguments).found:
         click.echo(CompiledKernel(found.program, target=target).explain())
 
 
@@ -286,7 +285,3 @@ def _collected(file: str, name: str | None, arguments: str) -> Collected:
             text += f"; it has functions that need arguments:\n{missing_text(made.skipped)}"
         raise click.ClickException(text)
     return made
-
-
-def _programs(file: str, name: str | None, arguments: str) -> list[Found]:
-    return _collected(file, name, arguments).found

@@ -51,11 +51,6 @@ class Collected:
     chosen: dict[str, Any]
 
 
-def collect(file: str, arguments: str = "") -> list[Found]:
-    """The kernels that `file` makes; see `collect_all`."""
-    return collect_all(file, arguments).found
-
-
 def collect_all(file: str, arguments: str = "") -> Collected:
     """Run `file` (not as `__main__`, its output sent to stderr) and return its kernels.
 

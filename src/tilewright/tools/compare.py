@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.chips import CHIPS
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
-from tilewright.passes.run import Trace
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import CompileError, TilewrightError
 
@@ -23,7 +19,6 @@ Arguments = Callable[..., dict[str, Any]]
 
 # How far float data may differ, in units of the program's coarsest type: some forty operations
 # that round and functions of a few units each.
-UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-52}
 _SLACK = 40.0
 SIGNED = -1.0  # a unit by which nothing differs, the signs of zeros included
 
@@ -36,22 +31,6 @@ THREADS = {
     "threads-sm80": _HOPPER.like("sm_80"),
     "threads-roles": Target.parse("cuda -roles"),
 }
-
-
-@contextmanager
-def small_chips(multiprocessors: int, shared: int = 0) -> Iterator[None]:
-    """Chips that are small enough for blocks to walk over several tiles of small grids; with
-    `shared` bytes for a block, if not 0."""
-    whole = dict(CHIPS)
-    for arch, chip in whole.items():
-        chip = replace(chip, multiprocessors=multiprocessors)
-        if shared:
-            chip = replace(chip, shared=shared, shared_per_sm=2 * shared)
-        CHIPS[arch] = chip
-    try:
-        yield
-    finally:
-        CHIPS.update(whole)
 
 
 @dataclass
@@ -88,6 +67,33 @@ class Verdict:
         return "".join("#" if c.isdigit() else c for c in first)
 
 
+Run = Callable[[dict[str, Any]], Mapping[str, Any]]  # from arguments to what they are afterwards
+
+
+def runs(program: Program, target: str) -> list[tuple[str, Run]]:
+    """What runs a program on a target, each with a word on it."""
+    if target in THREADS:
+        from tilewright.targets.cuda.backend import lower
+
+        return [("", thread_code(lower(program, THREADS[target]).result))]
+    # "cuda-build" compiles and runs nothing, for machines without a GPU
+    kernel = CompiledKernel(program, target=target.removesuffix("-build"))
+    if target.endswith("-build"):
+        return []
+    return [("", lambda given: run_kernel(kernel, given, program))]
+
+
+def thread_code(program: Program) -> Run:
+    """The thread code of the CUDA road, run by the interpreter: no GPU, and races show."""
+    from tilewright import machine
+
+    def run(given: dict[str, Any]) -> Mapping[str, Any]:
+        machine.run_threads(program, given)
+        return given
+
+    return run
+
+
 def against(
     program: Program,
     arguments: Arguments,
@@ -95,20 +101,18 @@ def against(
     target: str,
     wanted: Sequence[dict[str, Array]],
     unit: float,
+    runs: Callable[[Program, str], list[tuple[str, Run]]] = runs,
 ) -> Verdict | None:
+    """How a target differs from what the interpreter `wanted`; None where it does not."""
     try:
-        if target.split()[0] in THREADS:
-            return _thread_code(program, arguments, cases, target, wanted, unit)
-        # "cuda-build" compiles and runs nothing, for machines without a GPU
-        kernel = CompiledKernel(program, target=target.removesuffix("-build"))
-        if target.endswith("-build"):
-            return None
+        ways = runs(program, target)
         for case, want in zip(cases, wanted, strict=True):
-            got = run_kernel(kernel, arguments(**case), program)
-            for name, array in want.items():
-                told = difference(array, got[name], unit)
-                if told:
-                    return Verdict("mismatch", target, f"{name} at {dict(case)}: {told}")
+            for form, run in ways:
+                got = run(arguments(**case))
+                for name, array in want.items():
+                    told = difference(array, got[name], unit)
+                    if told:
+                        return Verdict("mismatch", target, f"{form}{name} at {dict(case)}: {told}")
     except CompileError as error:
         # with a place it is a refusal; without one nobody meant to refuse
         meant = error.loc is not None or " " not in target
@@ -117,66 +121,6 @@ def against(
         return Verdict("crash", target, f"{type(error).__name__}: {error.message}")
     except Exception as error:
         return Verdict("crash", target, internal(error))
-    return None
-
-
-def lowered(program: Program, target: str) -> Trace:
-    """A program on its way to the thread code of one of `THREADS`, or of a target that was
-    drawn."""
-    from tilewright.targets.cuda.backend import lower
-    from tilewright.targets.cuda.remedies import SHARED
-
-    if target in THREADS:
-        return lower(program, THREADS[target])
-    flags = target.split()[1:]
-    shared = next((f.partition("=")[2] for f in flags if f.startswith("-shared=")), "0")
-    flags = [f for f in flags if not f.startswith("-shared=")]
-    asked = Target.parse(" ".join(["cuda", *flags]))
-    with small_chips(2, int(shared) * 1024):
-        try:
-            return lower(program, asked)
-        except CompileError as error:
-            plain = asked
-            for remedy in SHARED.remedies:
-                plain = remedy.on(plain) or plain
-            with suppress(CompileError):
-                lower(program, plain)
-                raise AssertionError(f"refused, and yet it compiles: {error.message}") from error
-            raise
-
-
-def _thread_code(
-    program: Program,
-    arguments: Arguments,
-    cases: Sequence[Mapping[str, int]],
-    target: str,
-    wanted: Sequence[dict[str, Array]],
-    unit: float,
-) -> Verdict | None:
-    """The thread code of the CUDA road, run by the interpreter: no GPU, and races show. With
-    choices of its own (`drawn`) the schedule, too, under two interleavings, on a small chip."""
-    from tilewright import machine
-    from tilewright.passes.cuda_passes import SCHEDULE
-
-    trace = lowered(program, target)
-    forms: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
-    # a program of plain statements is scheduled as it is
-    scheduled = next((s.program for s in trace if s.name == SCHEDULE[-1].name), program)
-    # elements of less than a byte become bytes
-    if target not in THREADS and scheduled.params == program.params:
-        forms += [
-            (f"schedule {n}, ", partial(machine.run, scheduled, seed=n, explicit=True))
-            for n in range(2)
-        ]
-    forms.append(("", partial(machine.run_threads, trace.result)))
-    for case, want in zip(cases, wanted, strict=True):
-        for form, run in forms:
-            given = arguments(**case)
-            run(given)
-            for name, array in want.items():
-                told = difference(array, given[name], unit)
-                if told:
-                    return Verdict("mismatch", target, f"{form}{name} at {dict(case)}: {told}")
     return None
 
 
@@ -198,8 +142,7 @@ def run_kernel(kernel: CompiledKernel, given: dict[str, Any], program: Program) 
 def _run_on_device(
     kernel: CompiledKernel, given: dict[str, Any], program: Program
 ) -> dict[str, Array]:
-    from tilewright.targets.cuda.driver import driver
-    from tilewright.targets.cuda.memory import DeviceMemory
+    from tilewright.targets.cuda.driver import DeviceMemory, driver
     from tilewright.targets.cuda.views import ArrayView
 
     found = driver()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tilewright.ir.buffer import Buffer
-from tilewright.ir.op import Alloc, Body, Kernel, Op, View, kept, walk_ops
+from tilewright.ir.marks import kept
+from tilewright.ir.op import Alloc, Body, Kernel, Op, View, walk_ops
 
 
 class Aliases(dict[str, str]):

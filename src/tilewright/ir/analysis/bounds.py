@@ -15,21 +15,27 @@ and what is loaded are data, whose sums wrap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from functools import wraps as wraps_method
 from math import gcd
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeVar
 
 from tilewright.ir.analysis.intervals import (
     BINARY,
     BIT,
     Value,
+    fits,
+    held,
     join,
+    limits,
     meet,
     multiply,
     single,
     tight,
+    wraps,
 )
-from tilewright.ir.dtype import DType
+from tilewright.ir.analysis.linear import Linear, combined, factors, is_ring
 from tilewright.ir.expr import (
     Bin,
     Call,
@@ -44,43 +50,27 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.layout.linear import Linear, factors, is_ring, shift_amount
 
-
-class Interval(NamedTuple):
-    """All values lie in lo … hi; None is unbounded (floats; integers have their type's limits)."""
-
-    lo: int | None
-    hi: int | None
-
-    @property
-    def value(self) -> int | None:
-        """The only value, if there is one."""
-        return self.lo if self.lo == self.hi else None
-
-
-class Range(NamedTuple):
-    """What is known of a variable: lo … hi, and that it is `offset` plus a multiple."""
-
-    lo: int | None = None
-    hi: int | None = None
-    multiple: int = 1
-    offset: int = 0
-
-
-RangeLike: TypeAlias = Range | tuple[int | None, ...]
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 # Products wider than this stay unexpanded; proofs give up after so many steps (each about 10 µs).
 _MAX_TERMS = 48
 _PROOF_STEPS = 40
+Answer = TypeVar("Answer")
 
 
-def limits(dtype: DType) -> Value:
-    return Value(int(dtype.min_value), int(dtype.max_value))
+def _once(find: Callable[[Ranges, Expr, bool], Answer]) -> Callable[[Ranges, Expr, bool], Answer]:
+    """A question that is answered once for these ranges."""
+    name = find.__name__
 
+    @wraps_method(find)
+    def ask(self: Ranges, expr: Expr, index: bool) -> Answer:
+        key = name, expr, index
+        found: Any = self._answers.get(key, _once)
+        if found is _once:
+            found = self._answers[key] = find(self, expr, index)
+        return found  # type: ignore[no-any-return]
 
-def _fits(v: Value, dtype: DType) -> bool:
-    return dtype.min_value <= v.lo and v.hi <= dtype.max_value
+    return ask
 
 
 class Ranges:
@@ -91,37 +81,31 @@ class Ranges:
     >>> i, n = Var("i"), Var("n")
     >>> r = Ranges({i: (0, 7), n: (0, None, 8)})
     >>> bounds(i * 4 + 3, r), multiple_of(n * 2 + 16, r)
-    (Interval(lo=3, hi=31), 16)
+    (Value(lo=3, hi=31, mod=4, rem=3), 16)
     >>> prove(i < n, r), prove(i < n, r.given(n > 0))
     (None, True)
     """
 
-    def __init__(self, variables: Mapping[Var, RangeLike] | None = None) -> None:
-        self._env: dict[Expr, Value] = {}
+    def __init__(self, variables: Mapping[Var, Sequence[Any]] | None = None) -> None:
+        given = variables or {}
+        self._env: dict[Expr, Value] = {var: _within(var, *spec) for var, spec in given.items()}
         self._facts: tuple[Linear, ...] = ()
         self._known: dict[Expr, bool] = {}
         self._lets: dict[Var, tuple[Expr, frozenset[Expr]]] = {}
         # variables that are coordinates or sizes: whether a size known at launch is in them
-        self._sized: dict[Var, bool] = dict.fromkeys(variables or (), False)
+        self._sized: dict[Var, bool] = dict.fromkeys(given, False)
         self._reset()
-        for var, spec in (variables or {}).items():
-            self._env[var] = _from_range(var, Range(*spec))
 
     def _reset(self) -> None:
-        self._values: dict[tuple[Expr, bool], Value] = {}
-        self._products: dict[tuple[Expr, bool], Value] = {}
-        self._forms: dict[tuple[Expr, bool], Linear] = {}
+        self._answers: dict[tuple[str, Expr, bool], Any] = {}
         self._richer: dict[tuple[object, ...], Ranges] = {}
-        self._proofs: dict[tuple[Expr, bool], bool | None] = {}
-        self._derived: dict[tuple[Expr, bool], tuple[Linear, ...]] = {}
-        self._made: dict[Expr, bool | None] = {}
         # simplify's memos live here, because they hold for these ranges only
         self.simplified: dict[tuple[Expr, bool], Expr] = {}
         self.sums: dict[tuple[Expr, bool], Linear] = {}
 
-    def trim(self, most: int = 20_000) -> None:
+    def trim(self, most: int = 60_000) -> None:
         """Empties the memo when it has grown large; for ranges that live as long as the process."""
-        if len(self._values) + len(self.simplified) + len(self._richer) > most:
+        if len(self._answers) + len(self.simplified) + len(self._richer) > most:
             self._reset()
 
     def _copy(self) -> Ranges:
@@ -148,13 +132,12 @@ class Ranges:
 
         `sized`: it is a size known at launch, or made of one; None: it is data."""
         key = "where", var, lo, hi, multiple, offset, sized
-        new = self._richer.get(key)
-        if new is None:
+        if key not in self._richer:
             new = self._richer[key] = self._copy()
             new._mark(var, sized)
-            spec = _from_range(var, Range(lo, hi, multiple, offset))
+            spec = _within(var, lo, hi, multiple, offset)
             new._env[var] = meet(spec, self._env[var]) if var in self._env else spec
-        return new
+        return self._richer[key]
 
     def _mark(self, var: Var, sized: bool | None) -> None:
         if sized is not None:
@@ -166,18 +149,16 @@ class Ranges:
         `index`: int32 and int64 arithmetic in `cond` cannot overflow (it bounds a loop or a grid).
         """
         key = "given", cond, holds, index
-        found = self._richer.get(key)
-        if found is None:
+        if key not in self._richer:
             new = self._copy()
-            found = self._richer[key] = new if new._assume(cond, holds, index) else self
-        return found
+            self._richer[key] = new if new._assume(cond, holds, index) else self
+        return self._richer[key]
 
     def let(self, var: Var, value: Expr) -> Ranges:
         """These, and `var` named `value`, evaluated just before."""
         key = "let", var, value
-        new = self._richer.get(key)
-        if new is not None:
-            return new
+        if key in self._richer:
+            return self._richer[key]
         new = self._richer[key] = self._copy()
         new._lets[var] = value, frozenset(self._env)
         new._mark(var, self.sized(value))
@@ -278,9 +259,8 @@ class Ranges:
             case Bin("min" | "max"):
                 for x in atom.children:
                     if self.exact(x, index):
-                        bound = self.form(x, index).plus(-v.lo)
-                        if atom.op == "max":
-                            bound = self.form(x, index).scaled(-1).plus(v.hi)
+                        form, low = self.form(x, index), atom.op == "min"
+                        bound = form.plus(-v.lo) if low else form.scaled(-1).plus(v.hi)
                         self._at_least_zero(bound, index)
 
     def _residue(self, atom: Expr, rem: int) -> None:
@@ -297,20 +277,17 @@ class Ranges:
 
     # ── values ───────────────────────────────────────────────────────────────────────────────
 
+    @_once
     def value(self, expr: Expr, index: bool) -> Value:
-        """The values an integer or bool expression can take."""
-        key = expr, index
-        found = self._values.get(key)
-        if found is None:
-            found = self._compute(expr, index)
-            known = self._env.get(expr)
-            if known is not None and not isinstance(expr, Var):
-                found = meet(found, known)
-            self._values[key] = found
-        return found
+        """The values an expression can take."""
+        known = None if isinstance(expr, Var) else self._env.get(expr)
+        found = self._compute(expr, index)
+        return found if known is None else meet(found, known)
 
     def _compute(self, expr: Expr, index: bool) -> Value:
         dtype = expr.dtype
+        if dtype.is_float:
+            return limits(dtype)
         if isinstance(expr, Const):
             return single(int(expr.value))
         if isinstance(expr, Var):
@@ -319,7 +296,7 @@ class Ranges:
             return BIT
         if is_ring(expr):
             exact = self.evaluate(self.form(expr, index), index)
-            return _held(exact, dtype, not self.wraps(expr, index))
+            return held(exact, dtype, not self.wraps(expr, index))
         match expr:
             case Bin("min" | "max", a, b):
                 x, y = self.value(a, index), self.value(b, index)
@@ -327,17 +304,17 @@ class Ranges:
                 both = join(x, y)
                 return tight(pick(x.lo, y.lo), pick(x.hi, y.hi), both.mod, both.rem)
             case Bin(op, a, b) if op in BINARY:
-                return _held(BINARY[op](self.value(a, index), self.value(b, index)), dtype, index)
+                return held(BINARY[op](self.value(a, index), self.value(b, index)), dtype, index)
             case Select(cond, a, b):
                 yes = self.given(cond).value(a, index)
                 return join(yes, self.given(cond, False).value(b, index))
             case Cast(_, a) if a.dtype.is_int or a.dtype.is_bool:
-                return _held(self.value(a, index), dtype, False)
+                return held(self.value(a, index), dtype, False)
             case Call("abs", (a,)):
                 x = self.value(a, index)
                 ends = abs(x.lo), abs(x.hi)
                 low = 0 if x.lo <= 0 <= x.hi else min(ends)
-                return _held(Value(low, max(ends)), dtype, index)
+                return held(Value(low, max(ends)), dtype, index)
             case Call("popcount" | "clz", (a,)):
                 return Value(0, a.dtype.bits)
         return limits(dtype)
@@ -347,11 +324,12 @@ class Ranges:
         None of what depends on data."""
         if isinstance(expr, Var):
             return self._sized.get(expr)
-        if expr not in self._made:
-            parts = [self.sized(child) for child in expr.children]
-            data = isinstance(expr, Load) or None in parts
-            self._made[expr] = None if data else True in parts
-        return self._made[expr]
+        return self._made(expr, False)
+
+    @_once
+    def _made(self, expr: Expr, _: bool) -> bool | None:
+        parts = [self.sized(child) for child in expr.children]
+        return None if isinstance(expr, Load) or None in parts else True in parts
 
     def wraps(self, expr: Expr, index: bool) -> bool:
         """Overflow of a ring expression has a meaning."""
@@ -363,7 +341,7 @@ class Ranges:
         """The value of `expr` is that of its form over the integers: nothing wraps away."""
         if not is_ring(expr) or not self.wraps(expr, index):
             return True
-        return _fits(self.evaluate(self.form(expr, index), index), expr.dtype)
+        return fits(self.evaluate(self.form(expr, index), index), expr.dtype)
 
     def settled(self, expr: Expr) -> bool:
         """Nothing in `expr` can overflow, so that it reads the same as an index and as a value.
@@ -379,7 +357,7 @@ class Ranges:
             match expr:
                 case Bin("//" | "<<" as op, a, b):
                     result = BINARY[op](self.value(a, False), self.value(b, False))
-                    if not _fits(result, dtype):
+                    if not fits(result, dtype):
                         return False
                 case Call("abs", (a,)) if self.value(a, False).lo <= dtype.min_value:
                     return False
@@ -397,50 +375,27 @@ class Ranges:
             rem += v.rem * c
         return tight(lo, hi, mod, rem)
 
+    @_once
     def _product(self, atom: Expr, index: bool) -> Value:
         """The values of an atom, which may be a product of others."""
-        if not (isinstance(atom, Bin) and atom.op == "*"):
-            return self.value(atom, index)
-        key = atom, index
-        found = self._products.get(key)
-        if found is None:
-            found = single(1)
-            for factor in factors(atom):
-                found = multiply(found, self.value(factor, index))
-            self._products[key] = found
-        return found
+        return reduce(multiply, (self.value(factor, index) for factor in factors(atom)))
 
+    @_once
     def form(self, expr: Expr, index: bool) -> Linear:
         """`expr` over its atoms, products expanded: equal modulo 2^bits, and over the integers
         when `exact`."""
-        key = expr, index
-        found = self._forms.get(key)
-        if found is None:
-            found = self._forms[key] = self._expand(expr, index)
-        return found
-
-    def _expand(self, expr: Expr, index: bool) -> Linear:
         if isinstance(expr, Const):
             return Linear({}, int(expr.value))
         if is_ring(expr):
-            a, *others = [self.form(child, index) for child in expr.children]
-            match expr:
-                case Bin("+"):
-                    return a + others[0]
-                case Bin("-"):
-                    return a - others[0]
-                case Bin("<<"):
-                    return a.scaled(1 << (shift_amount(expr.b) or 0))
-                case Bin("*") if len(a.terms) * len(others[0].terms) <= _MAX_TERMS:
-                    return a.times(others[0])
-                case Call("neg"):
-                    return a.scaled(-1)
-                case Call("invert"):
-                    return a.scaled(-1).plus(-1)
-            return Linear({expr: 1})
+
+            def times(a: Linear, b: Linear) -> Linear:
+                small = len(a.terms) * len(b.terms) <= _MAX_TERMS
+                return a.times(b) if small else Linear({expr: 1})
+
+            return combined(expr, lambda side: self.form(side, index), times)
         if isinstance(expr, Cast) and expr.a.dtype.is_int and expr.dtype.is_int:
             inner = self.value(expr.a, index)
-            if _fits(inner, expr.dtype) and self.exact(expr.a, index):
+            if fits(inner, expr.dtype) and self.exact(expr.a, index):
                 return self.form(expr.a, index)
         v = self.value(expr, index)
         return Linear({}, v.rem) if v.mod == 0 else Linear({expr: 1})
@@ -462,14 +417,9 @@ class Ranges:
 
     # ── proofs ───────────────────────────────────────────────────────────────────────────────
 
+    @_once
     def prove(self, cond: Expr, index: bool) -> bool | None:
         """True or False when `cond` always is, else None."""
-        key = cond, index
-        if key not in self._proofs:
-            self._proofs[key] = self._decide(cond, index)
-        return self._proofs[key]
-
-    def _decide(self, cond: Expr, index: bool) -> bool | None:
         if isinstance(cond, Const):
             return bool(cond.value)
         if cond in self._known:
@@ -549,43 +499,33 @@ class Ranges:
                     times = abs(k) // g
                     yield form.mixed(times, fact, -(abs(c) // g), times - 1)
 
+    @_once
     def _facts_about(self, atom: Expr, index: bool) -> tuple[Linear, ...]:
-        key = atom, index
-        found = self._derived.get(key)
-        if found is None:
-            found = tuple(
-                fact
-                for fact in (*self._facts, *self._structural(atom, index))
-                if atom in fact.terms
-            )
-            self._derived[key] = found
-        return found
+        known = (*self._facts, *self._structural(atom, index))
+        return tuple(fact for fact in known if atom in fact.terms)
 
     def _structural(self, atom: Expr, index: bool) -> Iterator[Linear]:
         """Facts (≥ 0) that an atom carries in itself."""
         one = Linear({atom: 1})
         match atom:
-            case Bin("//", x, d) if self.exact(x, index) and self.exact(d, index):
+            case Bin("//" | "%", x, d) if self.exact(x, index) and self.exact(d, index):
                 num, den = self.form(x, index), self.form(d, index)
-                v = self.value(d, index)
-                if v.lo < 1 or len(den.terms) > 4:
-                    return
-                remainder, g, c = self.evaluate(num, index), 1, den.const
-                least, most = 0, den.plus(-1)
-                if not den.terms:
-                    g = gcd(remainder.mod, c)
-                    least = remainder.rem % g
-                    most = Linear({}, c - g + least)
-                yield num - one.times(den).plus(least)
-                yield one.times(den) + most - num
-            case Bin("%", x, d) if self.exact(x, index) and self.exact(d, index):
-                num, den = self.form(x, index), self.form(d, index)
+                values = self.evaluate(num, index)
                 if self.value(d, index).lo < 1:
                     return
-                whole = self.form(Bin("//", x, d), index).times(den) + one - num
-                yield from (whole, whole.scaled(-1), den - one.plus(1))
-                if self.evaluate(num, index).lo >= 0:
-                    yield num - one
+                if atom.op == "%":
+                    whole = self.form(Bin("//", x, d), index).times(den) + one - num
+                    yield from (whole, whole.scaled(-1), den - one.plus(1))
+                    if values.lo >= 0:
+                        yield num - one
+                elif len(den.terms) <= 4:
+                    least, most = 0, den.plus(-1)
+                    if not den.terms:
+                        g = gcd(values.mod, den.const)
+                        least = values.rem % g
+                        most = Linear({}, den.const - g + least)
+                    yield num - one.times(den).plus(least)
+                    yield one.times(den) + most - num
             case Bin("min" | "max", a, b):
                 for side in (a, b):
                     if self.exact(side, index):
@@ -603,26 +543,13 @@ class Ranges:
                                 yield fact.times(others)
 
 
-def _from_range(var: Var, spec: Range) -> Value:
+def _within(
+    var: Var, lo: int | None = None, hi: int | None = None, multiple: int = 1, offset: int = 0
+) -> Value:
     full = limits(var.dtype)
-    lo = full.lo if spec.lo is None else max(spec.lo, full.lo)
-    hi = full.hi if spec.hi is None else min(spec.hi, full.hi)
-    return tight(lo, hi, spec.multiple, spec.offset)
-
-
-def wraps(dtype: DType, index: bool) -> bool:
-    """Overflow in this type has a meaning (it wraps), so nobody may assume it away."""
-    return not (index and dtype.kind == "int" and dtype.bits >= 32)
-
-
-def _held(v: Value, dtype: DType, index: bool) -> Value:
-    """An exact result as the type holds it."""
-    if _fits(v, dtype):
-        return v
-    full = limits(dtype)
-    if wraps(dtype, index):
-        return tight(full.lo, full.hi, gcd(v.mod, 1 << dtype.bits), v.rem)
-    return meet(full, v)
+    first = full.lo if lo is None else max(lo, full.lo)
+    last = full.hi if hi is None else min(hi, full.hi)
+    return tight(first, last, multiple, offset)
 
 
 # ── questions ────────────────────────────────────────────────────────────────────────────────
@@ -630,28 +557,14 @@ def _held(v: Value, dtype: DType, index: bool) -> Value:
 NOTHING = Ranges()
 
 
-def bounds(expr: Expr, ranges: Ranges = NOTHING, *, index: bool = True) -> Interval:
-    """The interval of an expression's values."""
-    if not (expr.dtype.is_int or expr.dtype.is_bool):
-        return Interval(None, None)
-    v = ranges.value(expr, index)
-    return Interval(v.lo, v.hi)
+def bounds(expr: Expr, ranges: Ranges = NOTHING, *, index: bool = True) -> Value:
+    """The values of an expression."""
+    return ranges.value(expr, index)
 
 
 def multiple_of(expr: Expr, ranges: Ranges = NOTHING, *, index: bool = True) -> int:
     """The largest known divisor of all values; 0, a multiple of everything, for constant 0."""
-    if not expr.dtype.is_int:
-        return 1
-    v = ranges.value(expr, index)
-    return gcd(v.mod, v.rem)
-
-
-def residue(expr: Expr, ranges: Ranges = NOTHING, *, index: bool = True) -> tuple[int, int]:
-    """(m, r): every value is r modulo m; m is 0 for the constant r."""
-    if not expr.dtype.is_int:
-        return 1, 0
-    v = ranges.value(expr, index)
-    return v.mod, v.rem
+    return ranges.value(expr, index).multiple
 
 
 def prove(cond: Expr, ranges: Ranges = NOTHING, *, index: bool = True) -> bool | None:

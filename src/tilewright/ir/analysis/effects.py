@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Var
+from tilewright.ir.marks import kept
 from tilewright.ir.op import (
+    Alloc,
     Body,
     Break,
     Continue,
@@ -16,9 +19,10 @@ from tilewright.ir.op import (
     View,
     While,
     bodies,
-    kept,
+    read_buffers,
     touched_within,
     walk_ops,
+    written_buffers,
 )
 
 
@@ -46,6 +50,17 @@ def written_by(kernel: Kernel) -> set[str]:
     tensors = {op.buffer.name for op in views if op.source.space is Space.GLOBAL}
     changed = found | {roots[name] for name in found & tensors}
     return changed | {view for view in tensors if roots[view] in changed}
+
+
+def used_outside(body: Body, loops: Container[Var]) -> set[str]:
+    """Buffers that are used elsewhere than in the loops over these variables."""
+    found: set[str] = set()
+    for op in body:
+        if not isinstance(op, Alloc):
+            found |= {b.name for b in (*read_buffers(op), *written_buffers(op))}
+        if not (isinstance(op, For) and op.var in loops):
+            found = found.union(*(used_outside(inner, loops) for inner in bodies(op)))
+    return found
 
 
 def leaves_early(body: Body, *ways: type[Op]) -> bool:

@@ -22,6 +22,8 @@ Path: TypeAlias = tuple[
 ]  # from the kernel's body: which op, which of its bodies
 
 
+# ops of which a walk looks at the ops inside one by one: a map is one op, and barriers order the
+# warps of a role
 ENTERED = (For, If, While)
 
 
@@ -101,12 +103,6 @@ class Flow(Generic[S]):
 def same(ops: Sequence[Op], body: Body) -> Body:
     """`ops`, as the tuple `body` where it holds just these."""
     return body if len(ops) == len(body) and all(map(is_, ops, body)) else tuple(ops)
-
-
-def goes_into(op: Op) -> bool:
-    """Whether a walk looks at the ops inside one by one: a map is one op, and barriers order the
-    warps of a role."""
-    return isinstance(op, ENTERED)
 
 
 # ── places ───────────────────────────────────────────────────────────────────────────────────

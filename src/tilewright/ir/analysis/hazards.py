@@ -24,9 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
 from math import prod
-from operator import is_, or_
+from operator import or_
 from typing import NamedTuple
 
 from tilewright.ir.analysis.accesses import ASYNC, Access, Accesses, asks, meet
@@ -35,9 +34,9 @@ from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import Var
+from tilewright.ir.marks import with_loc
 from tilewright.ir.op import (
     Alloc,
-    Body,
     Commit,
     Fence,
     For,
@@ -49,7 +48,6 @@ from tilewright.ir.op import (
     While,
     bound_within,
     walk_ops,
-    with_loc,
     written_buffers,
 )
 from tilewright.ir.rewrite import map_body, rebuild
@@ -97,22 +95,6 @@ class State(NamedTuple):
     puts: int = 0
 
 
-class Trail(NamedTuple):
-    """The ops of a kernel that a walk came past, and the states before, between and after them.
-    The next walk, of a kernel with an op more or less, begins where the two part."""
-
-    body: Body
-    states: list[State]
-
-    def begins_like(self, body: Body) -> int:
-        """The ops at the front that both have."""
-        return len([*takewhile(bool, map(is_, self.body, body))])
-
-    def ends_like(self, body: Body) -> int:
-        """The ops at the end that both have."""
-        return len([*takewhile(bool, map(is_, self.body[::-1], body[::-1]))])
-
-
 class Hazards(Flow[State]):
     """Of a kernel, each of whose ops is an object of its own (`distinct`), and of those that it
     becomes with other barriers, fences and waits: what is known of an op, and of what a state is
@@ -138,7 +120,6 @@ class Hazards(Flow[State]):
         self.after: dict[tuple[int, State], tuple[Op, State, list[State]]] = {}
         self.met: dict[int, tuple[int, int]] = {}  # by access: those asked about, those in conflict
         self.conflicts: dict[tuple[Access, Access, bool], bool] = {}
-        self.trail = Trail((), [State()])
 
     @cached_property
     def defined(self) -> dict[Var, frozenset[Var]]:
@@ -171,21 +152,7 @@ class Hazards(Flow[State]):
         if self.differs.controls:
             self.differs = per_thread(kernel)  # it names ops by identity
         self.loops, self.jumps = [], []
-        body, trail = kernel.body, self.trail
-        first = trail.begins_like(body)
-        states, rest = trail.states[: first + 1], len(body) - trail.ends_like(body)
-        for k in range(first, len(body)):
-            # the same ops from the same state on: what follows is known
-            if k >= rest and states[-1] == trail.states[k - len(body) - 1]:
-                states += trail.states[k - len(body) :]
-                break
-            try:
-                states.append(self.op(body[k], states[-1], []))
-            except _Found:
-                self.trail = Trail(body[:k], states)
-                raise
-        self.trail = Trail(body, states)
-        return states[-1]
+        return self.body(kernel.body, State())[1]
 
     # ── control ──────────────────────────────────────────────────────────────────────────────
 

@@ -1,6 +1,6 @@
 """Sets of integers as an interval and a residue class, and arithmetic on them.
 
-Every function returns a set that holds all results; overflow and types are the caller's business.
+Every function returns a set that holds all results; `held` says what a type makes of one.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import gcd
 from typing import NamedTuple
+
+from tilewright.ir.dtype import DType
 
 
 class Value(NamedTuple):
@@ -18,10 +20,38 @@ class Value(NamedTuple):
     mod: int = 1
     rem: int = 0
 
+    @property
+    def multiple(self) -> int:
+        """The largest known divisor of all values; 0, a multiple of everything, for 0 alone."""
+        return gcd(self.mod, self.rem)
+
 
 _new = tuple.__new__  # what `Value(…)` does, in a third of the time
 BIT = Value(0, 1)
 ANYTHING = Value(-(1 << 64), 1 << 64)
+
+
+def limits(dtype: DType) -> Value:
+    return Value(int(dtype.min_value), int(dtype.max_value))
+
+
+def fits(v: Value, dtype: DType) -> bool:
+    return dtype.min_value <= v.lo and v.hi <= dtype.max_value
+
+
+def wraps(dtype: DType, index: bool) -> bool:
+    """Overflow in this type has a meaning (it wraps), so nobody may assume it away."""
+    return not (index and dtype.kind == "int" and dtype.bits >= 32)
+
+
+def held(v: Value, dtype: DType, index: bool) -> Value:
+    """An exact result as the type holds it."""
+    if fits(v, dtype):
+        return v
+    full = limits(dtype)
+    if wraps(dtype, index):
+        return tight(full.lo, full.hi, gcd(v.mod, 1 << dtype.bits), v.rem)
+    return meet(full, v)
 
 
 def single(c: int) -> Value:
@@ -70,8 +100,7 @@ def meet(a: Value, b: Value) -> Value:
 
 def twos(v: Value) -> int:
     """A power of two that divides every value (a large one for zero)."""
-    g = gcd(v.mod, v.rem)
-    return g & -g if g else 1 << 64
+    return v.multiple & -v.multiple or 1 << 64
 
 
 def _floordiv(a: Value, b: Value) -> Value:

@@ -250,16 +250,13 @@ def overwrites(op: Op, name: str) -> bool:
         return _map_overwrites(op, name)
     if any(x.buffer.name == name for x in op_loads(op)):
         return False
-    if isinstance(op, (Copy, Fill, Scan, Relayout)):
-        region = op.dst
-        if isinstance(op, Copy) and op.reduce is not None:
+    match op:
+        case Copy(reduce=None) | Fill() | Scan() | Relayout() | Reduce(clear=True):
+            region = op.dst
+        case Gemm(clear=clear) if clear is TRUE:
+            region = op.c
+        case _:
             return False
-    elif isinstance(op, Reduce) and op.clear:
-        region = op.dst
-    elif isinstance(op, Gemm) and op.clear is TRUE:
-        region = op.c
-    else:
-        return False
     others = [r.buffer.name for r in regions(op, reads=True) if r is not region]
     return region.buffer.name == name and region.is_whole and name not in others
 

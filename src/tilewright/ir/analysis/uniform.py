@@ -20,6 +20,7 @@ from tilewright.ir.analysis.effects import leaves_early
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, walk
 from tilewright.ir.intrinsics import INTRINSICS
+from tilewright.ir.marks import kept
 from tilewright.ir.op import (
     Atomic,
     Body,
@@ -44,7 +45,6 @@ from tilewright.ir.op import (
     While,
     bodies,
     expressions,
-    kept,
     operands,
     regions,
     walk_ops,

@@ -1,4 +1,5 @@
-"""Bank conflicts of shared memory, counted by evaluating every address of an access.
+"""Bank conflicts of shared memory, counted by evaluating every address of an access, and the
+swizzled layouts that avoid them.
 
 Shared memory has 32 banks of one 4-byte word and serves 128 bytes at a time. A warp's access of up
 to 4 bytes a lane is one phase; 8 bytes take two, one for each half of the warp; 16 bytes take four.
@@ -8,13 +9,25 @@ word share it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import AnyLayout, Indices, LayoutError, size
+from tilewright.ir.layout.layout import (
+    AnyLayout,
+    Indices,
+    Layout,
+    LayoutError,
+    Swizzle,
+    make_layout,
+    row_major,
+    size,
+)
+from tilewright.ir.layout.ops import coalesce, composition
 from tilewright.support.distinct import distinct
 
 BANKS = 32
@@ -134,3 +147,44 @@ def _vectorizes(places: Indices, width: int) -> bool:
     start = groups[..., :1]
     steps = np.where(start == IDLE, IDLE, start + np.arange(width))
     return bool((groups == steps).all() and ((start % width == 0) | (start == IDLE)).all())
+
+
+def make_swizzled_layout(
+    shape: Any, elem_bits: int | None = None, max_bytes: int = 128
+) -> AnyLayout:
+    """The layout of a tile, given as a shape and the bits of an element, or as the tile itself,
+    that its matrix instructions read without bank conflicts: the row-major tile with Hopper's 128,
+    64 or 32 byte swizzle, the widest one, up to `max_bytes`, whose span divides a row.
+    Rows longer than the span are cut into panels of that width, one behind the other, as bulk
+    copies and matrix descriptors take them; rows that no span divides stay as they are.
+
+    In bytes, address bits 4..6 (128), 4..5 (64) or 4 (32) take XOR of the bits three above.
+
+    >>> make_swizzled_layout((128, 64), 16)
+    S<3,3,3> o 0 o (128,64):(64,1)
+    >>> make_swizzled_layout((64, 128), 16)
+    S<3,3,3> o 0 o (64,(64,2)):(64,(1,4096))
+    >>> make_swizzled_layout((64, 176), 16), make_swizzled_layout((64, 100), 16)
+    (S<1,3,3> o 0 o (64,(16,11)):(16,(1,1024)), (64,100):(100,1))
+    """
+    buffer = getattr(shape, "buffer", shape)
+    if hasattr(buffer, "static_shape"):
+        shape, elem_bits = buffer.static_shape, elem_bits or buffer.dtype.bits
+    if elem_bits not in (4, 8, 16, 32, 64):
+        raise LayoutError(
+            f"make_swizzled_layout: elements of {elem_bits} bits, not 4, 8, 16 ... 64"
+        )
+    plain = row_major(shape)
+    if len(shape) < 2:
+        return plain
+    *outer, rows, columns = shape
+    for bits in (3, 2, 1):
+        panel = (16 << bits) * 8 // elem_bits
+        if (16 << bits) > max_bytes or columns % panel:
+            continue
+        inner = coalesce(Layout((panel, columns // panel), (1, rows * panel)))
+        slots = [Layout(n, math.prod(outer[i + 1 :]) * rows * columns) for i, n in enumerate(outer)]
+        base = (128 // elem_bits).bit_length() - 1
+        tile = make_layout(*slots, Layout(rows, panel), inner)
+        return composition(Swizzle(bits, base, 3), tile)
+    return plain

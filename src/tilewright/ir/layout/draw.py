@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from colorsys import hls_to_rgb
 from pathlib import Path
+from typing import NamedTuple
 from xml.sax.saxutils import escape
-
-import numpy as np
 
 from tilewright.ir.layout.banks import BANKS, WORD
 from tilewright.ir.layout.fragment import IDLE, Fragment
@@ -16,9 +15,8 @@ from tilewright.ir.layout.layout import (
     ComposedLayout,
     Layout,
     LayoutError,
-    corner,
+    cropped,
     cut_note,
-    rows_and_columns,
     size,
 )
 
@@ -63,9 +61,9 @@ def draw(
 
 
 def _draw_layout(layout: AnyLayout, elem_bytes: int) -> str:
-    whole = rows_and_columns(layout)
-    shown = (min(whole[0], MAX_DRAWN), min(whole[1], MAX_DRAWN))
-    indices = corner(layout, *shown)
+    whole = layout.rows_and_columns()
+    shown = cropped(whole, MAX_DRAWN)
+    indices = layout.corner(*shown)
     banks = indices * elem_bytes // WORD % BANKS
     cells = [
         [
@@ -76,18 +74,15 @@ def _draw_layout(layout: AnyLayout, elem_bytes: int) -> str:
     ]
     used = sorted(set(banks.reshape(-1).tolist()))
     legend = [(f"b{bank}", _colour(bank, BANKS)) for bank in used]
-    note = f"index, and bank of {elem_bytes}-byte elements" + cut_note(whole, shown).replace(
-        "\n", " "
-    )
+    note = f"index, and bank of {elem_bytes}-byte elements" + _cut(whole, shown)
     return _svg(repr(layout), note, cells, legend)
 
 
 def _draw_fragment(fragment: Fragment, elem_bytes: int, shared: AnyLayout | None) -> str:
     columns = fragment.tile[-1]
     whole = (fragment.elements // columns, columns)
-    shown = (min(whole[0], MAX_DRAWN), min(whole[1], MAX_DRAWN))
-    first, table = fragment.first_slots().reshape(whole), fragment.table()
-    copies = np.bincount(table[table >= 0], minlength=fragment.elements).reshape(whole)
+    shown = cropped(whole, MAX_DRAWN)
+    first, copies = fragment.first_slots().reshape(whole), fragment.copies().reshape(whole)
     banks = None
     if shared is not None:
         if tuple(size(mode) for mode in shared) != fragment.tile:
@@ -115,11 +110,10 @@ def _cut(whole: tuple[int, int], shown: tuple[int, int]) -> str:
     return cut_note(whole, shown).replace("\n", " ")
 
 
-class _Cell:
-    __slots__ = ("fill", "mark", "text")
-
-    def __init__(self, text: str, fill: str, mark: str) -> None:
-        self.text, self.fill, self.mark = text, fill, mark
+class _Cell(NamedTuple):
+    text: str
+    fill: str
+    mark: str
 
 
 def _colour(number: int, count: int) -> str:

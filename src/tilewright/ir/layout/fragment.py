@@ -16,12 +16,14 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.ir.layout.layout import (
-    MAX_PRINTED,
     AnyLayout,
     Indices,
     Layout,
     LayoutError,
+    Pictured,
+    cropped,
     cut_note,
+    evaluated,
     format_rows,
     leaves,
     make_layout,
@@ -34,10 +36,12 @@ from tilewright.ir.layout.query import fit_layout
 from tilewright.support.distinct import distinct
 
 IDLE = -1
+# kernels have the same few fragments again and again
+_remembered = lru_cache(maxsize=512)
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Fragment:
+class Fragment(Pictured):
     """A tile spread over `threads`, `values` registers each: `layout` has a thread mode and a value
     mode and gives row-major indices of `cover`, a box at least as large as `tile`.
 
@@ -94,14 +98,9 @@ class Fragment:
         cover = "" if self.cover == self.tile else f"cover={_box(self.cover)} "
         return f"frag{{tile={_box(self.tile)} {cover}tv={self.layout}}}"
 
-    def __str__(self) -> str:
-        return f"{self!r}\n{self.grid(MAX_PRINTED)}"
-
-    def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
-
     # Building
 
+    @_remembered
     def __mul__(self, inner: Fragment) -> Fragment:
         """Replace each element of this tile by a tile of `inner`: coordinate = outer * inner.tile +
         inner, thread = outer * inner.threads + inner, value = outer * inner.values + inner.
@@ -109,7 +108,16 @@ class Fragment:
         >>> repeat(2, 1) * spatial(4, 8)
         frag{tile=(8,8) tv=(32,2):(1,32)}
         """
-        return _product(self, inner)
+        if len(self.tile) != len(inner.tile):
+            raise LayoutError(f"{self} * {inner}: the tiles have different ranks")
+        if inner.cover != inner.tile:
+            raise LayoutError(f"{self} * {inner}: the idle slots of the inner one would overlap")
+        cover = _times(self.cover, inner.tile)
+        strides = leaves(row_major(cover).stride)
+        big = _restride(self, _times(strides, inner.tile))
+        small = _restride(inner, strides)
+        layout = make_layout(*(make_layout(small[i], big[i]) for i in (0, 1)))
+        return Fragment(_times(self.tile, inner.tile), layout, cover)
 
     def replicate(self, count: int) -> Fragment:
         """`count` copies side by side: thread = copy * threads + thread.
@@ -132,9 +140,11 @@ class Fragment:
             raise LayoutError(f"{self}: cannot crop to {tile}, which is not smaller")
         return Fragment(tile, self.layout, self.cover)
 
+    @_remembered
     def drop_repeats(self) -> Fragment:
         """Without the registers that only repeat others of the same thread (stride-0 values)."""
-        return _without_repeats(self)
+        thread, value = self.layout
+        return Fragment(self.tile, make_layout(thread, filter(value)), self.cover)
 
     def expand(self, dim: int, extent: int) -> Fragment:
         """A tile with a new dimension `dim`, along which each thread holds everything, in
@@ -208,22 +218,43 @@ class Fragment:
         """
         return _restride(self, tuple(int(i == dim) for i in range(len(self.tile))))
 
+    @evaluated
     def table(self) -> Indices:
         """Array [threads, values] of row-major tile indices, -1 in idle slots; read-only."""
-        return _table(self)
+        thread, value = self.layout
+        result = thread.indices()[:, None] + value.indices()[None, :]
+        if self.cover != self.tile:
+            place = np.arange(self.elements, dtype=np.int64).reshape(self.tile)
+            margin = [(0, c - t) for c, t in zip(self.cover, self.tile, strict=True)]
+            result = np.pad(place, margin, constant_values=IDLE).reshape(-1)[result]
+        return result
 
+    @evaluated
     def coordinates(self) -> Indices:
         """Array [threads, values, rank] of tile coordinates, -1 in idle slots; read-only.
 
         >>> spatial(1, 2).coordinates().tolist()
         [[[0, 0]], [[0, 1]]]
         """
-        return _coordinates(self)
+        table = self.table()
+        parts = np.unravel_index(np.maximum(table, 0), self.tile)
+        return np.where((table == IDLE)[..., None], IDLE, np.stack(parts, axis=-1))
 
+    @evaluated
     def first_slots(self) -> Indices:
         """Array [elements] of the lowest slot (thread * values + value) of each element, -1 where
         there is none; read-only."""
-        return _first_slots(self)
+        table = self.table().reshape(-1)
+        slots = np.flatnonzero(table >= 0)[::-1]
+        result = np.full(self.elements, IDLE, np.int64)
+        result[table[slots]] = slots  # the lowest slot is written last
+        return result
+
+    @evaluated
+    def copies(self) -> Indices:
+        """Array [elements] of the number of slots that hold each element; read-only."""
+        table = self.table()
+        return np.bincount(table[table >= 0], minlength=self.elements).astype(np.int64, copy=False)
 
     def coord(self, thread: int, value: int) -> tuple[int, ...] | None:
         """The tile coordinate a thread holds in a register; None for an idle slot."""
@@ -288,13 +319,15 @@ class Fragment:
         return self.tile == tuple(tile) and self.is_complete
 
     @property
+    @_remembered
     def replication(self) -> int:
         """The most threads that hold one element.
 
         >>> spatial(4).replication, spatial(4).replicate(8).replication
         (1, 8)
         """
-        return _replication(self)
+        keys = distinct(_sorted_slots(self)[0])
+        return int(np.bincount(keys[keys >= 0] % self.elements).max(initial=0))
 
     def holds(self, other: Fragment) -> bool:
         """Whether every thread holds, in some register, each element it holds in `other`.
@@ -311,7 +344,7 @@ class Fragment:
     @property
     def is_complete(self) -> bool:
         """Whether every element of the tile is held somewhere."""
-        return bool((_copies(self) > 0).all())
+        return bool((self.copies() > 0).all())
 
     @property
     def is_bijective(self) -> bool:
@@ -326,8 +359,8 @@ class Fragment:
         0:0 0:1 1:0 1:1
         2:0 2:1 3:0 3:1
         """
-        first, copies, columns = self.first_slots(), _copies(self), self.tile[-1]
-        rows = self.elements // columns
+        first, copies, columns = self.first_slots(), self.copies(), self.tile[-1]
+        whole = (self.elements // columns, columns)
 
         def cell(index: int) -> str:
             if not copies[index]:
@@ -335,13 +368,12 @@ class Fragment:
             thread, value = divmod(int(first[index]), self.values)
             return f"{thread}:{value}" + (f"x{copies[index]}" if copies[index] > 1 else "")
 
-        shown = (rows, columns) if most is None else (min(rows, most), min(columns, most))
+        shown = cropped(whole, most)
         cells = [[cell(i * columns + j) for j in range(shown[1])] for i in range(shown[0])]
-        return format_rows(cells) + cut_note((rows, columns), shown)
+        return format_rows(cells) + cut_note(whole, shown)
 
 
-# kernels have the same few fragments again and again
-@lru_cache(maxsize=512)
+@_remembered
 def _well_formed(tile: tuple[int, ...], layout: Layout, cover: tuple[int, ...]) -> Layout:
     """The layout of a fragment, found to fit, both modes coalesced."""
     if len(layout) != 2:
@@ -361,18 +393,6 @@ def _extents(box: Sequence[int]) -> tuple[int, ...]:
     return leaves(Layout(tuple(box)).shape)
 
 
-@lru_cache(maxsize=128)
-def _table(fragment: Fragment) -> Indices:
-    thread, value = fragment.layout
-    result = thread.indices()[:, None] + value.indices()[None, :]
-    if fragment.cover != fragment.tile:
-        place = np.arange(fragment.elements, dtype=np.int64).reshape(fragment.tile)
-        margin = [(0, c - t) for c, t in zip(fragment.cover, fragment.tile, strict=True)]
-        result = np.pad(place, margin, constant_values=IDLE).reshape(-1)[result]
-    result.flags.writeable = False
-    return result
-
-
 @lru_cache(maxsize=32)
 def _sorted_slots(fragment: Fragment) -> tuple[Indices, Indices]:
     """The keys thread * elements + index of all slots in order, and the value of each."""
@@ -384,65 +404,11 @@ def _sorted_slots(fragment: Fragment) -> tuple[Indices, Indices]:
     return keys[order], order % fragment.values
 
 
-@lru_cache(maxsize=32)
-def _coordinates(fragment: Fragment) -> Indices:
-    table = fragment.table()
-    parts = np.unravel_index(np.maximum(table, 0), fragment.tile)
-    result = np.where((table == IDLE)[..., None], IDLE, np.stack(parts, axis=-1))
-    result.flags.writeable = False
-    return result
-
-
-@lru_cache(maxsize=32)
-def _first_slots(fragment: Fragment) -> Indices:
-    table = fragment.table().reshape(-1)
-    slots = np.flatnonzero(table >= 0)[::-1]
-    result = np.full(fragment.elements, IDLE, np.int64)
-    result[table[slots]] = slots  # the lowest slot is written last
-    result.flags.writeable = False
-    return result
-
-
-@lru_cache(maxsize=128)
-def _replication(fragment: Fragment) -> int:
-    keys = distinct(_sorted_slots(fragment)[0])
-    return int(np.bincount(keys[keys >= 0] % fragment.elements).max(initial=0))
-
-
-@lru_cache(maxsize=32)
-def _copies(fragment: Fragment) -> Indices:
-    table = fragment.table()
-    result = np.bincount(table[table >= 0], minlength=fragment.elements)
-    result = result.astype(np.int64, copy=False)
-    result.flags.writeable = False
-    return result
-
-
 def _times(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(x * y for x, y in zip(a, b, strict=True))
 
 
-@lru_cache(maxsize=256)
-def _product(outer: Fragment, inner: Fragment) -> Fragment:
-    if len(outer.tile) != len(inner.tile):
-        raise LayoutError(f"{outer} * {inner}: the tiles have different ranks")
-    if inner.cover != inner.tile:
-        raise LayoutError(f"{outer} * {inner}: the idle slots of the inner one would overlap")
-    cover = _times(outer.cover, inner.tile)
-    strides = leaves(row_major(cover).stride)
-    big = _restride(outer, _times(strides, inner.tile))
-    small = _restride(inner, strides)
-    layout = make_layout(*(make_layout(small[i], big[i]) for i in (0, 1)))
-    return Fragment(_times(outer.tile, inner.tile), layout, cover)
-
-
-@lru_cache(maxsize=256)
-def _without_repeats(fragment: Fragment) -> Fragment:
-    thread, value = fragment.layout
-    return Fragment(fragment.tile, make_layout(thread, filter(value)), fragment.cover)
-
-
-@lru_cache(maxsize=256)
+@_remembered
 def _restride(fragment: Fragment, strides: tuple[int, ...]) -> Layout:
     """The layout from (thread, value) to coordinate times `strides`."""
     coords = Layout(fragment.cover[::-1], strides[::-1])
@@ -497,7 +463,7 @@ def row_of(fragment: Fragment, dim: int, keepdim: bool = False) -> Fragment:
 # What matrix instructions hold
 
 
-@lru_cache(maxsize=64)
+@_remembered
 def _warp_rows(columns: int, pack: int) -> Fragment:
     """16 rows over a warp: lane = 4 * row + column / pack; registers go along `pack` columns, then
     8 rows down, then on by the 4 * pack columns of four lanes."""

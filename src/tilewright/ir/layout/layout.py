@@ -13,8 +13,8 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
 Indices: TypeAlias = NDArray[np.int64]
 Mode: TypeAlias = tuple[int, int]
 Number = TypeVar("Number", int, Indices)
+S = TypeVar("S")
+F = TypeVar("F", bound="_Function")
 
 # Asking a question of a layout evaluates it everywhere; beyond this (512 MiB of indices) it is
 # not a tile any more and the caller should not have asked.
@@ -178,8 +180,89 @@ def _text(value: IntTuple) -> str:
 # Layouts
 
 
+def evaluated(find: Callable[[S], Indices]) -> Callable[[S], Indices]:
+    """A method that is run once for each of the last layouts or fragments, a few dozen in a kernel,
+    of about 1 MiB each; its array is read-only."""
+
+    @lru_cache(maxsize=128)
+    @wraps(find)
+    def once(of: S) -> Indices:
+        result = find(of)
+        result.flags.writeable = False
+        return result
+
+    return once
+
+
+class Pictured:
+    """What `print` shows with a grid, and everything else in one line."""
+
+    grid: Any
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.grid(MAX_PRINTED)}"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+
+class _Function(Pictured):
+    """What layouts and swizzled ones share."""
+
+    shape: IntTuple
+
+    if TYPE_CHECKING:
+
+        def __getitem__(self: F, mode: int) -> F: ...
+        def at(self, coords: Indices) -> Indices: ...
+        def indices(self) -> Indices: ...
+
+    def __len__(self) -> int:
+        return rank(self.shape)
+
+    def __iter__(self: F) -> Iterator[F]:
+        return (self[i] for i in range(len(self)))
+
+    def size(self) -> int:
+        """The number of coordinates."""
+        return size(self.shape)
+
+    def check_size(self) -> None:
+        if self.size() > MAX_EVALUATED:
+            raise LayoutError(f"{self} has {self.size()} coordinates, too many to evaluate")
+
+    def array(self) -> Indices:
+        """The indices as an array with an axis per mode: `a.array()[i, j] == a(i, j)`."""
+        return self.indices().reshape([size(mode.shape) for mode in self], order="F")
+
+    def rows_and_columns(self) -> tuple[int, int]:
+        """The extents of the grid: mode 0 down, the others across; rank 1 is one row."""
+        rows = size(self[0].shape) if len(self) > 1 else 1
+        return rows, self.size() // rows
+
+    def corner(self, rows: int, columns: int) -> Indices:
+        """The indices in the first rows and columns of the grid."""
+        high, _ = self.rows_and_columns()
+        down, across = np.arange(rows, dtype=np.int64), np.arange(columns, dtype=np.int64)
+        return self.at(down[:, None] + high * across[None, :])
+
+    def grid(self, most: int | None = None) -> str:
+        """The indices as rows of text: mode 0 down, the others across; rank 1 is one row. `most`
+        limits rows and columns.
+
+        >>> print(Layout((2, 3), (3, 1)).grid())
+        0 1 2
+        3 4 5
+        """
+        whole = self.rows_and_columns()
+        if most is None:
+            self.check_size()
+        shown = cropped(whole, most)
+        return format_rows(self.corner(*shown).tolist()) + cut_note(whole, shown)
+
+
 @dataclass(frozen=True, init=False, repr=False)
-class Layout:
+class Layout(_Function):
     """`shape:stride`, both integers or tuples nested alike; the default stride is compact,
     left-most mode fastest.
 
@@ -222,24 +305,8 @@ class Layout:
             return (self,)[mode]
         return Layout.of(self.shape[mode], self.stride[mode])
 
-    def __len__(self) -> int:
-        return rank(self.shape)
-
-    def __iter__(self) -> Iterator[Layout]:
-        return (self[i] for i in range(len(self)))
-
     def __repr__(self) -> str:
         return f"{_text(self.shape)}:{_text(self.stride)}"
-
-    def __str__(self) -> str:
-        return f"{self!r}\n{_grid(self, MAX_PRINTED)}"
-
-    def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
-
-    def size(self) -> int:
-        """The number of coordinates."""
-        return size(self.shape)
 
     def cosize(self) -> int:
         """One past the largest index."""
@@ -250,29 +317,21 @@ class Layout:
         return list(zip(leaves(self.shape), leaves(self.stride), strict=True))
 
     def at(self, coords: Indices) -> Indices:
-        """The indices at an array of linear coordinates."""
         return _linear(self.modes(), coords)
 
+    @evaluated
     def indices(self) -> Indices:
         """The index of every linear coordinate, as a read-only array.
 
         >>> Layout((2, 3), (3, 1)).indices()
         array([0, 3, 1, 4, 2, 5])
         """
-        return _indices(self)
-
-    def array(self) -> Indices:
-        """The indices as an array with an axis per mode: `a.array()[i, j] == a(i, j)`."""
-        return _array(self)
-
-    def grid(self) -> str:
-        """The indices as rows of text: mode 0 down, the others across; rank 1 is one row.
-
-        >>> print(Layout((2, 3), (3, 1)).grid())
-        0 1 2
-        3 4 5
-        """
-        return _grid(self)
+        self.check_size()
+        result = np.zeros(1, np.int64)
+        for extent, stride in self.modes():
+            steps = np.arange(extent, dtype=np.int64) * stride
+            result = np.add.outer(steps, result).reshape(-1)
+        return result
 
 
 @dataclass(frozen=True, repr=False)
@@ -304,7 +363,7 @@ class Swizzle:
 
 
 @dataclass(frozen=True, repr=False)
-class ComposedLayout:
+class ComposedLayout(_Function):
     """`swizzle o offset o layout`: coordinate c goes to `swizzle(offset + layout(c))`.
 
     >>> a = ComposedLayout(Swizzle(1, 0, 2), 0, Layout((2, 4), (4, 1)))
@@ -320,7 +379,7 @@ class ComposedLayout:
         _checked(self.offset, 0, "offset")
 
     @property
-    def shape(self) -> IntTuple:
+    def shape(self) -> IntTuple:  # type: ignore[override]
         return self.layout.shape
 
     def __call__(self, *coord: IntTuple) -> int:
@@ -329,93 +388,32 @@ class ComposedLayout:
     def __getitem__(self, mode: int) -> ComposedLayout:
         return self.with_layout(self.layout[mode])
 
-    def __len__(self) -> int:
-        return len(self.layout)
-
-    def __iter__(self) -> Iterator[ComposedLayout]:
-        return (self[i] for i in range(len(self)))
-
     def __repr__(self) -> str:
         return f"{self.swizzle} o {self.offset} o {self.layout}"
-
-    def __str__(self) -> str:
-        return f"{self!r}\n{_grid(self, MAX_PRINTED)}"
-
-    def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
 
     def with_layout(self, layout: Layout) -> ComposedLayout:
         """The same swizzle and offset over another layout."""
         return ComposedLayout(self.swizzle, self.offset, layout)
-
-    def size(self) -> int:
-        """The number of coordinates."""
-        return self.layout.size()
 
     def cosize(self) -> int:
         """One past the largest index, after the swizzle."""
         return int(self.indices().max()) + 1
 
     def at(self, coords: Indices) -> Indices:
-        """The indices at an array of linear coordinates."""
         return self.swizzle(self.offset + self.layout.at(coords))
 
+    @evaluated
     def indices(self) -> Indices:
-        """The index of every linear coordinate, as a read-only array."""
-        return _indices(self)
-
-    def array(self) -> Indices:
-        """The indices as an array with an axis per mode."""
-        return _array(self)
-
-    def grid(self) -> str:
-        """The indices as rows of text: mode 0 down, the others across; rank 1 is one row."""
-        return _grid(self)
+        self.check_size()
+        return self.swizzle(self.offset + self.layout.indices())
 
 
 AnyLayout: TypeAlias = Layout | ComposedLayout
 
 
-# Tiles of one kernel come in a few dozen layouts, of about 1 MiB each here.
-@lru_cache(maxsize=128)
-def _indices(layout: AnyLayout) -> Indices:
-    if layout.size() > MAX_EVALUATED:
-        raise LayoutError(f"{layout} has {layout.size()} coordinates, too many to evaluate")
-    if isinstance(layout, ComposedLayout):
-        result = layout.swizzle(layout.offset + layout.layout.indices())
-    else:
-        result = np.zeros(1, np.int64)
-        for extent, stride in layout.modes():
-            steps = np.arange(extent, dtype=np.int64) * stride
-            result = np.add.outer(steps, result).reshape(-1)
-    result.flags.writeable = False
-    return result
-
-
-def _array(layout: AnyLayout) -> Indices:
-    extents = [size(mode) for mode in layout]
-    return layout.indices().reshape(extents, order="F")
-
-
-def rows_and_columns(layout: AnyLayout) -> tuple[int, int]:
-    """The extents of the grid of a layout: mode 0 down, the others across; rank 1 is one row."""
-    rows = size(layout[0]) if len(layout) > 1 else 1
-    return rows, layout.size() // rows
-
-
-def corner(layout: AnyLayout, rows: int, columns: int) -> Indices:
-    """The indices in the first rows and columns of the grid of a layout."""
-    high, _ = rows_and_columns(layout)
-    down, across = np.arange(rows, dtype=np.int64), np.arange(columns, dtype=np.int64)
-    return layout.at(down[:, None] + high * across[None, :])
-
-
-def _grid(layout: AnyLayout, most: int | None = None) -> str:
-    rows, columns = rows_and_columns(layout)
-    if most is None and layout.size() > MAX_EVALUATED:
-        raise LayoutError(f"{layout} has {layout.size()} coordinates, too many to evaluate")
-    shown = (rows, columns) if most is None else (min(rows, most), min(columns, most))
-    return format_rows(corner(layout, *shown).tolist()) + cut_note((rows, columns), shown)
+def cropped(whole: tuple[int, int], most: int | None) -> tuple[int, int]:
+    """The rows and columns of a picture of at most so many."""
+    return whole if most is None else (min(whole[0], most), min(whole[1], most))
 
 
 def cut_note(whole: tuple[int, int], shown: tuple[int, int]) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, overload
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from tilewright.ir.layout.layout import (
     Swizzle,
     leaves,
     make_layout,
-    row_major,
     size,
 )
 
@@ -31,11 +31,19 @@ Tiler: TypeAlias = "int | Layout | tuple[Tiler, ...] | None"
 L = TypeVar("L", Layout, ComposedLayout)
 
 
-def _on_inner(op: Callable[[Layout], Layout], layout: L) -> L:
-    """Apply an operation on the domain of a layout through its swizzle."""
-    if isinstance(layout, ComposedLayout):
-        return layout.with_layout(op(layout.layout))
-    return op(layout)
+P = ParamSpec("P")
+
+
+def _on_domain(op: Callable[Concatenate[Layout, P], Layout]) -> Callable[Concatenate[L, P], L]:
+    """An operation on the domain of a layout: a swizzle stays as it is."""
+
+    @wraps(op)
+    def apply(layout: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        if isinstance(layout, ComposedLayout):
+            return layout.with_layout(op(layout.layout, *args, **kwargs))
+        return op(layout, *args, **kwargs)
+
+    return apply
 
 
 def _from_modes(modes: list[Mode]) -> Layout:
@@ -62,41 +70,46 @@ def _merged(modes: list[Mode], keep_last: bool = False) -> list[Mode]:
     return result
 
 
-def _check_rank(name: str, layout: Layout, tiler: tuple[Tiler, ...]) -> None:
+def _modes(name: str, layout: Layout, tiler: tuple[Tiler, ...]) -> list[Layout]:
     if len(tiler) > len(layout):
         raise LayoutError(
             f"{name}({layout}, {tiler}): the tiler has {len(tiler)} modes, the layout {len(layout)}"
         )
+    return list(layout)
 
 
-def _by_mode(
-    name: str, op: Callable[[Layout, Tiler], Layout], layout: Layout, tiler: tuple[Tiler, ...]
-) -> Layout:
-    _check_rank(name, layout, tiler)
-    modes = list(layout)
-    done = [op(mode, part) for mode, part in zip(modes, tiler, strict=False)]
-    return make_layout(*done, *modes[len(tiler) :])
+def _by_mode(op: Callable[[Layout, Layout], Layout]) -> Callable[[Layout, Tiler], Layout]:
+    """`op` for any tiler: a tuple goes by mode, `None` keeps a mode, an integer n means `n:1`."""
+
+    @wraps(op)
+    def apply(layout: Layout, tiler: Tiler) -> Layout:
+        if tiler is None:
+            return layout
+        if isinstance(tiler, tuple):
+            modes = _modes(op.__name__.lstrip("_"), layout, tiler)
+            return make_layout(*map(apply, modes, tiler), *modes[len(tiler) :])
+        return op(layout, Layout(tiler) if isinstance(tiler, int) else tiler)
+
+    return apply
 
 
 # Simplifying
 
 
-def flatten(layout: L) -> L:
+@_on_domain
+def flatten(layout: Layout) -> Layout:
     """The layout without nesting.
 
     >>> flatten(Layout((4, (2, 3)), (6, (3, 1))))
     (4,2,3):(6,3,1)
     """
-    return _on_inner(_flatten, layout)
-
-
-def _flatten(layout: Layout) -> Layout:
     if isinstance(layout.shape, int):
         return layout
     return Layout.of(leaves(layout.shape), leaves(layout.stride))
 
 
-def coalesce(layout: L, profile: IntTuple | None = None) -> L:
+@_on_domain
+def coalesce(layout: Layout, profile: IntTuple | None = None) -> Layout:
     """The same function of the linear coordinate with the fewest modes; unique. With a profile,
     the modes at its integers are coalesced each on its own.
 
@@ -105,12 +118,11 @@ def coalesce(layout: L, profile: IntTuple | None = None) -> L:
     >>> coalesce(Layout((2, (1, 6)), (1, (6, 2))), (1, 1))
     (2,6):(1,2)
     """
-    return _on_inner(lambda inner: _coalesce(inner, 1 if profile is None else profile), layout)
+    return _coalesce(layout, 1 if profile is None else profile)
 
 
-def _coalesce(layout: Layout, profile: Tiler) -> Layout:
-    if isinstance(profile, tuple):
-        return _by_mode("coalesce", _coalesce, layout, profile)
+@_by_mode
+def _coalesce(layout: Layout, profile: Layout) -> Layout:
     return _from_modes(_merged(layout.modes()))
 
 
@@ -121,8 +133,11 @@ def filter(layout: Layout, profile: Tiler = None) -> Layout:
     >>> filter(Layout((4, 2, 3), (1, 0, 4))), filter(Layout((4, (2, 3)), (1, (0, 4))), (1, 1))
     (12:1, (4,3):(1,4))
     """
-    if isinstance(profile, tuple):
-        return _by_mode("filter", filter, layout, profile)
+    return _filter(layout, 1 if profile is None else profile)
+
+
+@_by_mode
+def _filter(layout: Layout, profile: Layout) -> Layout:
     return _from_modes(_merged([mode for mode in layout.modes() if mode[1]]))
 
 
@@ -159,8 +174,8 @@ def composition(left: AnyLayout | Swizzle, right: Tiler | Swizzle) -> AnyLayout:
     if isinstance(right, Swizzle):
         return _through(left, right)
     if isinstance(left, ComposedLayout):
-        return left.with_layout(_compose(left.layout, right))
-    return _compose(left, right)
+        return left.with_layout(_composition(left.layout, right))
+    return _composition(left, right)
 
 
 def _through(layout: AnyLayout, swizzle: Swizzle) -> ComposedLayout:
@@ -188,13 +203,8 @@ def _through(layout: AnyLayout, swizzle: Swizzle) -> ComposedLayout:
     return result
 
 
-def _compose(left: Layout, right: Tiler) -> Layout:
-    if right is None:
-        return left
-    if isinstance(right, tuple):
-        return _by_mode("composition", _compose, left, right)
-    if isinstance(right, int):
-        right = Layout(right)
+@_by_mode
+def _composition(left: Layout, right: Layout) -> Layout:
     modes = left.modes()
     through, inside = _merged(modes, keep_last=True) or [(1, 0)], _merged(modes) or [(1, 0)]
     try:
@@ -312,17 +322,27 @@ def _by_stride(layout: Layout) -> list[tuple[int, int, int]]:
     return sorted(placed)
 
 
-def right_inverse(layout: L) -> L:
-    """R, as long as the strides allow, with `layout(R(i)) == i` for every i of R. A swizzle, its
-    own inverse, goes to the other side.
+def _inverse(op: Callable[[Layout], Layout]) -> Callable[[L], L]:
+    """`op` for swizzled layouts too: a swizzle, its own inverse, goes to the other side."""
+
+    @wraps(op)
+    def apply(layout: Any) -> Any:
+        if not isinstance(layout, ComposedLayout):
+            return op(layout)
+        if layout.offset:
+            raise LayoutError(f"the inverse of {layout} has an offset of -{layout.offset}")
+        return composition(op(layout.layout), layout.swizzle)
+
+    return apply
+
+
+@_inverse
+def right_inverse(layout: Layout) -> Layout:
+    """R, as long as the strides allow, with `layout(R(i)) == i` for every i of R.
 
     >>> right_inverse(Layout((4, 8), (8, 1))), right_inverse(Layout((4, 8), (1, 10)))
     ((8,4):(4,1), 4:1)
     """
-    return _inverse(_right_inverse, layout)
-
-
-def _right_inverse(layout: Layout) -> Layout:
     result: list[Mode] = []
     reached = 1
     for stride, extent, position in _by_stride(layout):
@@ -332,7 +352,8 @@ def _right_inverse(layout: Layout) -> Layout:
     return _from_modes(_merged(result))
 
 
-def left_inverse(layout: L) -> L:
+@_inverse
+def left_inverse(layout: Layout) -> Layout:
     """R with `R(layout(i)) == i` for every i of an injective layout. Where stride-0 modes make it
     non-injective, `layout(R(layout(i))) == layout(i)`.
 
@@ -346,10 +367,6 @@ def left_inverse(layout: L) -> L:
     >>> left_inverse(Layout((4, 2), (1, 6)))
     (6,2):(1,4)
     """
-    return _inverse(_left_inverse, layout)
-
-
-def _left_inverse(layout: Layout) -> Layout:
     result: list[Mode] = []
     below, span, position, filled = 1, 1, 0, True
     for stride, extent, next_position in _by_stride(layout):
@@ -362,17 +379,9 @@ def _left_inverse(layout: Layout) -> Layout:
         result.append((stride // below, position))
         below, span, position = stride, extent * stride, next_position
     if filled and filter(layout).size() == layout.size():
-        return _right_inverse(make_layout(layout, complement(layout)))
+        return right_inverse(make_layout(layout, complement(layout)))
     result.append((span // below, position))
     return _from_modes(_merged(result))
-
-
-def _inverse(op: Callable[[Layout], Layout], layout: L) -> L:
-    if not isinstance(layout, ComposedLayout):
-        return op(layout)
-    if layout.offset:
-        raise LayoutError(f"the inverse of {layout} has an offset of -{layout.offset}")
-    return composition(op(layout.layout), layout.swizzle)
 
 
 def max_common_layout(a: AnyLayout, b: Layout) -> Layout:
@@ -398,7 +407,8 @@ def max_common_vector(a: AnyLayout, b: Layout) -> int:
 
     >>> max_common_vector(Layout((8, 8), (8, 1)), Layout((8, 8), (16, 1)))
     8
-    >>> max_common_vector(composition(Swizzle(2, 2, 3), row_major((8, 32))), row_major((8, 32)))
+    >>> rows = Layout((8, 32), (32, 1))
+    >>> max_common_vector(composition(Swizzle(2, 2, 3), rows), rows)
     4
     """
     return max_common_layout(a, b).size()
@@ -418,26 +428,14 @@ def _prefix(layout: Layout, count: int) -> Layout:
 # Divides
 
 
-def _divide(layout: Layout, tiler: Tiler) -> Layout:
-    if tiler is None:
-        return layout
-    if isinstance(tiler, tuple):
-        return _by_mode("logical_divide", _divide, layout, tiler)
-    tile = Layout(tiler) if isinstance(tiler, int) else tiler
-    return _compose(layout, make_layout(tile, complement(tile, layout.size())))
-
-
-def _zip_divide(layout: Layout, tiler: Tiler) -> Layout:
+def _zipped(name: str, op: Callable[..., Layout], layout: Layout, tiler: Tiler) -> Layout:
+    """(tile, rest) of each mode as (tiles, rests)."""
     if tiler is None:
         return make_layout(Layout(1, 0), layout)
     if not isinstance(tiler, tuple):
-        return _divide(layout, tiler)
-    _check_rank("zipped_divide", layout, tiler)
-    modes = list(layout)
-    return _unzip([_zip_divide(*pair) for pair in zip(modes, tiler, strict=False)], modes)
-
-
-def _unzip(pairs: list[Layout], modes: list[Layout]) -> Layout:
+        return op(layout, tiler)
+    modes = _modes(name, layout, tiler)
+    pairs = [_zipped(name, op, *pair) for pair in zip(modes, tiler, strict=False)]
     firsts = make_layout(*(pair[0] for pair in pairs))
     return make_layout(firsts, make_layout(*(pair[1] for pair in pairs), *modes[len(pairs) :]))
 
@@ -452,63 +450,64 @@ def _flat(zipped: Layout) -> Layout:
     return make_layout(*tile, *rest)
 
 
-def logical_divide(layout: L, tiler: Tiler) -> L:
+@_on_domain
+@_by_mode
+def logical_divide(layout: Layout, tiler: Layout) -> Layout:
     """Split a layout into (tile, rest): `layout o (tiler, complement(tiler))`, by mode for a tuple.
 
     >>> logical_divide(Layout((4, 2, 3), (2, 1, 8)), Layout(4, 2))
     ((2,2),(2,3)):((4,1),(2,8))
     """
-    return _on_inner(lambda inner: _divide(inner, tiler), layout)
+    return _composition(layout, make_layout(tiler, complement(tiler, layout.size())))
 
 
-def zipped_divide(layout: L, tiler: Tiler) -> L:
+@_on_domain
+def zipped_divide(layout: Layout, tiler: Tiler) -> Layout:
     """`logical_divide` with the tiles in mode 0 and the rests in mode 1.
 
     >>> zipped_divide(Layout((8, 12)), (4, 3))
     ((4,3),(2,4)):((1,8),(4,24))
     """
-    return _on_inner(lambda inner: _zip_divide(inner, tiler), layout)
+    return _zipped("zipped_divide", logical_divide, layout, tiler)
 
 
-def tiled_divide(layout: L, tiler: Tiler) -> L:
+@_on_domain
+def tiled_divide(layout: Layout, tiler: Tiler) -> Layout:
     """`zipped_divide` with each rest a mode of its own.
 
     >>> tiled_divide(Layout((8, 12)), (4, 3))
     ((4,3),2,4):((1,8),4,24)
     """
-    return _on_inner(_tiled, zipped_divide(layout, tiler))
+    return _tiled(zipped_divide(layout, tiler))
 
 
-def flat_divide(layout: L, tiler: Tiler) -> L:
+@_on_domain
+def flat_divide(layout: Layout, tiler: Tiler) -> Layout:
     """`zipped_divide` with each tile and each rest a mode of its own.
 
     >>> flat_divide(Layout((8, 12)), (4, 3))
     (4,3,2,4):(1,8,4,24)
     """
-    return _on_inner(_flat, zipped_divide(layout, tiler))
+    return _flat(zipped_divide(layout, tiler))
 
 
 # Products
 
 
-def logical_product(layout: Layout, tiler: Tiler) -> Layout:
+@_by_mode
+def logical_product(layout: Layout, tiler: Layout) -> Layout:
     """(layout, its repetitions in the order of the tiler): `(A, complement(A) o tiler)`, by mode
     for a tuple.
 
     >>> logical_product(Layout((2, 2), (4, 1)), Layout(6, 1))
     ((2,2),(2,3)):((4,1),(2,8))
     """
-    if tiler is None:
-        return layout
-    if isinstance(tiler, tuple):
-        return _by_mode("logical_product", logical_product, layout, tiler)
-    copies = Layout(tiler) if isinstance(tiler, int) else tiler
-    modes = _complement_modes(layout, layout.size() * copies.cosize())
+    modes = _complement_modes(layout, layout.size() * tiler.cosize())
     rest = _from_modes(_merged(modes))
-    if rest.size() < copies.cosize():
+    if rest.size() < tiler.cosize():
         # Holes took their places: copies beyond go on along the last mode, even one of extent 1.
         rest = _from_modes(modes)
-    return make_layout(layout, _compose(rest, copies))
+    return make_layout(layout, _composition(rest, tiler))
 
 
 def zipped_product(layout: Layout, tiler: Tiler) -> Layout:
@@ -517,13 +516,7 @@ def zipped_product(layout: Layout, tiler: Tiler) -> Layout:
     >>> zipped_product(Layout((2, 5), (5, 1)), Layout((3, 4)))
     ((2,5),(3,4)):((5,1),(10,30))
     """
-    if tiler is None:
-        return make_layout(Layout(1, 0), layout)
-    if not isinstance(tiler, tuple):
-        return logical_product(layout, tiler)
-    _check_rank("zipped_product", layout, tiler)
-    modes = list(layout)
-    return _unzip([zipped_product(*pair) for pair in zip(modes, tiler, strict=False)], modes)
+    return _zipped("zipped_product", logical_product, layout, tiler)
 
 
 def tiled_product(layout: Layout, tiler: Tiler) -> Layout:
@@ -571,47 +564,3 @@ def _ranked_product(layout: Layout, tiler: Layout) -> Layout:
     unit = Layout(1, 0)
     a, b = (make_layout(*list(part), *[unit] * (ranked - len(part))) for part in (layout, tiler))
     return logical_product(a, b)
-
-
-# Shared memory
-
-
-def make_swizzled_layout(
-    shape: Any, elem_bits: int | None = None, max_bytes: int = 128
-) -> AnyLayout:
-    """The layout of a tile, given as a shape and the bits of an element, or as the tile itself,
-    that its matrix instructions read without bank conflicts: the row-major tile with Hopper's 128,
-    64 or 32 byte swizzle, the widest one, up to `max_bytes`, whose span divides a row.
-    Rows longer than the span are cut into panels of that width, one behind the other, as bulk
-    copies and matrix descriptors take them; rows that no span divides stay as they are.
-
-    In bytes, address bits 4..6 (128), 4..5 (64) or 4 (32) take XOR of the bits three above.
-
-    >>> make_swizzled_layout((128, 64), 16)
-    S<3,3,3> o 0 o (128,64):(64,1)
-    >>> make_swizzled_layout((64, 128), 16)
-    S<3,3,3> o 0 o (64,(64,2)):(64,(1,4096))
-    >>> make_swizzled_layout((64, 176), 16), make_swizzled_layout((64, 100), 16)
-    (S<1,3,3> o 0 o (64,(16,11)):(16,(1,1024)), (64,100):(100,1))
-    """
-    buffer = getattr(shape, "buffer", shape)
-    if hasattr(buffer, "static_shape"):
-        shape, elem_bits = buffer.static_shape, elem_bits or buffer.dtype.bits
-    if elem_bits not in (4, 8, 16, 32, 64):
-        raise LayoutError(
-            f"make_swizzled_layout: elements of {elem_bits} bits, not 4, 8, 16 ... 64"
-        )
-    plain = row_major(shape)
-    if len(shape) < 2:
-        return plain
-    *outer, rows, columns = shape
-    for bits in (3, 2, 1):
-        panel = (16 << bits) * 8 // elem_bits
-        if (16 << bits) > max_bytes or columns % panel:
-            continue
-        inner = coalesce(Layout((panel, columns // panel), (1, rows * panel)))
-        slots = [Layout(n, math.prod(outer[i + 1 :]) * rows * columns) for i, n in enumerate(outer)]
-        base = (128 // elem_bits).bit_length() - 1
-        tile = make_layout(*slots, Layout(rows, panel), inner)
-        return composition(Swizzle(bits, base, 3), tile)
-    return plain

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.ir.arith import fold
 from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space
 from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, DType
 from tilewright.ir.expr import (
-    FALSE,
-    TRUE,
     Bin,
     Call,
     Cast,
@@ -27,7 +26,6 @@ from tilewright.ir.expr import (
     Select,
     Var,
     const,
-    fold,
     transform,
     written_size,
 )
@@ -131,15 +129,10 @@ class ExprParser(Scanner):
         result: Expr | None = None
         while True:
             right = self.binary(_COMPARE + 1)
-            made: list[list[Expr]] = []
-
-            def keep(parts: list[Expr], op: str = op, made: list[list[Expr]] = made) -> Expr:
-                made.append(parts)
-                return Cmp(op, *parts)
-
-            one = self.resolve(self.group((left, right), keep, waits=False))
+            one = self.group((left, right), _BINARY[op], waits=False)
+            assert isinstance(one, Cmp)
             result = one if result is None else Bin("and", result, one)
-            left, op = made[0][1], self.texts[self.at]
+            left, op = one.b, self.texts[self.at]
             if PRECEDENCE.get(op) != _COMPARE:
                 return result
             self.at += 1
@@ -168,10 +161,10 @@ class ExprParser(Scanner):
             self.at += 1
             return _numeral(self.number(text, token), token)
         if kind == "name":
-            if text in _WORDS:
+            if text in _NUMBERS or _LITERALS.get(text) is not None:
                 self.at += 1
-                word = _WORDS[text]
-                return word if isinstance(word, Expr) else _numeral(word, token)
+                known = _NUMBERS.get(text)
+                return const(_LITERALS[text]) if known is None else _numeral(known, token)
             if self.texts[self.at + 1] == "(":
                 return self.call()
             found = self.lookup(None)
@@ -201,9 +194,11 @@ class ExprParser(Scanner):
         return float(text) if "." in text or "e" in text.lower() else int(text)
 
     def subscript(self, buffer: Buffer, token: int) -> tuple[Expr, ...]:
-        indices: list[Expr] = []
-        if self.accept("["):
-            indices = self.listed("]", lambda: self.expr())
+        indices = self.listed("]", self.expr) if self.accept("[") else []
+        self.check_rank(buffer, indices, token)
+        return tuple(indices)
+
+    def check_rank(self, buffer: Buffer, indices: list[Any], token: int) -> None:
         if len(indices) != buffer.rank:
             self.fail(
                 f"{buffer.name} has {buffer.rank} dimensions",
@@ -211,7 +206,6 @@ class ExprParser(Scanner):
                 expected=f"{buffer.rank} indices",
                 got=f"{len(indices)}",
             )
-        return tuple(indices)
 
     def listed(self, close: str, item: Callable[[], Any]) -> list[Any]:
         """Items up to `close`, separated by commas; one may trail."""
@@ -286,17 +280,9 @@ class ExprParser(Scanner):
         if self.accept("["):
             axes = iter(buffer.shape)
             boxes = self.listed("]", lambda: self.axis(next(axes, const(1))))
-            if len(boxes) != buffer.rank:
-                self.fail(
-                    f"{buffer.name} has {buffer.rank} dimensions",
-                    token,
-                    expected=f"{buffer.rank} indices",
-                    got=f"{len(boxes)}",
-                )
+            self.check_rank(buffer, boxes, token)
             starts, extents = [b[0] for b in boxes], [b[1] for b in boxes]
-        cta: Expr | None = None
-        if self.accept("@"):
-            cta = self.resolve(self.primary())
+        cta = self.resolve(self.primary()) if self.accept("@") else None
         return Region(buffer, tuple(starts), tuple(extents), cta)
 
     def axis(self, size: Expr) -> tuple[Expr, Expr]:
@@ -317,9 +303,8 @@ class ExprParser(Scanner):
     def inferred(self, value: Expr) -> Var:
         """The variable just read, which has no type of its own, with that of `value`."""
         written, var, token = self.binding.pop()
-        var = Var(var.name, value.dtype)
-        self.binding.append((written, var, token))
-        return var
+        self.binding.append((written, Var(var.name, value.dtype), token))
+        return Var(var.name, value.dtype)
 
     def shape(self) -> tuple[Expr, ...]:
         return tuple(self.listed("]", lambda: fold_constants(self.expr())))
@@ -393,7 +378,7 @@ class ExprParser(Scanner):
         if text == "(":
             self.at += 1
             return tuple(self.listed(")", self.literal))
-        if text == "-" or kind == "number" or text in ("inf", "nan"):
+        if text == "-" or kind == "number" or text in _NUMBERS:
             value = self.unary()
             if isinstance(value, Pending) and value.value is not None:
                 return value.value
@@ -415,13 +400,7 @@ class ExprParser(Scanner):
         if not self.accept("("):
             items = [item()]
         else:
-            items = []
-            while not self.accept(")"):
-                if items:
-                    self.expect(",")
-                    if self.accept(")"):
-                        break
-                items.append(item())
+            items = self.listed(")", item)
             alone = len(items) == 1 and self.texts[self.at - 2] != ","
             if alone and not isinstance(items[0], Region):
                 items = [self.ternary(items[0])]
@@ -430,19 +409,13 @@ class ExprParser(Scanner):
 
 _NUMERIC = ("float", "int", "uint")
 _COMPARE = PRECEDENCE["<"]
-_WORDS: dict[str, Expr | float] = {
-    "true": TRUE,
-    "false": FALSE,
-    "True": TRUE,
-    "False": FALSE,
-    "inf": float("inf"),
-    "nan": float("nan"),
-}
 _LITERALS = {"true": True, "false": False, "True": True, "False": False, "none": None}
+_NUMBERS = {"inf": float("inf"), "nan": float("nan")}
 
 
 def _maker(op: str) -> Callable[[list[Expr]], Expr]:
-    return lambda parts: Bin(op, *parts)
+    kind = Cmp if PRECEDENCE.get(op) == _COMPARE else Bin
+    return lambda parts: kind(op, *parts)
 
 
 _BINARY = {op: _maker(op) for op in (*PRECEDENCE, "min", "max")}

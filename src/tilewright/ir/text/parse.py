@@ -10,10 +10,10 @@ from typing import Any
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Expr, Var
-from tilewright.ir.op import Body, Dim, Kernel, Let, Op, Param, Program, Store
+from tilewright.ir.op import Body, Dim, Let, Op, Param, Program, Store
 from tilewright.ir.text.expr import ExprParser
 from tilewright.ir.text.printer import FORMS, Form, Hole
-from tilewright.ir.text.scan import Scope, did_you_mean
+from tilewright.ir.text.scan import END, Scope, did_you_mean
 from tilewright.support import limits
 
 
@@ -21,7 +21,7 @@ class _Parser(ExprParser):
     """Ops and programs."""
 
     def field(self, hole: Hole, values: dict[str, Any]) -> Any:
-        if hole.kind == "expr":
+        if hole.kind == "Expr":
             anchor = values.get(hole.anchor) if hole.anchor else None
             return self.expr(anchor.dtype if isinstance(anchor, (Var, Buffer, Region)) else None)
         if hole.kind == "indices":
@@ -36,24 +36,21 @@ class _Parser(ExprParser):
         form = self.form()
         values: dict[str, Any] = {}
         outer, self.binding = self.binding, []
-        ended, has_body = token, False
+        has_body = False
         for i, (words, hole) in enumerate(_PIECES[form.cls]):
-            if hole is not None and hole.kind == "body" and not has_body:
+            if hole is not None and hole.kind == "Body" and not has_body:
                 has_body = True
                 self.extras(form, values)
                 ended = self.at
-                self.open_scope()
-            if i == 0:
-                for word in words:
-                    self.expect(word)
-                words = ()
-            if hole is not None and hole.optional and self.absent(words):
+                self.undo.append([])
+                self.declare_bound()
+            if i > 0 and hole is not None and hole.optional and self.absent(words):
                 continue
             for word in words:
                 self.expect(word)
-            if hole is None:
+            if hole is None or (i == 0 and hole.optional and self.absent(())):
                 continue
-            if hole.kind == "body":
+            if hole.kind == "Body":
                 values[hole.name] = self.body(hole)
             elif form.cls is Let and hole.name == "value" and self.texts[self.at - 3] != ":":
                 values["value"] = self.expr()
@@ -97,7 +94,7 @@ class _Parser(ExprParser):
 
     def extras(self, form: Form, values: dict[str, Any]) -> None:
         """`name=value` for the fields the template leaves out; a bare name is `=true`."""
-        holes = {hole.name: hole for hole in form.extras}
+        holes = form.extras
         while self.kinds[self.at] == "name":
             token, name = self.at, self.texts[self.at]
             hole = holes.get(name)
@@ -115,10 +112,6 @@ class _Parser(ExprParser):
                 continue
             self.expect("=")
             values[name] = self.field(hole, values)
-
-    def open_scope(self) -> None:
-        self.undo.append([])
-        self.declare_bound()
 
     def declare_bound(self) -> None:
         """Makes what the op defines visible."""
@@ -140,17 +133,25 @@ class _Parser(ExprParser):
             fix="join conditions with `and`, and loops over several variables in one map",
             loc=self.loc(opened),
         )
-        ops: list[Op] = []
-        while True:
-            self.blank_lines()
-            if self.accept("}"):
-                break
+
+        def inner() -> Op:
             if self.kinds[self.at] == "end":
                 self.fail("this body is never closed", opened, fix="add '}'")
-            ops.append(self.op())
-            self.end_statement()
+            return self.op()
+
+        ops = self.statements("}", inner)
         self.close_scope()
-        return tuple(ops)
+        return ops
+
+    def statements(self, close: str, read: Callable[[], Any]) -> tuple[Any, ...]:
+        """What is read up to `close`, a statement to a line."""
+        found: list[Any] = []
+        while True:
+            self.blank_lines()
+            if self.accept(close):
+                return tuple(found)
+            found.append(read())
+            self.end_statement()
 
     # ── programs ─────────────────────────────────────────────────────────────────────────────
 
@@ -184,41 +185,29 @@ class _Parser(ExprParser):
             self.declare_bound()
             self.end_statement()
         self.at = kernels_at
-        kernels: list[Kernel] = []
-        while True:
-            self.blank_lines()
-            if self.accept("}"):
-                break
-            if self.texts[self.at] != "kernel":
-                self.fail(
-                    f"expected a kernel, found {self.shown()}",
-                    fix="parameters, dims, scratch and sources come before the first kernel"
-                    if self.texts[self.at] in _HEADER
-                    else did_you_mean(self.texts[self.at], (*_HEADER, "kernel", "}")),
-                )
-            kernel = self.op()
-            assert isinstance(kernel, Kernel)
-            kernels.append(kernel)
-            self.end_statement()
+        kernels = self.statements("}", self.kernel)
         self.blank_lines()
         if self.kinds[self.at] != "end":
             self.fail(f"expected the end of the text, found {self.shown()}")
         return Program(
-            name,
-            tuple(params),
-            tuple(kernels),
-            tuple(dims),
-            tuple(scratch),
-            tuple(sources),
-            loc=loc,
+            name, tuple(params), kernels, tuple(dims), tuple(scratch), tuple(sources), loc=loc
         )
+
+    def kernel(self) -> Op:
+        if self.texts[self.at] != "kernel":
+            self.fail(
+                f"expected a kernel, found {self.shown()}",
+                fix="parameters, dims, scratch and sources come before the first kernel"
+                if self.texts[self.at] in _HEADER
+                else did_you_mean(self.texts[self.at], (*_HEADER, "kernel", "}")),
+            )
+        return self.op()
 
     def header_scalars(self) -> int:
         """Finds the header's statements and declares its scalars, which shapes may mention
         before they are introduced. Returns where the header ends."""
         self.header: list[int] = []
         self.scalars: dict[int, Var] = {}
-        self.dims: dict[int, Var] = {}
         while True:
             self.blank_lines()
             start = self.at
@@ -238,12 +227,12 @@ class _Parser(ExprParser):
                 if is_scalar:
                     var = Var(self.new_name(written, at), kind)
                     self.declare(written, var, at)
-                    (self.dims if word == "dim" else self.scalars)[start] = var
+                    self.scalars[start] = var
             while self.kinds[self.at] not in ("newline", "end"):
                 self.at += 1
 
     def dim(self) -> Dim:
-        var = self.dims[self.at - 1]
+        var = self.scalars[self.at - 1]
         self.next_name("a name")
         if self.accept(":"):
             self.dtype()
@@ -267,19 +256,19 @@ _PIECES: dict[type[Op], tuple[tuple[tuple[str, ...], Hole | None], ...]] = {
     for cls, form in FORMS.items()
 }
 _READERS: dict[str, Callable[[_Parser], Any]] = {
-    "region": _Parser.region,
-    "var": _Parser.var,
-    "vars": lambda p: p.tuple_of(p.var),
-    "buffer": lambda p: p.lookup(Buffer),
+    "Region": _Parser.region,
+    "Var": _Parser.var,
+    "tuple[Var, ...]": lambda p: p.tuple_of(p.var),
+    "Buffer": lambda p: p.lookup(Buffer),
     "declaration": _Parser.declaration,
-    "exprs": _Parser.exprs,
-    "operands": lambda p: p.exprs(regions=True),
+    "tuple[Expr, ...]": _Parser.exprs,
+    "tuple[Expr | Region, ...]": lambda p: p.exprs(regions=True),
     "str": _Parser.word,
     "int": _Parser.integer,
-    "ints": lambda p: p.tuple_of(p.integer),
+    "tuple[int, ...]": lambda p: p.tuple_of(p.integer),
     "bool": _Parser.literal,
-    "any": _Parser.literal,
-    "layout": _Parser.layout,
+    "tuple[Any, ...]": _Parser.literal,
+    "AnyLayout": _Parser.layout,
 }
 
 
@@ -311,10 +300,4 @@ def parse_expr(text: str, scope: Scope | None = None, context: DType | None = No
 def parse_body(text: str, scope: Scope | None = None, file: str = "<ir>") -> Body:
     """The statements that `text` says, over the variables and buffers in `scope`."""
     parser = _Parser(text, file, scope)
-    ops: list[Op] = []
-    while True:
-        parser.blank_lines()
-        if parser.kinds[parser.at] == "end":
-            return tuple(ops)
-        ops.append(parser.op())
-        parser.end_statement()
+    return parser.statements(END, parser.op)

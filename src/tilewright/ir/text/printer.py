@@ -15,25 +15,15 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir import arith
+from tilewright.ir.arith import round_constant
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import BARRIER, BOOL, DTYPES, FLOAT32, INT32, INT64, DType
-from tilewright.ir.expr import (
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    const,
-    round_constant,
-)
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.op import OPS, Alloc, Atomic, Body, Dim, Fill, For, If, Let, Op, Program, Store
 from tilewright.ir.op import View as ViewOp
@@ -41,23 +31,6 @@ from tilewright.support.errors import CompileError
 
 # ── templates ────────────────────────────────────────────────────────────────────────────────
 
-# How a field's annotation (without `| None`) is read and written.
-_KINDS = {
-    "Expr": "expr",
-    "Region": "region",
-    "Buffer": "buffer",
-    "Var": "var",
-    "Body": "body",
-    "str": "str",
-    "int": "int",
-    "bool": "bool",
-    "AnyLayout": "layout",
-    "tuple[Var, ...]": "vars",
-    "tuple[Expr, ...]": "exprs",
-    "tuple[Expr | Region, ...]": "operands",
-    "tuple[int, ...]": "ints",
-    "tuple[Any, ...]": "any",
-}
 _SPECIAL_KINDS: dict[tuple[type[Op], str], str] = {
     (Alloc, "buffer"): "declaration",
     (ViewOp, "buffer"): "declaration",
@@ -77,7 +50,7 @@ VALUE_FIELDS = frozenset(("value", "init", "start", "stop", "step"))
 
 @dataclass(frozen=True)
 class Hole:
-    """A field as the text sees it."""
+    """A field as the text sees it; `kind`: its annotation, without `| None`."""
 
     name: str
     kind: str
@@ -95,7 +68,7 @@ class Form:
 
     cls: type[Op]
     pieces: tuple[tuple[str, Hole | None], ...]
-    extras: tuple[Hole, ...]
+    extras: dict[str, Hole]
 
     @property
     def keyword(self) -> str:
@@ -107,7 +80,7 @@ def _form(cls: type[Op]) -> Form:
     for f in dataclasses.fields(cls):
         if "mark" not in f.metadata:
             continue
-        kind = _SPECIAL_KINDS.get((cls, f.name)) or _KINDS[str(f.type).removesuffix(" | None")]
+        kind = _SPECIAL_KINDS.get((cls, f.name), str(f.type).removesuffix(" | None"))
         anchor = ANCHORS.get(cls) if f.name in VALUE_FIELDS else None
         holes[f.name] = Hole(f.name, kind, f.default, anchor)
     cut = re.split(r"\{(\w+)\}", cls.syntax)
@@ -117,7 +90,7 @@ def _form(cls: type[Op]) -> Form:
     ]
     if literals[-1]:
         pieces.append((literals[-1], None))
-    return Form(cls, tuple(pieces), tuple(holes.values()))
+    return Form(cls, tuple(pieces), holes)
 
 
 FORMS: dict[type[Op], Form] = {cls: _form(cls) for cls in OPS.values()}
@@ -169,12 +142,9 @@ def _float_text(value: float, dtype: DType) -> str:
     if value in (float("inf"), float("-inf")):
         return "inf" if value > 0 else "-inf"
     for text in (str(dtype.numpy.type(value)), repr(value)):
-        try:
-            read = round_constant(float(text), dtype)
-        except ValueError:
-            continue
-        if repr(read) == repr(value):
-            return text if any(c in text for c in ".e") else text + ".0"
+        with suppress(ValueError):
+            if repr(round_constant(float(text), dtype)) == repr(value):
+                return text if any(c in text for c in ".e") else text + ".0"
     return repr(value)
 
 
@@ -190,20 +160,15 @@ class _Printer:
 
     def natural(self, e: Expr) -> DType | None:
         """The type `e`'s text has by itself when it holds nothing but untyped numerals."""
-        key = id(e)
-        if key not in self._naturals:
-            self._naturals[key] = self._find_natural(e)
-        return self._naturals[key]
-
-    def _find_natural(self, e: Expr) -> DType | None:
         if isinstance(e, Const):
             return None if e.dtype.is_bool else natural_dtype(e.value)
-        if isinstance(e, Select) or (isinstance(e, Bin) and e.op not in ("and", "or")):
-            parts = [self.natural(e.a), self.natural(e.b)]
-        else:
+        if not isinstance(e, Select) and not (isinstance(e, Bin) and e.op not in ("and", "or")):
             return None
-        found = [part for part in parts if part is not None]
-        return common_natural(found) if len(found) == len(parts) else None
+        if id(e) not in self._naturals:
+            a, b = self.natural(e.a), self.natural(e.b)
+            both = None if a is None or b is None else common_natural([a, b])
+            self._naturals[id(e)] = both
+        return self._naturals[id(e)]
 
     def contexts(self, args: Sequence[Expr], context: DType | None) -> Sequence[DType | None]:
         """For operands that share a type: what each may rely on to type its numerals."""
@@ -229,16 +194,13 @@ class _Printer:
             return self._const(e, context)
         if isinstance(e, Load):
             return name_text(e.buffer.name) + self.indices(e.indices), PRIMARY
-        if isinstance(e, Bin):
-            left, right = self.contexts((e.a, e.b), context)
+        if isinstance(e, (Bin, Cmp)):
+            chains = isinstance(e, Cmp)
+            left, right = self.contexts((e.a, e.b), None if chains else context)
             if e.op in ("min", "max"):
                 return f"{e.op}({self.expr(e.a, left)}, {self.expr(e.b, right)})", PRIMARY
             p = PRECEDENCE.get(e.op, UNARY)  # unknown ones only in error messages
-            return f"{self.expr(e.a, left, p)} {e.op} {self.expr(e.b, right, p + 1)}", p
-        if isinstance(e, Cmp):
-            left, right = self.contexts((e.a, e.b), None)
-            p = PRECEDENCE[e.op]
-            return f"{self.expr(e.a, left, p + 1)} {e.op} {self.expr(e.b, right, p + 1)}", p
+            return f"{self.expr(e.a, left, p + chains)} {e.op} {self.expr(e.b, right, p + 1)}", p
         if isinstance(e, Select):
             left, right = self.contexts((e.a, e.b), context)
             a, c, b = self.expr(e.a, left, 1), self.expr(e.cond, None, 1), self.expr(e.b, right)
@@ -251,15 +213,9 @@ class _Printer:
         raise TypeError(f"no text for {type(e).__name__}")
 
     def _const(self, e: Const, context: DType | None) -> tuple[str, int]:
-        if e.dtype is INT32 and (context is None or context is INT32):  # most of them
-            text = str(int(e.value))
-            return text, UNARY if text[0] == "-" else PRIMARY
         if e.dtype.is_bool:
             return ("true" if e.value else "false"), PRIMARY
-        if e.dtype.is_float:
-            text = _float_text(float(e.value), e.dtype)
-        else:
-            text = str(int(e.value))
+        text = _float_text(float(e.value), e.dtype) if e.dtype.is_float else str(int(e.value))
         if e.dtype == (context or natural_dtype(e.value)):
             return text, UNARY if text[0] == "-" else PRIMARY
         return f"{e.dtype}({text})", PRIMARY
@@ -354,20 +310,20 @@ class _Printer:
             value = getattr(op, hole.name)
             if i > 0 and hole.optional and value == hole.default:
                 continue
-            if hole.kind == "body":
+            if hole.kind == "Body":
                 self._extras(op, extras)
-                extras = ()
+                extras = {}
                 out.append(literal)
                 self._body(value, indent, chained=hole.optional)
                 continue
             out += literal, self.value(hole, value, op)
         self._extras(op, extras)
 
-    def _extras(self, op: Op, extras: tuple[Hole, ...]) -> None:
-        for hole in extras:
-            value = getattr(op, hole.name)
+    def _extras(self, op: Op, extras: dict[str, Hole]) -> None:
+        for name, hole in extras.items():
+            value = getattr(op, name)
             if value != hole.default:
-                self.out.append(f" {hole.name}={self.value(hole, value, op)}")
+                self.out.append(f" {name}={self.value(hole, value, op)}")
 
     def _body(self, body: Body, indent: str, *, chained: bool) -> None:
         if chained and len(body) == 1 and isinstance(body[0], If):
@@ -408,17 +364,17 @@ class _Printer:
 
 
 _WRITERS: dict[str, Callable[[_Printer, Any], str]] = {
-    "expr": _Printer.expr,
-    "region": _Printer.region,
-    "var": _Printer.var,
-    "buffer": lambda p, buffer: name_text(buffer.name),
+    "Expr": _Printer.expr,
+    "Region": _Printer.region,
+    "Var": _Printer.var,
+    "Buffer": lambda p, buffer: name_text(buffer.name),
     "declaration": _Printer.declaration,
     "indices": _Printer.indices,
-    "layout": lambda p, layout: json.dumps(repr(layout)),
-    "vars": lambda p, items: p.listed(items, p.var),
-    "exprs": lambda p, items: p.listed(items, p.expr),
-    "operands": lambda p, items: p.listed(items, p.operand),
-    "ints": lambda p, items: p.listed(items, str),
+    "AnyLayout": lambda p, layout: json.dumps(repr(layout)),
+    "tuple[Var, ...]": lambda p, items: p.listed(items, p.var),
+    "tuple[Expr, ...]": lambda p, items: p.listed(items, p.expr),
+    "tuple[Expr | Region, ...]": lambda p, items: p.listed(items, p.operand),
+    "tuple[int, ...]": lambda p, items: p.listed(items, str),
 }
 _ZERO, _ONE = const(0), const(1)
 

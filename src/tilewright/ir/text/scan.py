@@ -32,6 +32,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.ASCII,
 )
 _OPEN, _CLOSE = "([", ")]"
+END = "the end"  # no token reads like this
 
 
 class _Tokens:
@@ -61,7 +62,7 @@ class _Tokens:
                 self.offsets.append(at)
             at = match.end()
         self.kinds += ["newline", "end"]
-        self.texts += ["\n", "the end"]
+        self.texts += ["\n", END]
         self.offsets += [len(text)] * 2
 
     def loc(self, start: int, end: int) -> Loc:

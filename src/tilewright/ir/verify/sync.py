@@ -7,14 +7,15 @@ Barriers handed to an intrinsic are left alone, as it may do anything to them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from typing import Any
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.atoms import ATOMS, GROUP_UNITS
-from tilewright.ir.buffer import Region, Space
+from tilewright.ir.buffer import Region
 from tilewright.ir.expr import Const
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import (
-    Alloc,
     Arrive,
     BarrierInit,
     Body,
@@ -30,7 +31,6 @@ from tilewright.ir.op import (
     Op,
     Role,
     Turn,
-    View,
     Wait,
     WaitGroup,
     While,
@@ -42,98 +42,56 @@ from tilewright.ir.verify.core import Context
 JUMPS = (Break, Continue)
 
 
-@dataclass
-class _Barrier:
-    """Who does what with one barrier buffer."""
-
-    inits: list[BarrierInit] = field(default_factory=list)
-    arrivals: list[Arrive] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-    touched: bool = False
-
-    @property
-    def users(self) -> list[Op]:
-        return [*self.arrivals, *self.waits, *self.copies]
-
-
-@dataclass
-class _Groups:
-    """What one group unit is used for, and in which role (None: outside roles)."""
-
-    issued: list[tuple[Op, Role | None]] = field(default_factory=list)
-    committed: set[int | None] = field(default_factory=set)
-    waited: set[int | None] = field(default_factory=set)
-
-
-class _Survey:
-    """One walk over a kernel that collects the above."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.roots: dict[str, str] = {}
-        self.barriers: dict[str, _Barrier] = {}
-        self.groups = {unit: _Groups() for unit in GROUP_UNITS}
-        self.opaque = False
-        self._visit(kernel, None)
-
-    def barrier(self, region: Region) -> _Barrier:
-        name = region.buffer.name
-        return self.barriers.setdefault(self.roots.get(name, name), _Barrier())
-
-    def _visit(self, op: Op, role: Role | None) -> None:
-        if isinstance(op, Role):
-            role = op
-        elif isinstance(op, (Alloc, View)) and op.buffer.space is Space.BARRIER:
-            source = op.source.name if isinstance(op, View) else op.buffer.name
-            self.roots[op.buffer.name] = self.roots.get(source, source)
-        elif isinstance(op, BarrierInit):
-            self.barrier(op.barrier).inits.append(op)
-        elif isinstance(op, Arrive):
-            self.barrier(op.barrier).arrivals.append(op)
-        elif isinstance(op, Wait):
-            self.barrier(op.barrier).waits.append(op)
-        elif isinstance(op, (Copy, Gemm)):
-            if isinstance(op, Copy) and op.barrier is not None:
-                self.barrier(op.barrier).copies.append(op)
-            unit = ATOMS[op.atom].completion if op.atom is not None else ""
-            if unit in self.groups:
-                self.groups[unit].issued.append((op, role))
-        elif isinstance(op, Commit):
-            self.groups[op.unit].committed.add(None if role is None else id(role))
-        elif isinstance(op, WaitGroup):
-            self.groups[op.unit].waited.add(None if role is None else id(role))
-        elif isinstance(op, Intrinsic):
-            self.opaque = self.opaque or INTRINSICS[op.name].opaque
-            for operand in op.args:
-                if isinstance(operand, Region) and operand.buffer.space is Space.BARRIER:
-                    self.barrier(operand).touched = True
-        for body in bodies(op):
-            for inner in body:
-                self._visit(inner, role)
+def _with_roles(body: Body, role: Role | None = None) -> Iterator[tuple[Op, Role | None]]:
+    """Every op in text order, and the role that it stands in."""
+    for op in body:
+        around = op if isinstance(op, Role) else role
+        yield op, around
+        for inner in bodies(op):
+            yield from _with_roles(inner, around)
 
 
 def check_sync(kernel: Kernel, context: Context) -> None:
     """Raise for synchronisation that no run of `kernel` can get right."""
-    survey = _Survey(kernel)
-    for name, barrier in survey.barriers.items():
-        if not barrier.touched:
-            _check_barrier(name, barrier, context)
-    # foreign code may commit and wait by itself
-    if not survey.opaque:
-        for unit, groups in survey.groups.items():
-            _check_groups(unit, groups, context)
+    roots = aliases(kernel)
+    barriers: dict[str, dict[type[Op], list[Any]]] = {}  # by name: what is done with one
+    handed: set[str] = set()  # to an intrinsic
+    issued: dict[str, list[tuple[Op, Role | None]]] = {}  # by unit
+    closed: set[tuple[type[Op], str, int | None]] = set()
+    foreign = False
+    for op, role in _with_roles(kernel.body):
+        if (barrier := getattr(op, "barrier", None)) is not None:
+            uses = barriers.setdefault(roots[barrier.buffer.name], {})
+            uses.setdefault(type(op), []).append(op)
+        if isinstance(op, (Copy, Gemm)) and op.atom is not None:
+            issued.setdefault(ATOMS[op.atom].completion, []).append((op, role))
+        elif isinstance(op, (Commit, WaitGroup)):
+            closed.add((type(op), op.unit, None if role is None else id(role)))
+        elif isinstance(op, Intrinsic):
+            foreign = foreign or INTRINSICS[op.name].opaque
+            handed |= {roots[x.buffer.name] for x in op.args if isinstance(x, Region)}
+    for name, uses in barriers.items():
+        if name not in handed:
+            _check_barrier(name, uses, context)
+    if foreign:  # it may commit and wait by itself
+        return
+    for unit in GROUP_UNITS:
+        if context.laid_out or any(unit == each for _, each, _ in closed):
+            for op, role in issued.get(unit, ()):  # else who waits for what is decided later
+                _check_group(unit, op, role, closed, context)
 
 
-def _check_barrier(name: str, barrier: _Barrier, context: Context) -> None:
-    if barrier.users and not barrier.inits:
+def _check_barrier(name: str, uses: dict[type[Op], list[Any]], context: Context) -> None:
+    inits, arrivals, waits, copies = (uses.get(t, []) for t in (BarrierInit, Arrive, Wait, Copy))
+    if not inits:
         context.fail(
             f"barrier {name} is never initialised",
-            op=min(barrier.users, key=_position),
+            op=min((*arrivals, *waits, *copies), key=_position),
             fix=f"add `barrier_init {name} count …` before the roles",
         )
     # a fresh barrier lets parity 1 pass, so only other waits depend on somebody arriving
-    blocking = [w for w in barrier.waits if not (isinstance(w.phase, Const) and w.phase.value)]
-    arriving = [a for a in barrier.arrivals if not _is_zero(a.count)]
+    blocking = [w for w in waits if not (isinstance(w.phase, Const) and w.phase.value)]
+    arriving = [a for a in arrivals if not _is_zero(a.count)]
     if blocking and not arriving:
         context.fail(
             f"nobody arrives at barrier {name}, so this wait never ends",
@@ -141,20 +99,20 @@ def _check_barrier(name: str, barrier: _Barrier, context: Context) -> None:
             fix=f"arrive at it where what is waited for is done: T.barrier_arrive({name}), or "
             f"`arrive {name}[…]`",
         )
-    expecting = [a for a in barrier.arrivals if a.bytes is not None and not _is_zero(a.bytes)]
-    if barrier.copies and not expecting:
+    expecting = [a for a in arrivals if a.bytes is not None and not _is_zero(a.bytes)]
+    if copies and not expecting:
         context.fail(
             f"this copy counts its bytes on {name}, but nobody there expects bytes",
-            op=barrier.copies[0],
+            op=copies[0],
             fix=f"add `arrive {name}[…] bytes=…` before the copy",
         )
-    if barrier.copies and not barrier.waits:
+    if copies and not waits:
         context.fail(
             f"nobody waits on {name}, so nothing may use what this copy brings",
-            op=barrier.copies[0],
+            op=copies[0],
             fix=f"add `wait {name}[…] phase …` before the first use",
         )
-    if expecting and barrier.waits and not barrier.copies:
+    if expecting and waits and not copies:
         context.fail(
             f"this arrival expects bytes on {name}, but no copy completes there",
             op=expecting[0],
@@ -162,24 +120,26 @@ def _check_barrier(name: str, barrier: _Barrier, context: Context) -> None:
         )
 
 
-def _check_groups(unit: str, groups: _Groups, context: Context) -> None:
-    if not context.laid_out and not groups.committed and not groups.waited:
-        return  # who waits for what is decided later
-    for op, role in groups.issued:
-        for places, word, why in (
-            (groups.committed, "commit", "its group is never closed"),
-            (groups.waited, "wait_group", "nothing waits for it"),
-        ):
-            seen = places if role is None else places & {None, id(role)}
-            if not seen:
-                where = f" in role {role.name}" if role is not None else ""
-                pending = " pending 0" if word == "wait_group" else ""
-                context.fail(
-                    f"this op is asynchronous on {unit}, but {why}{where}",
-                    op=op,
-                    expected=f"`{word} {unit}` after it",
-                    fix=f"add `{word} {unit}{pending}`",
-                )
+def _check_group(
+    unit: str,
+    op: Op,
+    role: Role | None,
+    closed: set[tuple[type[Op], str, int | None]],
+    context: Context,
+) -> None:
+    for end, word, why in (
+        (Commit, f"commit {unit}", "its group is never closed"),
+        (WaitGroup, f"wait_group {unit}", "nothing waits for it"),
+    ):
+        seen = {where for kind, each, where in closed if kind is end and each == unit}
+        if not (seen if role is None else seen & {None, id(role)}):
+            where = f" in role {role.name}" if role is not None else ""
+            context.fail(
+                f"this op is asynchronous on {unit}, but {why}{where}",
+                op=op,
+                expected=f"`{word}` after it",
+                fix=f"add `{word}{' pending 0' if end is WaitGroup else ''}`",
+            )
 
 
 def check_turns(kernel: Kernel, context: Context) -> None:

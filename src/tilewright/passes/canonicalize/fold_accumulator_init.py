@@ -27,10 +27,7 @@ type is an infinity, which with the other one of a mask is NaN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
 from math import isnan
-from typing import Any
 
 from tilewright.ir.analysis.effects import leaves_early, mentioned, written_in
 from tilewright.ir.buffer import Buffer, Space
@@ -41,9 +38,7 @@ from tilewright.ir.expr import (
     Expr,
     Load,
     Select,
-    Var,
     binary,
-    loads,
 )
 from tilewright.ir.op import (
     Alloc,
@@ -51,7 +46,6 @@ from tilewright.ir.op import (
     Fill,
     For,
     Gemm,
-    Hint,
     If,
     Kernel,
     Let,
@@ -59,8 +53,8 @@ from tilewright.ir.op import (
     Op,
     Store,
     bodies,
-    expressions,
-    marked,
+    named_buffers,
+    op_loads,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_ops, rebuild
@@ -71,38 +65,21 @@ from tilewright.passes.reasons import because
 @kernel_pass
 def fold_accumulator_init(at: Facts) -> Kernel:
     """Products do not have tiles cleared where they can begin anew."""
-    alone = _once_filled(at)
-
-    def body(ops: Body) -> Body:
-        found: list[Op] = []
-        later: dict[int, Body] = {}  # what follows the op at that place
-        if not any(isinstance(op, (Fill, For, Gemm)) for op in ops):
-            return ops
-        for n, op in enumerate(ops):
-            new: Any = op
-            if isinstance(op, For):
-                for first, last in _rotated(op, alone):
-                    assert isinstance(first, Gemm)
-                    found = [each for each in found if not _clears(each, first.c.buffer)]
-                    begun = {id(first): (_anew(at, first),), id(last): ()}
-                    kept = [begun.get(id(each), (each,)) for each in new.body]
-                    new = rebuild(new, body=tuple(chain(*kept)))
+    changes: dict[int, Body] = {}  # by id of an op, what stands there instead
+    for body in (body for op in at.ops for body in bodies(op)):
+        for n, op in enumerate(body):
+            if isinstance(op, Fill) and _clears(op, op.dst.buffer):
+                product, last = _rotated(at, body, n, op.dst.buffer)
+                if product is not None:
+                    changes |= {id(op): (), id(product): (_anew(at, product),), id(last): ()}
             elif isinstance(op, Gemm) and _adds(op) and op.c.buffer.name not in at.viewed:
-                behind = _behind(ops, n, op.c.buffer, at.viewed)
+                behind = _behind(body, n, op.c.buffer, at.viewed)
                 if behind is not None:
                     start, nest = behind
-                    found = [each for each in found if each is not start]
-                    new = _anew(at, op)
-                    if nest:
-                        later[_last_product(ops, n, op.c.buffer, nest)] = nest
-            found += [new, *later.get(n, ())]
-        return tuple(found)
-
-    def rewrite(op: Any) -> Any:
-        return rebuild(op, **{f.name: body(getattr(op, f.name)) for f in marked(op, "body")})
-
-    found: Kernel = rewrite(map_ops(at.kernel, rewrite))
-    return found
+                    changes |= {id(start): (), id(op): (_anew(at, op),)}
+                    end = _last_product(body, n, op.c.buffer, nest) if nest else op
+                    changes[id(end)] = (*changes.get(id(end), (end,)), *nest)
+    return map_ops(at.kernel, lambda op: changes.get(id(op)))
 
 
 def _adds(op: Gemm) -> bool:
@@ -139,17 +116,16 @@ def _behind(ops: Body, at: int, tile: Buffer, shown: set[str]) -> tuple[Op, Body
     return None if nest is None else (first, nest)
 
 
-def _last_product(ops: Body, at: int, tile: Buffer, nest: Body) -> int:
+def _last_product(ops: Body, at: int, tile: Buffer, nest: Body) -> Op:
     """The last of the products that add to `tile` from `ops[at]` on, one after the other, with
     nothing between them that changes what `nest` reads."""
     reads = {name for op in nest for name in mentioned(op)} - {tile.name}
-    last = at
-    for k in range(at + 1, len(ops)):
-        op = ops[k]
+    last = ops[at]
+    for op in ops[at + 1 :]:
         adds = isinstance(op, Gemm) and _adds(op) and op.c.buffer == tile
         if (not adds and _touches(op, tile)) or reads & written_in((op,)) or leaves_early((op,)):
             break
-        last = k if adds else last
+        last = op if adds else last
     return last
 
 
@@ -166,9 +142,7 @@ def _added(nest: Map, tile: Buffer) -> Body | None:
         or store.buffer != tile
         or store.indices != nest.vars
         or nest.extents != tile.shape
-        or any(
-            load.buffer == tile for op in nest.body for e in expressions(op) for load in loads(e)
-        )
+        or any(load.buffer == tile for op in nest.body for load in op_loads(op))
     ):
         return None
     old = Load(tile, store.indices)
@@ -198,54 +172,24 @@ def _touches(op: Op, tile: Buffer) -> bool:
     return tile.name in mentioned(op) and not isinstance(op, Alloc)
 
 
-def _once_filled(at: Facts) -> set[tuple[str, Var]]:
-    """Tiles that one loop uses, and that are cleared once outside, in the body around it; with the
-    variables of that loop and of those in it that alone have to do with the tile."""
-    found: set[tuple[str, Var]] = set()
-    for body in (body for op in at.ops for body in bodies(op)):
-        for loop in body:
-            if not isinstance(loop, For):
-                continue
-            for name in mentioned(loop) - at.viewed:
-                users = [op for op in body if name in mentioned(op) and not isinstance(op, Alloc)]
-                first = users[0]
-                if (
-                    isinstance(first, Fill)
-                    and _clears(first, first.dst.buffer)
-                    and len(users) == 2
-                    and users[1] is loop
-                    and _uses(at.kernel.body, name) == _uses((first, loop), name)
-                ):
-                    found.update((name, inner.var) for inner in _around(loop, name))
-    return found
+def _rotated(at: Facts, body: Body, n: int, tile: Buffer) -> tuple[Gemm | None, Op]:
+    """The product and the last op in a loop that finds a tile cleared by `body[n]`, adds to it, and
+    leaves it cleared; nothing else has to do with the tile, around the loop either."""
+    users = [op for op in body[n + 1 :] if _touches(op, tile)]
+    alone = tile.name not in at.viewed and _uses(at.kernel, tile) == _uses((body[n], *users), tile)
+    while alone and len(users) == 1 and isinstance(loop := users[0], For):
+        users = [op for op in loop.body if _touches(op, tile)]
+        match users:
+            case [Gemm() as first, *_, last] if _adds(first) and first.c.buffer == tile:
+                if _clears(last, tile) and not leaves_early(loop.body):
+                    return first, last
+    return None, body[n]
 
 
-def _around(loop: For, name: str) -> Iterator[For]:
-    """`loop`, and each one that is all that uses a tile in the loop around it."""
-    yield loop
-    users = [op for op in loop.body if name in mentioned(op)]
-    if len(users) == 1 and isinstance(users[0], For):
-        yield from _around(users[0], name)
-
-
-def _uses(body: Body, name: str) -> int:
-    """How many ops without bodies, and hints, have to do with a tile."""
-    return sum(
-        (isinstance(op, Hint) and op.buffer is not None and op.buffer.name == name)
-        or (not bodies(op) and name in mentioned(op))
-        for op in walk_ops(body)
-        if not isinstance(op, Alloc)
-    )
-
-
-def _rotated(loop: For, alone: set[tuple[str, Var]]) -> Iterator[tuple[Op, Op]]:
-    """The product and the last op of each tile that a loop finds cleared, adds to, and leaves
-    cleared."""
-    for op in () if leaves_early(loop.body) else loop.body:
-        if isinstance(op, Gemm) and _adds(op) and (op.c.buffer.name, loop.var) in alone:
-            users = [each for each in loop.body if _touches(each, op.c.buffer)]
-            if users[0] is op and _clears(users[-1], op.c.buffer):
-                yield op, users[-1]
+def _uses(code: Op | Body, tile: Buffer) -> int:
+    """How many ops have to do with a tile."""
+    found = [op for op in walk_ops(code) if tile in named_buffers(op)]
+    return sum(not isinstance(op, Alloc) for op in found)
 
 
 def _anew(at: Facts, op: Gemm) -> Gemm:

@@ -21,19 +21,27 @@ because registers have constant numbers only. In
 the element that a thread reads depends on s, so all of `acc` would go through shared memory; with
 the loop written out, each copy of the map reads registers. A copy of a part of a fragment that
 begins at a place known only at run time becomes a map, for which shared memory serves.
+
+`simplify_indices`: every expression is simplified with what is known where it stands, and what
+cannot run is dropped. Indices, regions, extents and loop bounds are index arithmetic, where
+overflow is undefined; other values and conditions wrap, and are rewritten only where that cannot
+matter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
-from typing import Any
+from operator import is_
+from typing import Any, TypeVar
 
-from tilewright.ir.analysis.bounds import Ranges, prove
+from tilewright.ir.analysis.bounds import NOTHING, Ranges, prove
 from tilewright.ir.analysis.trips import nth, upward_or_downward, values_of
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import INT32, INT64
 from tilewright.ir.expr import (
+    FALSE,
     TRUE,
     Bin,
     Const,
@@ -56,6 +64,7 @@ from tilewright.ir.op import (
     Copy,
     Fill,
     For,
+    Hint,
     If,
     Kernel,
     Let,
@@ -65,6 +74,8 @@ from tilewright.ir.op import (
     Reduce,
     Scan,
     Store,
+    View,
+    While,
     expressions,
     marked,
     op_loads,
@@ -75,15 +86,15 @@ from tilewright.ir.rewrite import (
     fresh_var,
     map_body,
     map_ops,
+    map_region,
     rebuild,
     rename_unique,
     substitute_vars,
 )
-from tilewright.ir.scope import walk_ranges
+from tilewright.ir.scope import after, entry, map_inside, walk_ranges
+from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.expand_copies import expand_op
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass, rule
-from tilewright.passes.canonicalize.simplify_indices import simplify_operands
+from tilewright.passes.canonicalize.rules import Facts, expand_op, kernel_pass, rule
 from tilewright.passes.reasons import because
 
 MOST_TRIPS = 16
@@ -308,3 +319,94 @@ def _map_moving(op: Op, names: set[str]) -> Op | None:
         r.buffer.space is Space.FRAGMENT and not _are_constant(r.starts) for r in (op.src, op.dst)
     )
     return expand_op(op, names, "e") if moves else None
+
+
+# ── what is known ────────────────────────────────────────────────────────────────────────────
+
+AnyOp = TypeVar("AnyOp", bound=Op)
+
+# Fields whose own expressions are index arithmetic; regions always are.
+_INDEX_FIELDS: dict[type[Op], frozenset[str]] = {
+    Kernel: frozenset({"grid"}),
+    For: frozenset({"start", "stop", "step"}),
+    Map: frozenset({"extents"}),
+    Store: frozenset({"indices"}),
+    View: frozenset({"offset"}),
+}
+
+
+@kernel_pass
+def simplify_indices(at: Facts) -> Kernel:
+    """Expressions are simplified with the contracts of sizes too."""
+    ranges = entry(at.kernel, at.dims)
+    kernel = simplify_operands(at.kernel, ranges)
+    return rebuild(kernel, body=_body(kernel.body, ranges))
+
+
+def _body(body: Body, ranges: Ranges, pinned: bool = False) -> Body:
+    """`pinned`: each statement has a place in its loop's schedule, so none may come or go."""
+    result: list[Op] = []
+    waiting = list(reversed(body))
+    while waiting:
+        op = simplify_operands(waiting.pop(), ranges)
+        taken = None if pinned else _taken(op, ranges)
+        if taken is not None:
+            waiting.extend(reversed(taken))
+            continue
+        fixed = isinstance(op, For) and not (op.order is None and op.stage is None)
+        new = map_inside(op, ranges, partial(_body, pinned=fixed))
+        if not pinned and _is_idle(new):
+            continue
+        result.append(new)
+        if isinstance(new, (Break, Continue)) and not pinned:
+            break
+        ranges = after(new, ranges)
+    same = len(result) == len(body) and all(map(is_, result, body))
+    return body if same else tuple(result)
+
+
+def _taken(op: Op, ranges: Ranges) -> Body | None:
+    """What is left of an op whose control is known: statements to run in its place, or None."""
+    match op:
+        case If() if op.cond is TRUE:
+            return op.then
+        case If() if op.cond is FALSE:
+            return op.orelse
+        case While() if op.cond is FALSE:
+            return ()
+        case For() if prove(compare(">=", op.start, op.stop), ranges):
+            return () if isinstance(op.step, Const) else None
+        case Map() if any(prove(compare("<=", extent, 0), ranges) for extent in op.extents):
+            return ()
+    return None
+
+
+def _is_idle(op: Op) -> bool:
+    match op:
+        case If():
+            return not op.then and not op.orelse
+        case For() | Map():
+            return not op.body
+    return False
+
+
+def simplify_operands(op: AnyOp, ranges: Ranges = NOTHING) -> AnyOp:
+    """The op with its own expressions simplified; assumptions stay as they were written."""
+    if isinstance(op, Hint):
+        return op
+    index = _INDEX_FIELDS.get(type(op), frozenset())
+    names = [f.name for f in marked(op, "arg")]
+    return rebuild(op, **{n: _operand(getattr(op, n), ranges, n in index) for n in names})
+
+
+def _operand(value: Any, ranges: Ranges, index: bool) -> Any:
+    if isinstance(value, tuple):
+        new = tuple(_operand(v, ranges, index) for v in value)
+        return value if all(a is b for a, b in zip(new, value, strict=True)) else new
+    if isinstance(value, Expr):
+        return simplify(value, ranges, index=index)
+    if isinstance(value, Region):
+        # an extent that is the buffer's own size stays that very expression: `is_whole` compares
+        sizes = value.buffer.shape
+        return map_region(value, lambda e: e if any(e is s for s in sizes) else simplify(e, ranges))
+    return value

@@ -1,9 +1,13 @@
 """Rewrite elements of less than a byte as bytes.
 
-Tensors, and shared tiles that are filled from them, become arrays of bytes that hold several
-elements each, the first in the low bits; other tiles hold one element in a byte (or in whatever
-`packed_values` computes with). Copies between packed places stay copies, of bytes. Everything
-else becomes nests that unpack what they read.
+**Values.** Threads have no registers and memory has no addresses for them: a value of int4 lives in
+an int8, one of float4_e2m1fn in a float16. What may leave the narrow type's range is brought back
+by `wrapped` and `to_narrow`; `bits_of` and `of_bits` go to and from what lies in memory.
+
+**Memory.** Tensors, and shared tiles that are filled from them, become arrays of bytes that hold
+several elements each, the first in the low bits; other tiles hold one element in what values live
+in. Copies between packed places stay copies, of bytes. Everything else becomes nests that unpack
+what they read.
 
 No thread can write part of a byte: a nest that stores to packed memory is made to compute all
 elements of a byte in one iteration. Where that cannot be, elements are set one by one, by two
@@ -12,34 +16,45 @@ atomics on the word around each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import reduce
+from typing import Any
 
 from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import multiple_of, prove
+from tilewright.ir.analysis.bounds import Ranges, multiple_of, prove
 from tilewright.ir.buffer import Buffer, Region, Space, element
-from tilewright.ir.dtype import DType, dtype
+from tilewright.ir.dtype import FLOAT32, INT32, DType, dtype
 from tilewright.ir.expr import (
     TRUE,
+    Bin,
     Call,
+    Cast,
+    Cmp,
     Const,
     Expr,
     Load,
+    Var,
     binary,
     cast,
     compare,
     const,
     logical_and,
+    select,
     substitute,
+    walk,
 )
 from tilewright.ir.op import (
     Alloc,
     Atomic,
+    Body,
     Copy,
     Fill,
     Gemm,
+    Hint,
     If,
     Intrinsic,
+    Kernel,
     Let,
     Map,
     Op,
@@ -50,8 +65,10 @@ from tilewright.ir.op import (
     Store,
     View,
     expressions,
+    marked,
+    named_buffers,
     op_loads,
-    regions,
+    operands,
     walk_ops,
 )
 from tilewright.ir.rewrite import (
@@ -65,31 +82,179 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.expand_copies import expand_op, map_over, variables_of
-from tilewright.passes.canonicalize.packed_values import (
-    UINT8,
-    Packing,
-    Rule,
-    bits_of,
-    check_known,
-    packed_tiles,
-    per_byte,
-    to_narrow,
-    wrapped,
-)
-from tilewright.passes.lower.foreign import PrintRows
-from tilewright.support.errors import CompileError
+from tilewright.passes.canonicalize.rules import expand_op, map_over, variables_of
+from tilewright.passes.lower.elements import PrintRows
+from tilewright.support.errors import CompileError, Loc
 
+FLOAT16, UINT16, UINT8, UINT32 = map(dtype, ("float16", "uint16", "uint8", "uint32"))
 WORD = 4  # bytes of the least that atomics change
+_HELD = {
+    "int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8", "float4_e2m1fn": "float16",
+}  # fmt: skip
+# float4's exponents begin 14 powers of two above those that float16 gives the same bits
+_SCALE = float(1 << 14)
+_IN_RANGE = ("min", "max", "&", "|", "^", "%", ">>", "and", "or")
+
+
+def held_in(kind: DType, loc: Loc | None = None) -> DType:
+    """The type that values of `kind` are computed in; itself from a byte on."""
+    if kind.packed and kind.name not in _HELD:
+        raise CompileError(
+            f"{kind} has no CUDA form",
+            loc=loc,
+            expected="one of " + ", ".join(_HELD),
+            fix="keep its bits in uint8, and decode them in the kernel",
+        )
+    return dtype(_HELD[kind.name]) if kind.packed else kind
+
+
+def per_byte(kind: DType) -> int:
+    return 8 // kind.bits
+
+
+def wrapped(value: Expr, kind: DType) -> Expr:
+    """An integer, held, modulo 2^bits."""
+    mask, sign = (1 << kind.bits) - 1, 1 << (kind.bits - 1)
+    low = value & const(mask, value.dtype)
+    if kind.kind == "uint":
+        return low
+    return binary("-", low ^ const(sign, value.dtype), const(sign, value.dtype))
+
+
+def to_narrow(value: Expr, source: DType, kind: DType) -> Expr:
+    """`value`, of type `source` (held), converted to `kind`, held."""
+    if kind.is_float:
+        wide = value if source.name == "float64" else cast(value, FLOAT32)
+        return cast(_rounded(wide), held_in(kind))
+    whole = cast(value, INT32)  # of floats toward zero, saturating, NaN to 0
+    if source.is_float:
+        whole = binary("max", whole, const(int(kind.min_value)))
+        whole = binary("min", whole, const(int(kind.max_value)))
+    elif not source.is_bool:
+        whole = wrapped(whole, kind)
+    return cast(whole, held_in(kind))
+
+
+def _rounded(x: Expr) -> Expr:
+    """float32 or float64 to the nearest value of float4_e2m1fn, even of two; NaN to -0."""
+
+    def number(value: float) -> Expr:
+        return const(value, x.dtype)
+
+    def nearest(e: Expr) -> Expr:
+        return Call("round", (e,), x.dtype)
+
+    size = Call("abs", (x,), x.dtype)
+    large = binary("min", nearest(size * number(0.5)) * number(2.0), number(6.0))
+    found = select(
+        compare("<", size, number(2.0)),
+        nearest(size * number(2.0)) * number(0.5),
+        select(compare("<", size, number(4.0)), nearest(size), large),
+    )
+    found = Call("copysign", (found, x), x.dtype)
+    return select(compare("==", x, x), found, number(-0.0))
+
+
+def bits_of(value: Expr, kind: DType) -> Expr:
+    """What lies in memory for a held value: an int32 of `kind.bits` bits."""
+    if kind.is_int:
+        return cast(value, INT32) & const((1 << kind.bits) - 1)
+    small = cast(cast(value, FLOAT32) * const(1 / _SCALE, FLOAT32), FLOAT16)
+    bits = cast(Call("reinterpret", (small,), UINT16), INT32)
+    return ((bits >> 12) & const(8)) | ((bits >> 9) & const(7))
+
+
+def of_bits(bits: Expr, kind: DType) -> Expr:
+    """The held value of an int32 of `kind.bits` bits."""
+    if kind.kind == "uint":
+        return cast(bits, held_in(kind))
+    if kind.kind == "int":
+        sign = 1 << (kind.bits - 1)
+        return cast((bits ^ const(sign)) - sign, held_in(kind))
+    word = cast(((bits & const(8)) << 12) | ((bits & const(7)) << 9), UINT16)
+    small = cast(Call("reinterpret", (word,), FLOAT16), FLOAT32)
+    return cast(small * const(_SCALE, FLOAT32), held_in(kind))
+
+
+def computed(e: Expr, children: tuple[Expr, ...]) -> Expr:
+    """`e`, one operation, on `children`, the held values of its operands."""
+    kind, packed = e.dtype, e.dtype.packed
+    source = e.children[0].dtype if e.children else kind
+    match e:
+        case Const(value):
+            return const(value, held_in(kind))
+        case Var(name):
+            return Var(name, held_in(kind))
+        case Cast():
+            return to_narrow(children[0], source, kind) if packed else cast(children[0], kind)
+        case Call("reinterpret") if packed or source.packed:
+            return of_bits(bits_of(children[0], source), kind)
+        case Call("popcount" | "clz" as name) if source.packed:
+            # of a byte that begins with zeros
+            low = cast(bits_of(children[0], source), children[0].dtype)
+            found: Expr = Call(name, (low,), low.dtype)
+            return found if name == "popcount" else found - const(8 - source.bits, low.dtype)
+        case Bin() | Cmp() | Call() if source.packed and source.is_float:
+            wide = tuple(cast(c, FLOAT32) for c in children)
+            if not isinstance(e, Call):
+                found = e.rebuild(wide)
+            else:
+                found = Call(e.name, wide, FLOAT32 if packed else kind)
+            return to_narrow(found, FLOAT32, kind) if packed else found
+        case Call(name) if packed:
+            return wrapped(Call(name, children, held_in(kind)), kind)
+    made = e.rebuild(children)
+    return wrapped(made, kind) if packed and isinstance(e, Bin) and e.op not in _IN_RANGE else made
+
+
+# ── which tiles are packed ───────────────────────────────────────────────────────────────────
+
+
+def packed_tiles(kernel: Kernel) -> set[str]:
+    """Shared tiles whose elements share bytes: those that are seen as another type too, and those
+    that nothing fills but copies of packed tensors, and that no product reads."""
+    ops = list(walk_ops(kernel))
+    views = [op for op in ops if isinstance(op, View) and op.buffer.space is Space.SHARED]
+    made = [op.buffer for op in (*views, *walk_ops(kernel, Alloc))]
+    tiles = {b.name for b in made if b.space is Space.SHARED and b.dtype.packed}
+    recast = [op for op in views if op.buffer.dtype != op.source.dtype]
+    forced = {b.name for op in recast for b in (op.buffer, op.source)} & tiles
+    filled: set[str] = set()
+    other = {b.name for op in views for b in (op.buffer, op.source)}
+    other |= {b.name for b in made if b.layout is not None}
+    for op in ops:
+        if isinstance(op, Copy) and op.dst.buffer.name in tiles:
+            source = op.src.buffer
+            plain = source.space is Space.GLOBAL and source.dtype == op.dst.dtype
+            plain = plain and whole_bytes(op.dst) and whole_bytes(op.src)
+            (filled if plain else other).add(op.dst.buffer.name)
+        elif isinstance(op, (Store, Hint)) and op.buffer is not None:
+            other.add(op.buffer.name)
+        elif isinstance(op, (Gemm, Reduce, Scan, Atomic, Intrinsic, Fill)):
+            other |= {r.buffer.name for r in operands(op) if isinstance(r, Region)}
+    return forced | (filled - other)
+
+
+def whole_bytes(region: Region, ranges: Ranges | None = None) -> bool:
+    """Whether a region begins and ends between bytes. Starts that are known only with `ranges`
+    are taken for such without."""
+    per = per_byte(region.dtype)
+    start, extent = region.starts[-1], region.extents[-1]
+    whole = isinstance(extent, Const) and int(extent.value) % per == 0
+    unknown = ranges is None and not isinstance(start, Const)
+    return whole and (unknown or multiple_of(start, ranges or Ranges()) % per == 0)
+
+
+# ── rewriting ────────────────────────────────────────────────────────────────────────────────
 
 
 def pack_elements(program: Program, target: Target) -> Program:
-    """`program` without elements of less than a byte. Kernels with roles pass unchanged: their
-    layouts are said in elements."""
+    """`program` without elements of less than a byte. Kernels with roles are refused: their layouts
+    are said in elements."""
     if not uses_packed(program):
         return program
     for tensor in (*program.tensors, *program.scratch):
-        check_known(tensor.dtype, program.loc)
+        held_in(tensor.dtype, program.loc)
         if tensor.dtype.packed and tensor.strides is not None:
             raise CompileError(
                 f"{tensor.name} has strides, and several of its elements share a byte",
@@ -101,19 +266,17 @@ def pack_elements(program: Program, target: Target) -> Program:
     names = program_names(program)
     kernels = []
     for kernel in program.kernels:
-        if any(isinstance(op, Role) for op in walk_ops(kernel)):
+        if any(walk_ops(kernel, Role)):
             raise CompileError(
                 "a scheduled kernel has elements of less than a byte",
                 loc=kernel.loc,
                 fix="declare their bytes as uint8, and decode them in the kernel",
             )
-        for op in walk_ops(kernel):
-            if isinstance(op, (Alloc, View)):
-                check_known(op.buffer.dtype, op.loc)
-        packing = Packing(names, packed_tiles(kernel), _RULES)
+        for op in walk_ops(kernel, Alloc, View):
+            held_in(op.buffer.dtype, op.loc)
+        packing = Packing(names, packed_tiles(kernel))
         body = packing.body(kernel.body, scope.entry(kernel, program.dims))
-        views = tuple(View(words, source) for words, source in packing.words.values())
-        kernels.append(rebuild(kernel, body=(*views, *body)))
+        kernels.append(rebuild(kernel, body=(*packing.words.values(), *body)))
     both = Packing(names, set())
     return replace(
         program,
@@ -126,61 +289,129 @@ def pack_elements(program: Program, target: Target) -> Program:
 def uses_packed(program: Program) -> bool:
     """Whether elements of less than a byte are anywhere in `program`."""
     ops = [op for kernel in program.kernels for op in walk_ops(kernel)]
-    made = [op.buffer for op in ops if isinstance(op, (Alloc, View))]
-    return any(b.dtype.packed for b in (*program.tensors, *program.scratch, *made)) or any(
-        _has_packed(e) for op in ops for e in expressions(op)
+    named = (buffer for op in ops for buffer in named_buffers(op))
+    return any(b.dtype.packed for b in (*program.tensors, *program.scratch, *named)) or any(
+        node.dtype.packed for op in ops for e in expressions(op) for node in walk(e)
     )
 
 
-def _has_packed(e: Expr) -> bool:
-    return e.dtype.packed or any(_has_packed(c) for c in e.children)
+class Packing:
+    """The rewriting of one kernel; `tiles` are the shared tiles that are packed."""
+
+    def __init__(self, names: set[str], tiles: set[str]) -> None:
+        self.names, self.tiles = names, tiles
+        self.words: dict[str, View] = {}  # bytes of tensors as words of 32 bits
+        self.ranges = Ranges()
+
+    def is_packed(self, buffer: Buffer) -> bool:
+        """Whether elements of `buffer` share bytes."""
+        return buffer.dtype.packed and (buffer.space is Space.GLOBAL or buffer.name in self.tiles)
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        """What stands for `buffer`."""
+        if not self.is_packed(buffer):
+            return replace(buffer, dtype=held_in(buffer.dtype)) if buffer.dtype.packed else buffer
+        row = simplify(buffer.shape[-1] // per_byte(buffer.dtype))
+        return replace(buffer, dtype=UINT8, shape=(*buffer.shape[:-1], row), layout=None)
+
+    def value(self, e: Expr) -> Expr:
+        """`e`, held."""
+        children = tuple(self.value(c) for c in e.children)
+        if not isinstance(e, Load):
+            return computed(e, children)
+        buffer, kind = self.buffer(e.buffer), e.dtype
+        if not self.is_packed(e.buffer):
+            return Load(buffer, children, e.loc)
+        per, (*outer, last) = per_byte(kind), children
+        byte = Load(buffer, (*outer, self.plain(last // per)), e.loc)
+        shift = self.plain(last % per) * kind.bits
+        bits = (cast(byte, INT32) >> cast(shift, INT32)) & const((1 << kind.bits) - 1)
+        return of_bits(bits, kind)
+
+    def bits(self, value: Expr, kind: DType) -> Expr:
+        """What lies in memory for `value`, converted to `kind`."""
+        return bits_of(self.value(cast(value, kind)), kind)
+
+    def plain(self, e: Expr) -> Expr:
+        return simplify(e, self.ranges)
+
+    def bytes_of(self, region: Region) -> Region | None:
+        """A region of packed memory in bytes; None where it begins or ends within one."""
+        if not whole_bytes(region, self.ranges):
+            return None
+        per, (*starts, last) = per_byte(region.dtype), map(self.value, region.starts)
+        row = const(int(region.extents[-1]) // per)
+        place = (*starts, self.plain(last // per))
+        return Region(self.buffer(region.buffer), place, (*region.extents[:-1], row), region.cta)
+
+    def body(self, body: Body, ranges: Ranges) -> Body:
+        found: list[Op] = []
+        for op in body:
+            self.ranges = ranges
+            found += self.op(op)
+            ranges = scope.after(op, ranges)
+        self.ranges = ranges
+        return tuple(found)
+
+    def op(self, op: Op) -> Iterable[Op]:
+        rule = _RULES.get(type(op))
+        return (self.generic(op),) if rule is None else tuple(rule(self, op))
+
+    def generic(self, op: Op) -> Op:
+        ranges = self.ranges
+        new = scope.map_inside(op, ranges, self.body)
+        self.ranges = ranges
+        bound = {f.name: getattr(op, f.name) for f in marked(op, "binds")}
+        held = {name: self.value(var) for name, var in bound.items() if isinstance(var, Var)}
+        return rebuild(map_operands(new, self.value, self.buffer), **held)
+
+    def refuse(self, op: Op, region: Region, what: str) -> CompileError:
+        kind = region.dtype
+        return CompileError(
+            f"{what} {region.buffer.name} reaches {kind} elements that share bytes",
+            loc=op.loc,
+            fix=f"T.copy it into a tile of {held_in(kind)} first",
+        )
 
 
-def _store(p: Packing, op: Store) -> Iterable[Op]:
-    return _set_bits(p, op) if p.is_packed(op.buffer) else (p.generic(op),)
-
-
-def _set_bits(p: Packing, op: Store) -> Iterable[Op]:
+def _store(p: Packing, op: Store) -> Iterator[Op]:
     """One element of a tensor, whoever writes its neighbours."""
+    if not p.is_packed(op.buffer):
+        yield p.generic(op)
+        return
     kind, raw = op.buffer.dtype, p.buffer(op.buffer)
-    total: Expr = const(1)
-    for size in raw.shape:
-        total = total * size
-    if op.buffer.space is not Space.GLOBAL or multiple_of(p.plain(total), p.ranges) % WORD:
+    per = per_byte(kind)
+    total = p.plain(reduce(lambda a, b: a * b, raw.shape, const(1)))
+    if op.buffer.space is not Space.GLOBAL or multiple_of(total, p.ranges) % WORD:
         raise CompileError(
-            f"{op.buffer.name} is written element by element, and {per_byte(kind)} {kind} "
+            f"{op.buffer.name} is written element by element, and {per} {kind} "
             "elements share a byte",
             loc=op.loc,
             expected="a T.Parallel whose last index is a variable of an even extent, without "
             f"condition, or a tensor of a multiple of {WORD} bytes",
             got=f"{op.buffer.name}[…, {op.indices[-1]}] in {op.buffer.space.value} memory of "
-            f"{p.plain(total)} bytes",
+            f"{total} bytes",
             fix=f"write to a tile of {kind} and T.copy that to {op.buffer.name}",
         )
     if raw.name not in p.words:
         name = fresh_name(f"{raw.name}_words", p.names)
-        count = p.plain(total // WORD)
-        words = replace(raw, name=name, dtype=dtype("uint32"), shape=(count,))
-        p.words[raw.name] = (words, raw)
-    words, _ = p.words[raw.name]
-    per = per_byte(kind)
-    indices = tuple(p.value(i) for i in op.indices)
+        shape = (p.plain(total // WORD),)
+        p.words[raw.name] = View(replace(raw, name=name, dtype=UINT32, shape=shape), raw)
+    *outer, last = indices = [p.value(i) for i in op.indices]
     inside: Expr = TRUE
     for index, size in zip(indices, op.buffer.shape, strict=True):
         for test in (compare(">=", index, 0), compare("<", index, size)):
             if prove(test, p.ranges) is not True:
                 inside = logical_and(inside, test)
     at: Expr = const(0)
-    for index, size in zip((*indices[:-1], indices[-1] // per), raw.shape, strict=True):
+    for index, size in zip((*outer, last // per), raw.shape, strict=True):
         at = at * size + index
-    shift = p.plain(at % WORD) * 8 + p.plain(indices[-1] % per) * kind.bits
-    place = element(words, p.plain(at // WORD))
-    unsigned = words.dtype
-    mask = const((1 << kind.bits) - 1, unsigned) << cast(shift, unsigned)
-    bits = cast(bits_of(p.value(cast(op.value, kind)), kind), unsigned) << cast(shift, unsigned)
+    shift = cast(p.plain(at % WORD) * 8 + p.plain(last % per) * kind.bits, UINT32)
+    place = element(p.words[raw.name].buffer, p.plain(at // WORD))
+    mask = const((1 << kind.bits) - 1, UINT32) << shift
     both = (
-        Atomic("and", place, Call("invert", (mask,), unsigned), loc=op.loc),
-        Atomic("or", place, bits, loc=op.loc),
+        Atomic("and", place, Call("invert", (mask,), UINT32), loc=op.loc),
+        Atomic("or", place, cast(p.bits(op.value, kind), UINT32) << shift, loc=op.loc),
     )
     yield from both if inside is TRUE else (If(inside, both, loc=op.loc),)
 
@@ -189,47 +420,31 @@ def _copy(p: Packing, op: Copy) -> Iterable[Op]:
     src, dst = op.src, op.dst
     packed = [p.is_packed(r.buffer) for r in (src, dst)]
     if not any(packed) and (src.dtype == dst.dtype or not dst.dtype.packed):
-        yield p.generic(op)  # the held type has the same values
-        return
+        return (p.generic(op),)  # the held type has the same values
     if all(packed) and src.dtype == dst.dtype:
         one, other = p.bytes_of(src), p.bytes_of(dst)
         if one is not None and other is not None:
-            yield rebuild(op, src=one, dst=other)
-            return
+            return (rebuild(op, src=one, dst=other),)
     if op.barrier is not None or op.reduce is not None or (src.cta or dst.cta) is not None:
         raise p.refuse(op, src if src.dtype.packed else dst, "this copy of")
-    found = expand_op(replace(op, atom=None), p.names, "p{}")
+    return _expanded(p, replace(op, atom=None))
+
+
+def _expanded(p: Packing, op: Op) -> Iterable[Op]:
+    found = expand_op(op, p.names, "p{}")
     assert found is not None
-    yield from p.op(found)
+    return p.op(found)
 
 
 def _fill(p: Packing, op: Fill) -> Iterable[Op]:
-    kind = op.dst.dtype
-    op = rebuild(op, value=cast(op.value, kind)) if kind.packed else op
-    if not p.is_packed(op.dst.buffer):
-        yield p.generic(op)
-        return
-    region = p.bytes_of(op.dst)
-    if region is None:
-        raise p.refuse(op, op.dst, "this fill of")
-    parts = [bits_of(p.value(op.value), kind)] * per_byte(kind)
-    yield rebuild(op, dst=region, value=cast(_joined(parts, kind), UINT8))
+    if p.is_packed(op.dst.buffer):
+        return _expanded(p, op)
+    return (p.generic(rebuild(op, value=cast(op.value, op.dst.dtype))),)
 
 
-def _joined(parts: list[Expr], kind: DType) -> Expr:
-    """A byte, as an int32, of the bits of its elements."""
-    found = parts[0]
-    for k, part in enumerate(parts[1:], 1):
-        found = found | (part << (k * kind.bits))
-    return found
-
-
-def _folded(p: Packing, op: Reduce | Scan) -> Iterable[Op]:
+def _folded(p: Packing, op: Reduce | Scan) -> Iterator[Op]:
     """Reductions and scans in the held type, then brought back into the narrow one's range."""
-    for region in (op.src, op.dst):
-        if p.is_packed(region.buffer):
-            raise p.refuse(op, region, f"this {type(op).__name__.lower()} of")
-    yield p.generic(op)
+    yield from _reaches(p, op)
     kind = op.dst.dtype
     if not kind.packed:
         return
@@ -249,24 +464,23 @@ def _gemm(p: Packing, op: Gemm) -> Iterable[Op]:
             loc=op.loc,
             fix="accumulate in int32 or float32, and T.copy the result: T.copy casts",
         )
-    yield p.generic(op)
+    return (p.generic(op),)
 
 
 def _view(p: Packing, op: View) -> Iterable[Op]:
-    kinds = (op.buffer.dtype, op.source.dtype)
+    kind, source = op.buffer.dtype, op.source.dtype
     if not (p.is_packed(op.source) or p.is_packed(op.buffer)):
-        if kinds[0] != kinds[1] and any(k.packed for k in kinds):
+        if kind != source and (kind.packed or source.packed):
             raise CompileError(
-                f"{op.buffer.name} shows {kinds[1]} elements of {op.source.name} as {kinds[0]}, "
+                f"{op.buffer.name} shows {source} elements of {op.source.name} as {kind}, "
                 "and threads hold one in a register of its own",
                 loc=op.loc,
                 fix="view a tile in shared memory, or convert the elements in a T.Parallel",
             )
-        yield p.generic(op)
-        return
+        return (p.generic(op),)
     offset = p.value(op.offset)
     if p.is_packed(op.buffer):
-        per = per_byte(op.buffer.dtype)
+        per = per_byte(kind)
         if multiple_of(offset, p.ranges) % per:
             raise CompileError(
                 f"{op.buffer.name} begins within a byte of {op.source.name}",
@@ -275,56 +489,45 @@ def _view(p: Packing, op: View) -> Iterable[Op]:
                 got=str(op.offset),
             )
         offset = p.plain(offset // per)
-    yield rebuild(op, buffer=p.buffer(op.buffer), source=p.buffer(op.source), offset=offset)
+    return (rebuild(op, buffer=p.buffer(op.buffer), source=p.buffer(op.source), offset=offset),)
 
 
 def _reaches(p: Packing, op: Op) -> Iterable[Op]:
     """Ops that take regions as they are."""
-    found = [r for r in regions(op, reads=True, writes=True) if p.is_packed(r.buffer)]
-    if isinstance(op, Intrinsic):
-        found += [a for a in op.args if isinstance(a, Region) and p.is_packed(a.buffer)]
-    if isinstance(op, Intrinsic) and op.name == "print" and found:
+    found = [r for r in operands(op) if isinstance(r, Region) and p.is_packed(r.buffer)]
+    if not found:
+        return (p.generic(op),)
+    if isinstance(op, Intrinsic) and op.name == "print":
         rows = PrintRows(
             op,
             lambda: fresh_var("i", p.names),
             lambda spot: Load(spot.buffer, spot.starts, op.loc),
-            lambda head: (head,),
-            p,
         )
-        yield from p.body(tuple(rows.lines()), p.ranges)
-        return
-    if found:
-        word = op.name if isinstance(op, Intrinsic) else type(op).__name__.lower()
-        raise p.refuse(op, found[0], f"{word} of")
-    yield p.generic(op)
+        return p.body(tuple(rows.lines()), p.ranges)
+    word = op.name if isinstance(op, Intrinsic) else f"this {type(op).__name__.lower()}"
+    raise p.refuse(op, found[0], f"{word} of")
 
 
 # ── nests that write bytes ───────────────────────────────────────────────────────────────────
 
 
 def _map(p: Packing, op: Map) -> Iterable[Op]:
-    stores = [s for s in walk_ops(op.body) if isinstance(s, Store) and p.is_packed(s.buffer)]
-    if not stores:
-        yield p.generic(op)
-        return
-    per = max(per_byte(s.buffer.dtype) for s in stores)
-    if all(_is_last(op, store) for store in stores):
+    stores = [s for s in walk_ops(op.body, Store) if p.is_packed(s.buffer)]
+    widths = {per_byte(s.buffer.dtype) for s in stores}
+    if len(widths) == 1 and all(_is_last(op, store) for store in stores):
         for place in reversed(range(len(op.vars))):
-            found = _paired(p, op, stores, place, per)
+            found = _paired(p, op, stores, place, *widths)
             if found is not None:
-                yield found
-                return
-    yield p.generic(op)
+                return (found,)
+    return (p.generic(op),)
 
 
 def _is_last(op: Map, store: Store) -> bool:
     """Whether `store` always happens, and nothing behind it reads what it wrote."""
     places = [i for i, s in enumerate(op.body) if s is store]
-    if not places:
-        return False
-    behind = op.body[places[0] + 1 :]
+    behind = op.body[places[0] + 1 :] if places else ()
     read = {x.buffer.name for s in walk_ops(behind) for x in op_loads(s)}
-    return store.buffer.name not in read
+    return bool(places) and store.buffer.name not in read
 
 
 def _paired(p: Packing, op: Map, stores: list[Store], place: int, per: int) -> Map | None:
@@ -339,52 +542,47 @@ def _paired(p: Packing, op: Map, stores: list[Store], place: int, per: int) -> M
     frame = Map(vars_, extents, (), loc=op.loc)
     inside = scope.inside(frame, "body", p.ranges)
 
-    def at(e: Expr, k: int) -> Expr:
-        return simplify(substitute(e, {var: byte * per + k}), inside)
+    def at(store: Store, k: int) -> list[Expr]:
+        values = {var: byte * per + k}
+        return [simplify(substitute(i, values), inside) for i in store.indices]
 
     for store in stores:
-        own = per_byte(store.buffer.dtype)
-        first = [at(i, 0) for i in store.indices]
-        if multiple_of(first[-1], inside) % own:
+        *outer, first = at(store, 0)
+        if multiple_of(first, inside) % per:
             return None
         for k in range(1, per):
-            other = [at(i, k) for i in store.indices]
-            if any(a is not b for a, b in zip(first[:-1], other[:-1], strict=True)):
+            *others, last = at(store, k)
+            if any(a is not b for a, b in zip(outer, others, strict=True)):
                 return None
-            if simplify(other[-1] - first[-1], inside) is not const(k, other[-1].dtype):
+            if simplify(last - first, inside) is not const(k, last.dtype):
                 return None
     body: list[Op] = []
-    written: dict[int, list[Expr]] = {i: [] for i in range(len(stores))}
+    parts: dict[int, list[Expr]] = {}  # by id of a store, the bits of its elements
     for k in range(per):
         part = substitute_vars(op.body, {var: simplify(byte * per + k, inside)})
         part = rename_unique(part, p.names) if k else part
-        behind = inside
+        p.ranges = inside
         for old, new in zip(op.body, part, strict=True):
-            p.ranges = behind
-            number = next((i for i, s in enumerate(stores) if s is old), None)
-            if number is None:
-                body += p.op(new)
-            else:
-                assert isinstance(new, Store)
-                kind = new.buffer.dtype
-                value = p.value(cast(new.value, kind))
+            behind = scope.after(new, p.ranges)
+            if isinstance(new, Store) and p.is_packed(new.buffer):
                 bits = fresh_var(f"{new.buffer.name}_bits", p.names)
-                body.append(Let(bits, bits_of(value, kind), loc=new.loc))
-                written[number].append(bits)
-            behind = scope.after(new, behind)
+                body.append(Let(bits, p.bits(new.value, new.buffer.dtype), loc=new.loc))
+                parts.setdefault(id(old), []).append(bits)
+            else:
+                body += p.op(new)
+            p.ranges = behind
     p.ranges = inside
-    for number, store in enumerate(stores):
-        kind, parts = store.buffer.dtype, written[number]
-        own = per_byte(kind)
-        for k in range(0, per, own):
-            indices = [p.value(at(i, k)) for i in store.indices]
-            row = p.plain(binary("//", indices[-1], own))
-            value = cast(_joined(parts[k : k + own], kind), UINT8)
-            body.append(Store(p.buffer(store.buffer), (*indices[:-1], row), value, loc=store.loc))
+    for store in stores:
+        *outer, last = map(p.value, at(store, 0))
+        joined, *more = parts[id(store)]
+        for k, bits in enumerate(more, 1):
+            joined = joined | (bits << (k * store.buffer.dtype.bits))
+        indices = (*outer, p.plain(binary("//", last, per)))
+        body.append(Store(p.buffer(store.buffer), indices, cast(joined, UINT8), loc=store.loc))
     return rebuild(frame, body=tuple(body))
 
 
-_RULES: dict[type[Op], Rule] = {
+_RULES: dict[type[Op], Callable[[Packing, Any], Iterable[Op]]] = {
     Store: _store,
     Copy: _copy,
     Fill: _fill,

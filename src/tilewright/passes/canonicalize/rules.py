@@ -9,6 +9,7 @@ program, or one kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, cached_property, wraps
 from math import prod
 from typing import Any
@@ -16,20 +17,21 @@ from typing import Any
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import written_in
 from tilewright.ir.analysis.uniform import PerThread, per_thread
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.dtype import FLOAT32
+from tilewright.ir.buffer import Buffer, Region, Space, element
+from tilewright.ir.dtype import FLOAT32, DType
 from tilewright.ir.expr import (
     Bin,
     Call,
+    Cmp,
     Const,
     Expr,
     Load,
     Var,
+    cast,
     const,
     loads,
     transform,
     variables,
-    walk,
 )
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.messages import label_kernel
@@ -41,12 +43,15 @@ from tilewright.ir.op import (
     Copy,
     Dim,
     Fence,
+    Fill,
+    For,
     Hint,
     Kernel,
     Let,
     Map,
     Op,
     Program,
+    Relayout,
     Role,
     Store,
     Sync,
@@ -71,21 +76,19 @@ class Facts:
         self,
         kernel: Kernel,
         target: Target,
-        program: Program | None = None,
-        names: Callable[[], set[str]] | None = None,
+        program: Program,
+        names: Callable[[], set[str]],
     ) -> None:
-        self.kernel, self.target = kernel, target
-        self.program = program or Program(kernel.name, (), (kernel,))
-        self._names = names
+        self.kernel, self.target, self.program, self._names = kernel, target, program, names
 
-    @cached_property
+    @property
     def names(self) -> set[str]:
         """Names that are taken in the program."""
-        return self._names() if self._names is not None else program_names(self.program)
+        return self._names()
 
     def of(self, kernel: Kernel) -> Facts:
         """Those of `kernel`, another form of this one."""
-        return Facts(kernel, self.target, self.program, lambda: self.names)
+        return Facts(kernel, self.target, self.program, self._names)
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -122,29 +125,9 @@ class Facts:
     def differs(self) -> PerThread:
         return per_thread(self.kernel)
 
-    @cached_property
-    def lets(self) -> dict[Var, Expr]:
-        return {op.var: op.value for op in self.ops if isinstance(op, Let)}
-
-    @cached_property
-    def _shared(self) -> set[Var]:
-        return {*self.kernel.blocks, *(dim.var for dim in self.dims)}
-
     def uniform(self, *exprs: Expr) -> bool:
         """Whether all threads of the block have the same values."""
-        # names of values: most lead back to the block's indices, which all threads share
-        return all(map(self._is_shared, exprs)) or self.differs.source(exprs) is None
-
-    def _is_shared(self, e: Expr) -> bool:
-        for node in walk(e):
-            if isinstance(node, Load):
-                return False
-            if isinstance(node, Var) and node not in self._shared:
-                value = self.lets.get(node)
-                if value is None or not self._is_shared(value):
-                    return False
-                self._shared.add(node)
-        return True
+        return self.differs.source(exprs) is None
 
 
 def _about(op: Op) -> Buffer | None:
@@ -156,15 +139,16 @@ def kernel_pass(run: Callable[[Facts], Kernel]) -> KernelPass:
 
     @wraps(run)
     def over(program: Any, target: Target) -> Any:
-        if isinstance(program, Kernel):
-            return run(Facts(program, target))
-        names = cache(lambda: program_names(program))
+        alone = isinstance(program, Kernel)
+        whole = Program(program.name, (), (program,)) if alone else program
+        names = cache(lambda: program_names(whole))
 
         def one(kernel: Kernel) -> Kernel:
             with errors.at(kernel.loc):
-                return run(Facts(kernel, target, program, names))
+                return run(Facts(kernel, target, whole, names))
 
-        return map_kernels(program, one)
+        found = map_kernels(whole, one)
+        return found.kernels[0] if alone else found
 
     return over
 
@@ -180,6 +164,28 @@ def rule(*ops: type[Op]) -> Callable[[Callable[[Any, Facts], Op | Body | None]],
         return kernel_pass(run)
 
     return made
+
+
+# ── expressions ──────────────────────────────────────────────────────────────────────────────
+
+
+def _is_small(kind: DType) -> bool:
+    """Whether values of this type are computed with in float32."""
+    return kind.is_float and kind.bits <= 16
+
+
+def widened(e: Expr) -> Expr:
+    """`e`, one operation on operands that are done, with narrow floats widened."""
+    same_bits = isinstance(e, Call) and e.name.startswith(("pack_", "reinterpret"))
+    if same_bits or not isinstance(e, (Bin, Cmp, Call)):
+        return e
+    if not any(_is_small(c.dtype) for c in e.children):
+        return e
+    wide = tuple(cast(c, FLOAT32) if _is_small(c.dtype) else c for c in e.children)
+    if isinstance(e, Call):
+        kind = FLOAT32 if _is_small(e.dtype) else e.dtype
+        return cast(Call(e.name, wide, kind), e.dtype)
+    return cast(e.rebuild(wide), e.dtype)
 
 
 # ── rules ────────────────────────────────────────────────────────────────────────────────────
@@ -220,7 +226,7 @@ def map_stores(op: Store, at: Facts) -> Op | None:
         op.buffer.space is not Space.FRAGMENT
         or id(op) not in at.outside_maps
         or id(op) in at.differs.controls
-        or at.differs.source(expressions(op)) is not None
+        or not at.uniform(*expressions(op))
     ):
         return None
     return Map((fresh_var("p", at.names),), (const(1),), (op,), loc=op.loc)
@@ -296,3 +302,74 @@ def hoist_views(at: Facts) -> Kernel:
 def label_prints(kernel: Kernel, target: Target) -> Kernel:
     """What prints say in their author's names, before other passes change them."""
     return label_kernel(kernel)
+
+
+# ── copies, fills and tile atomics as maps ───────────────────────────────────────────────────
+
+
+@rule(Copy, Fill, Relayout, Atomic)
+def expand_copies(op: Op, at: Facts) -> Op | None:
+    """Copies become maps, which everything after understands."""
+    return expand_op(op, at.names)
+
+
+def expand_op(op: Op, names: set[str], stem: str = "c") -> Op | None:
+    """`op` as a `Map`, or as plain loops where a local buffer takes part: a thread's own memory
+    would be private to each iteration of a map. None where it is no tile operation of these. `stem`
+    names the variables of copies, `{}` in it the dimension."""
+    src, value = None, None
+    match op:
+        case Copy() | Relayout():
+            src = op.src
+        case Fill():
+            value, stem = op.value, "f"
+        case Atomic() if op.src is not None or op.dst.tile:
+            src, value = op.src, op.value
+            stem = stem if src is not None else "a"
+        case _:
+            return None
+    _check(op)
+    vars_ = variables_of(op.dst, names, stem)
+    place, extents = op.dst.at(vars_), op.dst.tile
+    if src is not None:
+        # the constant ones where one of them is
+        pairs = zip(src.tile, op.dst.tile, strict=True)
+        extents = tuple(a if isinstance(a, Const) else b for a, b in pairs)
+        value = cast(Load(src.buffer, src.at(vars_), op.loc), op.dst.dtype)
+    inner: Op
+    match op:
+        case Atomic():
+            inner = replace(op, dst=element(op.dst.buffer, *place), value=value, src=None)
+        case Copy(reduce=str(how)):
+            inner = Atomic(how, element(op.dst.buffer, *place), value, loc=op.loc)
+        case _:
+            assert value is not None
+            inner = Store(op.dst.buffer, place, cast(value, op.dst.dtype), loc=op.loc)
+    return map_over(vars_, extents, inner, op.dst, src or op.dst)
+
+
+def variables_of(region: Region, names: set[str], stem: str) -> tuple[Var, ...]:
+    """Fresh variables, one for each extent of the region's tile."""
+    return tuple(fresh_var(stem.format(d), names) for d in range(len(region.tile)))
+
+
+def map_over(vars_: tuple[Var, ...], extents: tuple[Expr, ...], inner: Op, *sides: Region) -> Op:
+    """`inner` for all elements of the sides' tile."""
+    if vars_ and not any(r.buffer.space is Space.LOCAL for r in sides):
+        return Map(vars_, extents, (inner,), loc=inner.loc)
+    for var, extent in zip(reversed(vars_), reversed(extents), strict=True):
+        inner = For(var, const(0), extent, (inner,), loc=inner.loc)
+    return inner
+
+
+def _check(op: Copy | Relayout | Fill | Atomic) -> None:
+    """Refuse what only a scheduled program can say."""
+    said = ""
+    if isinstance(op, Copy) and (op.barrier is not None or op.multicast is not None):
+        said = "a copy that completes on a barrier belongs to a scheduled program"
+    for region in (getattr(op, "src", None), op.dst):
+        if region is not None and region.cta is not None:
+            said = f"{region.buffer.name} of another block of the cluster cannot be reached here"
+    if said:
+        fix = "run it with target='interp', or compile it for cuda"
+        raise errors.CompileError(said, loc=op.loc, fix=fix)

@@ -43,8 +43,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.rewrite import fresh_var, map_exprs, map_ops
-from tilewright.passes.canonicalize.expand_copies import expand_op
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.canonicalize.rules import Facts, expand_op, kernel_pass
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import BULK
 from tilewright.passes.reasons import at_line, because

@@ -13,10 +13,10 @@ only the last few have any that are not seen, and all of them ask.
 
 A condition is a sum that must not be negative. The loop variable's term is set aside, terms that
 vary inside the loop take their minimum, and the rest is known before the loop: a division gives the
-iterations in which the condition holds at every point (`provable_iterations`). The iterations of
-all guards of a map are intersected; in them the map runs without these guards, or not at all when
-nothing is left to do. A guard that always holds is removed; one that provably never holds stays.
-Conditions that are the same for all elements are a branch already.
+iterations in which the condition holds at every point; they are sure, not sharp: there may be
+others. The iterations of all guards of a map are intersected; in them the map runs without these
+guards, or not at all when nothing is left to do. A guard that always holds is removed; one that
+provably never holds stays. Conditions that are the same for all elements are a branch already.
 
 A text may also ask for what is *not* wanted (`-inf if key >= n else S[i, j]`); then iterations are
 looked for in which it holds nowhere. What is written tells which answer is the common one: to leave
@@ -29,25 +29,33 @@ warpgroups had to be waited for in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import reduce
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from math import isfinite
+from typing import TypeAlias
 
 from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges
+from tilewright.ir.analysis.bounds import NEGATED, Ranges, limits
+from tilewright.ir.analysis.effects import written_in
+from tilewright.ir.analysis.linear import Linear, TooLarge, build_sum, factors, product
+from tilewright.ir.buffer import Space
+from tilewright.ir.dtype import INT64
 from tilewright.ir.expr import (
     FALSE,
     TRUE,
     Bin,
     Call,
+    Cmp,
     Const,
     Expr,
     Load,
     Select,
     Var,
     binary,
+    cast,
     compare,
+    const,
     logical_not,
     transform,
     variables,
@@ -66,50 +74,39 @@ from tilewright.ir.op import (
     Store,
     View,
     bodies,
+    bound_within,
     expressions,
-    marked,
     walk_ops,
+    written_buffers,
 )
-from tilewright.ir.rewrite import (
-    fresh_var,
-    map_exprs,
-    rebuild,
-    rename_unique,
-)
-from tilewright.passes.canonicalize.provable_iterations import (
-    CONNECTIVES,
-    EVERYWHERE,
-    Span,
-    SureSpans,
-    surely_written,
-)
+from tilewright.ir.rewrite import fresh_var, map_bodies, map_exprs, rebuild, rename_unique
+from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.reasons import because, key_of
 
 KINDS = ("serial", "pipelined", "persistent")
-
-Path = tuple[int | str, ...]  # where an op stands: its place in a body, the body's field, …
+WIDEST = 1 << 62  # sums beyond this are not divided
+CONNECTIVES = {"and": "and", "or": "or", "&": "and", "|": "or"}  # of conditions
 
 
 @kernel_pass
 def unswitch_guards(at: Facts) -> Kernel:
     """Maps in loops ask for their guards only in iterations that need them."""
-    loops = [op for op in at.ops if isinstance(op, For) and any(map(_guarded, op.body))]
+    loops = [op for op in at.ops if isinstance(op, For) and _guarded(op)]
     if not loops or at.target.internal.unswitch_guards is False:
         return at.kernel
-    return _Hoister(at).run()
+    ranges = scope.entry(at.kernel, at.dims)
+    return rebuild(at.kernel, body=_body(at, at.kernel.body, ranges, None, frozenset()))
 
 
 def _guarded(op: Op) -> bool:
     """Whether nests in `op` have conditions; of those that only copy they cost nothing."""
-    if not isinstance(op, Map):
-        return any(_guarded(inner) for body in bodies(op) for inner in body)
-    if op.atom is not None:
-        return False
     return any(
         isinstance(inner, If)
         or any(isinstance(node, Select) for e in expressions(inner) for node in walk(e))
-        for inner in walk_ops(op.body)
+        for nest in walk_ops(op, Map)
+        if nest.atom is None
+        for inner in walk_ops(nest.body)
     )
 
 
@@ -118,10 +115,10 @@ def _guarded(op: Op) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition of the op at `path` in a nest that is to be `want`, or a part of one, where all
-    of its parts have to be."""
+    """A condition of an op in a nest that is to be `want`, or a part of one, where all of its parts
+    have to be."""
 
-    path: Path
+    op: Op
     cond: Expr
     want: bool
     resolved: Expr  # with names from inside the loop put in
@@ -130,28 +127,16 @@ class Guard:
 
 def _guards(nest: Map, ranges: Ranges, loop: For) -> Iterator[Guard]:
     """The conditions of elements in `nest`; `ranges` hold in front of it."""
-
-    def visit(body: Body, ranges: Ranges, path: Path, points: frozenset[Var]) -> Iterator[Guard]:
-        for n, op in enumerate(body):
-            here = (*path, n)
-            yield from asked(op, ranges, here, points)
-            more = frozenset(op.vars) if isinstance(op, Map) else points
-            for f in marked(op, "body"):
-                inside = scope.inside(op, f.name, ranges)
-                yield from visit(getattr(op, f.name), inside, (*here, f.name), more)
-            ranges = scope.after(op, ranges)
-
-    def asked(op: Op, ranges: Ranges, path: Path, points: frozenset[Var]) -> Iterator[Guard]:
+    points = {var for inner in walk_ops(nest, Map) for var in inner.vars}
+    for op, here in scope.walk_body((nest,), ranges):
         for cond, common in _asked(op).items():
             parts = []
             for part, want in _together(cond, common):
-                resolved = ranges.resolve(part, loop.var)
+                resolved = here.resolve(part, loop.var)
                 if resolved is not None:
-                    parts.append(Guard(path, part, want, resolved, ranges))
+                    parts.append(Guard(op, part, want, resolved, here))
             if any(variables(part.resolved) & points for part in parts):
                 yield from parts
-
-    return visit((nest,), ranges, (), frozenset())
 
 
 def _asked(op: Op) -> dict[Expr, bool]:
@@ -188,45 +173,29 @@ def _together(cond: Expr, want: bool) -> list[tuple[Expr, bool]]:
     return [(cond, want)]
 
 
-Claims = dict[Path, dict[Expr, bool]]  # what conditions are, by where they are asked
-
-
-def _claims(guards: Iterable[Guard]) -> Claims:
-    found: Claims = {}
+def _unguarded(nest: Map, guards: Iterable[Guard]) -> Body:
+    """`nest` where `guards` are as wanted: without them, and without what then does nothing."""
+    claims: dict[int, dict[Expr, bool]] = {}  # by id of an op
     for guard in guards:
-        found.setdefault(guard.path, {})[guard.cond] = guard.want
-    return found
+        claims.setdefault(id(guard.op), {})[guard.cond] = guard.want
 
-
-def _unguarded(body: Body, claims: Mapping[Path, Mapping[Expr, bool]], path: Path = ()) -> Body:
-    """`body` where `claims` hold: without their guards, and without what then does nothing."""
-    result: list[Op] = []
-    for n, old in enumerate(body):
-        here = (*path, n)
-        op = rebuild(
-            old,
-            **{
-                f.name: _unguarded(getattr(old, f.name), claims, (*here, f.name))
-                for f in marked(old, "body")
-            },
-        )
-        held = claims.get(here)
-        if held:
+    def go(body: Body) -> Body:
+        result: list[Op] = []
+        for old in body:
+            op, held = map_bodies(old, go), claims.get(id(old), {})
             op = map_exprs(op, lambda e, held=held: _holding(e, held))  # type: ignore[misc]
             if isinstance(op, If) and isinstance(op.cond, Const):
                 result += op.then if op.cond.value else op.orelse
-                continue
-            if isinstance(op, Store) and op.value == Load(op.buffer, op.indices):
-                continue
-        if op is old or not _idle(op):
-            result.append(op)
-    return _kept(body, result)
+            elif not (_idle(op) or (isinstance(op, Store) and _keeps(op))):
+                result.append(op)
+        return tuple(result)
+
+    return go((nest,)) if claims else (nest,)
 
 
-def _kept(body: Body, result: list[Op]) -> Body:
-    """`result`, as `body` itself where nothing changed."""
-    same = len(result) == len(body) and all(a is b for a, b in zip(result, body, strict=True))
-    return body if same else tuple(result)
+def _keeps(op: Store) -> bool:
+    """What is there already is stored."""
+    return op.value == Load(op.buffer, op.indices)
 
 
 def _idle(op: Op) -> bool:
@@ -243,141 +212,366 @@ def _holding(e: Expr, held: Mapping[Expr, bool]) -> Expr:
         if node.dtype.is_bool and node in held:
             return TRUE if held[node] else FALSE
         match node:
-            case Bin(op, a, Const() as b) if op in CONNECTIVES and node.dtype.is_bool:
-                return a if bool(b.value) is (CONNECTIVES[op] == "and") else b
-            case Bin(op, Const() as a, b) if op in CONNECTIVES and node.dtype.is_bool:
-                return b if bool(a.value) is (CONNECTIVES[op] == "and") else a
-            case Call("not", (Const(value),)):
-                return FALSE if value else TRUE
+            case Bin(op, a, b) if op in CONNECTIVES and node.dtype.is_bool:
+                for one, other in ((a, b), (b, a)):
+                    if isinstance(one, Const):
+                        return other if bool(one.value) is (CONNECTIVES[op] == "and") else one
             case Select(Const(value), a, b):
                 return a if value else b
         return None
 
-    return transform(e, rule)
+    return transform(e, rule) if held else e
 
 
 # ── loops ────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass
+def _body(
+    at: Facts, body: Body, ranges: Ranges, loop: _Loop | None, written: frozenset[str]
+) -> Body:
+    """`loop`: the innermost one around; `written`: scalars that have values in front."""
+    result: list[Op] = []
+    for op in body:
+        if not _guarded(op) or (isinstance(op, Map) and loop is None):
+            result.append(op)
+        elif isinstance(op, Map) and loop is not None:
+            result += _nest(at, op, ranges, loop)
+        else:
+            result += _inside(at, op, ranges, loop, written)
+        ranges, written = scope.after(op, ranges), written | surely_written((op,))
+    return tuple(result)
+
+
+def surely_written(body: Body) -> set[str]:
+    """Scalars that have values behind `body`, whichever way control takes."""
+    found: set[str] = set()
+    for op in body:
+        if isinstance(op, If):
+            found |= surely_written(op.then) & surely_written(op.orelse)
+        elif not bodies(op):
+            scalars = [b for b in written_buffers(op) if b.space is Space.LOCAL and not b.shape]
+            found |= {b.name for b in scalars}
+    return found
+
+
+def _inside(
+    at: Facts, op: Op, ranges: Ranges, loop: _Loop | None, written: frozenset[str]
+) -> Iterator[Op]:
+    """`op` with nests in its bodies rewritten."""
+    mine = loop
+    if isinstance(op, For) and op.kind in KINDS:
+        mine = _Loop(op, ranges, at, written) if _counts(at, op) else None
+    new = scope.map_inside(op, ranges, lambda body, here: _body(at, body, here, mine, written))
+    if mine is not None and mine is not loop:
+        yield from mine.lets
+        if mine.said:
+            because(at.kernel.name, op, "; ".join(mine.said))
+    if isinstance(new, For) and new != op:  # a schedule of statements was of the old ones
+        new = rebuild(new, order=None, stage=None)
+    if not _idle(new):
+        yield new
+
+
+def _counts(at: Facts, loop: For) -> bool:
+    """Whether iterations of `loop` are counted upwards, the same in all threads."""
+    kind = loop.var.dtype
+    return (
+        isinstance(loop.step, Const)
+        and loop.step.value > 0
+        and kind.kind == "int"
+        and kind.bits >= 32
+        and {loop.start.dtype, loop.stop.dtype} == {kind}
+        and at.uniform(loop.start, loop.stop)
+    )
+
+
+def _nest(at: Facts, nest: Map, ranges: Ranges, loop: _Loop) -> Body:
+    """`nest`, with the guards that some iterations need in these alone."""
+    ids = [id(op) for op in walk_ops(nest)]
+    if len({*ids}) != len(ids):  # guards are found by their ops
+        return (nest,)
+    always: list[Guard] = []
+    gone: list[Guard] = []
+    free: Span = ()
+    for guard in _guards(nest, ranges, loop.loop):
+        span = loop.holds(guard.resolved, guard.want, guard.ranges)
+        if span is None:
+            continue
+        span = tuple(cond for cond in span if not loop.proves(cond))
+        both = tuple(dict.fromkeys(free + span))
+        if not span:
+            always.append(guard)
+        elif not loop.empty(both):
+            gone.append(guard)
+            free = both
+    some = _unguarded(nest, always)
+    if not gone:
+        return some
+    others = loop.outside(free)
+    conds = " and ".join(dict.fromkeys(str(guard.cond) for guard in gone))
+    loop.said.append(f"{key_of(nest)} asks for {conds} only where {others}")
+    # the one with guards keeps its names: other passes have spoken of it
+    rare = Hint("rare", loc=nest.loc)
+    bare = tuple(_renamed(at, op) for op in _unguarded(nest, (*always, *gone)))
+    return (If(others, (rare, *some), bare, loc=nest.loc),)
+
+
+def _renamed(at: Facts, nest: Op) -> Op:
+    copy = rename_unique(nest, at.names)
+    for old, new in zip(walk_ops(nest), walk_ops(copy), strict=True):
+        if isinstance(old, Map):
+            because(at.kernel.name, new, f"as {key_of(old)} of the same loop")
+        elif isinstance(old, (Alloc, View)) and isinstance(new, (Alloc, View)):
+            why = f"as {old.buffer.name} of the same loop"
+            because(at.kernel.name, new.buffer.name, why)
+    return copy
+
+
+# ── for which iterations a condition holds ───────────────────────────────────────────────────
+
+# Conditions that together are enough: `k >= low` or `k < high` of the loop's variable, and others
+# that are the same in all iterations.
+Span: TypeAlias = tuple[Expr, ...]
+
+
 class _Loop:
-    """The loop around a nest, and what is found in front of it."""
+    """A loop around nests, and what is found in front of it. `ranges` hold there, and the scalars
+    `written` have values."""
 
-    sure: SureSpans
-    lets: list[Op] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    def __init__(
+        self, loop: For, ranges: Ranges, facts: Facts, written: Collection[str] = ()
+    ) -> None:
+        self.loop, self.ranges, self.facts, self.written = loop, ranges, facts, written
+        self.inner = {loop.var, *(var for op in loop.body for var in bound_within(op))}
+        self.lets: list[Let] = []
+        self.said: list[str] = []
 
+    @cached_property
+    def changed(self) -> set[str]:
+        return written_in(self.loop.body)
 
-class _Hoister:
-    def __init__(self, facts: Facts) -> None:
-        self.kernel, self.facts, self.names = facts.kernel, facts, facts.names
+    def fixed(self, e: Expr) -> bool:
+        """`e` is the same in all iterations, elements and threads, and can be had in advance."""
+        for node in walk(e):
+            match node:
+                case Var() if node in self.inner:
+                    return False
+                case Load() if not self.lasting(node):
+                    return False
+                case Bin("//" | "%", _, d) if d.dtype.is_int:
+                    # one that would not have run must not divide by zero
+                    span = self.ranges.value(d, False)
+                    if span.lo <= 0 <= span.hi:
+                        return False
+        return self.facts.uniform(e)
 
-    def run(self) -> Kernel:
-        ranges = scope.entry(self.kernel, self.facts.dims)
-        return rebuild(self.kernel, body=self.body(self.kernel.body, ranges, None, frozenset()))
+    def lasting(self, load: Load) -> bool:
+        """What is loaded is the same throughout the loop, and may be loaded in vain."""
+        buffer = load.buffer
+        if buffer.name in self.facts.viewed:
+            return False
+        if buffer.space is Space.GLOBAL:
+            return buffer.name not in self.facts.written
+        # one that is not written yet may stand in a branch, or a loop, that does not run
+        return buffer.name in self.written and buffer.name not in self.changed
 
-    def body(self, body: Body, ranges: Ranges, loop: _Loop | None, written: frozenset[str]) -> Body:
-        """`loop`: the innermost one around; `written`: scalars that have values in front."""
-        result: list[Op] = []
-        for op in body:
-            if not _guarded(op):
-                result.append(op)
-            elif isinstance(op, Map):
-                result += self.nest(op, ranges, loop) if loop is not None else (op,)
+    def holds(self, cond: Expr, want: bool, ranges: Ranges) -> Span | None:
+        """Enough for `cond` to be `want` at every point; None: nobody knows. `ranges` hold where it
+        is evaluated."""
+        found: Span | None = None
+        match cond:
+            case Call("not", (inner,)):
+                return self.holds(inner, not want, ranges)
+            case Bin("and" | "or" | "&" | "|", a, b):
+                one, other = self.holds(a, want, ranges), self.holds(b, want, ranges)
+                if (CONNECTIVES[cond.op] == "or") is want:
+                    found = self.either(one, other)
+                elif one is not None and other is not None:
+                    found = one + other
+            case Cmp("<" | "<=" | ">" | ">=", a, b) if a.dtype.is_int:
+                op = cond.op if want else NEGATED[cond.op]
+                sides = (a, b) if op in ("<", "<=") else (b, a)
+                found = self.compared(op in ("<", ">"), *sides, ranges)
+        if found is None and self.fixed(cond):
+            return (cond if want else logical_not(cond),)
+        return found
+
+    def compared(self, strict: bool, a: Expr, b: Expr, ranges: Ranges) -> Span | None:
+        """Enough for a ≤ b, or a < b."""
+        gap = (ranges.form(b, False) - ranges.form(a, False)).plus(-strict)
+        fits = [self.fitting(side, ranges) for side in (a, b)]
+        if fits == [(), ()] and ranges.evaluate(gap, False).lo >= 0:
+            return ()
+        one, other = fits
+        found = self.solved(gap, ranges)
+        return None if found is None or one is None or other is None else found + one + other
+
+    def either(self, a: Span | None, b: Span | None) -> Span | None:
+        """Enough for one of two: of both where they are open to the same side, else of one."""
+        match a, b:
+            case (None, _) | (_, None):
+                return a if b is None else b
+            case ((Cmp(op, k, x),), (Cmp(same, j, y),)) if op == same and k is j is self.loop.var:
+                return (compare(op, k, binary("max" if op == "<" else "min", x, y)),)
+            case _:
+                assert a is not None and b is not None
+                return min(a, b, key=len)
+
+    def fitting(self, side: Expr, ranges: Ranges) -> Span | None:
+        """Enough for `side` not to overflow: a proof, or a question at run time."""
+        if ranges.exact(side, False):
+            return ()
+        form, full, k = ranges.form(side, False), limits(side.dtype), self.loop.var
+        known = {atom: c for atom, c in form.terms.items() if self.fixed(atom)}
+        rest = {atom: c for atom, c in form.terms.items() if atom not in known}
+        slope = rest.pop(k, 0)
+        if max(side.dtype.bits, k.dtype.bits) > 32 or any(k in variables(atom) for atom in rest):
+            return None
+        value, span = self.wide(Linear(known)), ranges.evaluate(Linear(rest, form.const), False)
+        least, most = full.lo - span.lo, full.hi - span.hi
+        if value is None or abs(slope) > full.hi or not -WIDEST <= least <= most <= WIDEST:
+            return None
+        fits: Expr = TRUE
+        ends = (cast(self.loop.start, INT64), cast(self.loop.stop, INT64) - 1) if slope else (0,)
+        for end in ends:
+            total = value + end * slope if slope else value
+            above = compare(">=", total, const(least, INT64))
+            below = compare("<=", total, const(most, INT64))
+            fits = binary("and", fits, binary("and", above, below))
+        return (fits,)
+
+    def solved(self, form: Linear, ranges: Ranges) -> Span | None:
+        """Enough for `form` ≥ 0 at every point."""
+        undivided = self.undivided(form, ranges)
+        if undivided is None:
+            return None
+        slope, least, rest = 0, undivided.const, dict[Expr, int]()
+        for atom, c in undivided.terms.items():
+            if atom is self.loop.var:
+                slope = c
+            elif self.fixed(atom):
+                rest[atom] = c
+            elif self.loop.var in variables(atom):
+                return None
             else:
-                result += self.inside(op, ranges, loop, written)
-            ranges, written = scope.after(op, ranges), written | surely_written((op,))
-        return _kept(body, result)
+                least += ranges.evaluate(Linear({atom: c}), False).lo
+        known = Linear(rest, least)
+        if slope == 0:
+            if not rest:
+                return () if least >= 0 else None
+            value = self.wide(known)
+            return None if value is None else (compare(">=", value, 0),)
+        if slope > 0:  # k ≥ -known / slope
+            op, edge = ">=", self.quotient(known.scaled(-1).plus(slope - 1), slope)
+        else:  # k < known / -slope + 1
+            op, edge = "<", self.quotient(known.plus(-slope), -slope)
+        return None if edge is None else (compare(op, self.loop.var, edge),)
 
-    def inside(
-        self, op: Op, ranges: Ranges, loop: _Loop | None, written: frozenset[str]
-    ) -> Iterator[Op]:
-        """`op` with nests in its bodies rewritten."""
-        mine = loop
-        if isinstance(op, For) and op.kind in KINDS:
-            mine = _Loop(SureSpans(op, ranges, self.facts, written)) if self.counts(op) else None
-        new = rebuild(
-            op,
-            **{
-                f.name: self.body(
-                    getattr(op, f.name), scope.inside(op, f.name, ranges), mine, written
-                )
-                for f in marked(op, "body")
-            },
+    def undivided(self, form: Linear, ranges: Ranges) -> Linear | None:
+        """A sum that is ≥ 0 only where `form` is, without quotients that vary in the loop."""
+        for _ in range(4):
+            atom = next((a for a in form.terms if _is_quotient(a) and not self.fixed(a)), None)
+            if atom is None:
+                return form
+            assert isinstance(atom, Bin) and isinstance(atom.b, Const)
+            if not ranges.exact(atom.a, False):
+                return None
+            # x // c lies in (x - c + 1) / c … x / c, and c · form ≥ 1 - c says form ≥ 0
+            c, times = int(atom.b.value), form.terms[atom]
+            others = (form - Linear({atom: times})).scaled(c)
+            form = others + ranges.form(atom.a, False).scaled(times)
+            form = form.plus(c - 1 - max(times, 0) * (c - 1))
+        return None
+
+    def quotient(self, form: Linear, by: int) -> Expr | None:
+        """⌊form / by⌋, `form` of what is fixed, as the loop counts; None where it may not fit."""
+        kind = self.loop.var.dtype
+        span = self.ranges.evaluate(form, False)
+        parts = [factor for atom in form.terms for factor in factors(atom)]
+        narrow = kind.min_value <= span.lo and span.hi <= kind.max_value
+        if narrow and by <= kind.max_value and all(part.dtype == kind for part in parts):
+            try:
+                return self.simple(build_sum(form, kind) // by)
+            except TooLarge:
+                return None
+        value = self.wide(form)
+        if value is None or by > WIDEST:
+            return None
+        start, stop = (cast(e, INT64) for e in (self.loop.start, self.loop.stop))
+        return cast(binary("min", stop, binary("max", start, value // by)), kind)
+
+    def wide(self, form: Linear) -> Expr | None:
+        """`form` of what is fixed in 64 bits; None where even these may not hold it."""
+        span = self.ranges.evaluate(form, False)
+        if max(-span.lo, span.hi) > WIDEST:
+            return None
+        wide = {product(cast(x, INT64) for x in factors(atom)): c for atom, c in form.terms.items()}
+        try:
+            return build_sum(Linear(wide, form.const), INT64)
+        except TooLarge:
+            return None
+
+    # ── what is known of conditions in advance ───────────────────────────────────────────────
+
+    def bound(self, cond: Expr) -> tuple[str, Expr]:
+        """`>=` or `<`, and of what, where `cond` says that of the loop's variable."""
+        if isinstance(cond, Cmp) and cond.a is self.loop.var:
+            return cond.op, cond.b
+        return "", cond
+
+    def proves(self, cond: Expr) -> bool:
+        """All iterations are so."""
+        op, value = self.bound(cond)
+        if op:
+            lower = op == ">="
+            cond = value <= self.loop.start if lower else value >= self.loop.stop
+        return self.ranges.prove(cond, False) is True
+
+    def empty(self, span: Span) -> bool:
+        """Surely no iteration is in `span`."""
+        ends = {">=": [self.loop.start], "<": [self.loop.stop], "": list[Expr]()}
+        for op, value in map(self.bound, span):
+            ends[op].append(value)
+        return any(self.ranges.prove(cond, False) is False for cond in ends[""]) or any(
+            self.reaches(low, high) for low in ends[">="] for high in ends["<"]
         )
-        if mine is not None and mine is not loop:
-            yield from mine.lets
-            if mine.said:
-                because(self.kernel.name, op, "; ".join(mine.said))
-        if isinstance(new, For) and new is not op:  # a schedule of statements was of the old ones
-            new = rebuild(new, order=None, stage=None)
-        if new is op or not _idle(new):
-            yield new
 
-    def counts(self, loop: For) -> bool:
-        """Whether iterations of `loop` are counted upwards, the same in all threads."""
-        kind = loop.var.dtype
-        return (
-            isinstance(loop.step, Const)
-            and loop.step.value > 0
-            and kind.kind == "int"
-            and kind.bits >= 32
-            and {loop.start.dtype, loop.stop.dtype} == {kind}
-            and self.facts.uniform(loop.start, loop.stop)
-        )
+    def reaches(self, a: Expr, b: Expr) -> bool:
+        """a ≥ b follows from intervals: a proof from all facts takes too long to be asked often."""
+        if not (self.ranges.exact(a, False) and self.ranges.exact(b, False)):
+            return False
+        gap = self.ranges.form(a, False) - self.ranges.form(b, False)
+        return self.ranges.evaluate(gap, False).lo >= 0
 
-    def nest(self, nest: Map, ranges: Ranges, loop: _Loop) -> Body:
-        """`nest`, with the guards that some iterations need in these alone."""
-        always: list[Guard] = []
-        gone: list[Guard] = []
-        free, sure = EVERYWHERE, loop.sure
-        for guard in _guards(nest, ranges, sure.loop):
-            span = sure.holds(guard.resolved, guard.want, guard.ranges)
-            if span is None:
-                continue
-            span = sure.trimmed(span)
-            if span == EVERYWHERE:
-                always.append(guard)
-            elif not sure.empty(free & span):
-                gone.append(guard)
-                free = free & span
-        some = _unguarded((nest,), _claims(always))
-        if not gone:
-            return some
-        bare = _unguarded((nest,), _claims((*always, *gone)))
-        others = self.outside(free, loop)
-        conds = " and ".join(dict.fromkeys(str(guard.cond) for guard in gone))
-        loop.said.append(f"{key_of(nest)} asks for {conds} only where {others}")
-        # the one with guards keeps its names: other passes have spoken of it
-        rare = Hint("rare", loc=nest.loc)
-        return (If(others, (rare, *some), tuple(map(self.renamed, bare)), loc=nest.loc),)
-
-    def outside(self, span: Span, loop: _Loop) -> Expr:
+    def outside(self, span: Span) -> Expr:
         """Whether an iteration may be outside of `span`."""
-        k = loop.sure.loop.var
-        conds = [compare("<", k, self.let(low, loop)) for low in span.lows]
-        conds += [compare(">=", k, self.let(high, loop)) for high in span.highs]
-        conds += [logical_not(self.let(given, loop)) for given in span.given]
+        conds: list[Expr] = []
+        for op, value in sorted(map(self.bound, span), key=lambda each: each[0], reverse=True):
+            value = self.let(value)
+            conds.append(compare(NEGATED[op], self.loop.var, value) if op else logical_not(value))
         return reduce(lambda a, b: binary("or", a, b), conds)
 
-    def let(self, value: Expr, loop: _Loop) -> Expr:
-        """`value`, named in front of `loop`."""
-        value = loop.sure.simple(value)
+    def let(self, value: Expr) -> Expr:
+        """`value`, named in front of the loop."""
+        value = self.simple(value)
         if isinstance(value, (Const, Var)):
             return value
-        for op in loop.lets:
-            if isinstance(op, Let) and op.value is value:
+        for op in self.lets:
+            if op.value is value:
                 return op.var
-        var = fresh_var(f"{loop.sure.loop.var.name}_cut", self.names, value.dtype)
-        loop.lets.append(Let(var, value, loc=loop.sure.loop.loc))
+        var = fresh_var(f"{self.loop.var.name}_cut", self.facts.names, value.dtype)
+        self.lets.append(Let(var, value, loc=self.loop.loc))
         return var
 
-    def renamed(self, nest: Op) -> Op:
-        copy = rename_unique(nest, self.names)
-        for old, new in zip(walk_ops(nest), walk_ops(copy), strict=True):
-            if isinstance(old, Map):
-                because(self.kernel.name, new, f"as {key_of(old)} of the same loop")
-            elif isinstance(old, (Alloc, View)) and isinstance(new, (Alloc, View)):
-                why = f"as {old.buffer.name} of the same loop"
-                because(self.kernel.name, new.buffer.name, why)
-        return copy
+    def simple(self, e: Expr) -> Expr:
+        return simplify(e, self.ranges, index=False)
+
+
+def _is_quotient(atom: Expr) -> bool:
+    return (
+        isinstance(atom, Bin)
+        and atom.op == "//"
+        and isinstance(atom.b, Const)
+        and atom.dtype.is_int
+        and atom.b.value > 0
+    )

@@ -43,6 +43,7 @@ import numpy as np
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, bounds, linear
+from tilewright.ir.analysis.linear import factors
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import (
     Bin,
@@ -60,7 +61,6 @@ from tilewright.ir.expr import (
     select,
     variables,
 )
-from tilewright.ir.layout.linear import factors
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -427,7 +427,7 @@ def trend(expr: Expr, var: Var, ranges: Ranges) -> int | None:
             return trend(a, var, ranges)
         case Bin("//" | ">>" as op, a, b) if var not in variables(b):
             low = bounds(b, ranges).lo  # nothing divides by 0
-            return trend(a, var, ranges) if op == ">>" or (low or 0) >= 0 else None
+            return trend(a, var, ranges) if op == ">>" or low >= 0 else None
         case Bin("min" | "max", a, b):
             return _together(trend(e, var, ranges) for e in (a, b))
         case Select(cond, a, b) if var not in variables(cond):
@@ -449,9 +449,8 @@ def _product(atom: Expr, var: Var, ranges: Ranges) -> int | None:
         return None
     found = 1
     for part in parts:
-        low, high = bounds(part, ranges)[:2]
-        positive = low is not None and low >= 0
-        sign = 1 if positive else -1 if high is not None and high <= 0 else None
+        span = bounds(part, ranges)
+        sign = 1 if span.lo >= 0 else -1 if span.hi <= 0 else None
         if var in variables(part):
             sign = trend(part, var, ranges)
         if sign is None:

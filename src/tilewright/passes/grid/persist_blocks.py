@@ -55,6 +55,7 @@ from tilewright.ir.expr import (
     variables,
 )
 from tilewright.ir.intrinsics import INTRINSICS
+from tilewright.ir.marks import read_variables
 from tilewright.ir.op import (
     Alloc,
     Atomic,
@@ -72,7 +73,6 @@ from tilewright.ir.op import (
     While,
     expressions,
     op_loads,
-    read_variables,
     walk_ops,
 )
 from tilewright.ir.rewrite import fresh_var, map_body

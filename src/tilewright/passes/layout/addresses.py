@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
+from tilewright.ir.analysis.linear import Linear, build_sum
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import (
@@ -31,9 +32,7 @@ from tilewright.ir.expr import (
     select,
 )
 from tilewright.ir.layout.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
-from tilewright.ir.layout.linear import Linear, build_sum
 from tilewright.ir.layout.ops import composition
-from tilewright.ir.layout.query import fit_layout
 from tilewright.ir.simplify import simplify
 from tilewright.support.errors import CompileError, Loc
 
@@ -49,10 +48,6 @@ class TileAddress:
     base: Expr
     modes: tuple[Layout, ...]
     swizzle: Swizzle
-
-    @property
-    def tile(self) -> tuple[int, ...]:
-        return tuple(m.size() for m in self.modes)
 
     def linear(self, *coords: int) -> int:
         """The offset of a tile element from `base`, before the swizzle."""
@@ -227,9 +222,7 @@ def fit_index(
     for axis, var in enumerate(variables):
         line = rest[tuple(slice(None) if a == axis else 0 for a in range(table.ndim))]
         rest = rest - line.reshape([-1 if a == axis else 1 for a in range(table.ndim)])
-        start = starts[axis] if starts else 0
-        step = steps[axis] if steps else 1
-        count: Expr = (var - start) // step if step != 1 else var - start
+        count = _count(var, starts[axis] if starts else 0, steps[axis] if steps else 1)
         stride = int(line[1]) if len(line) > 1 else 0
         if count is var and np.array_equal(line, np.arange(len(line)) * stride):
             even[var] = stride
@@ -246,6 +239,10 @@ def fit_index(
     return simplify(sum([*parts, *(var * k for var, k in even.items() if k)], const(first)))
 
 
+def _count(var: Var, start: int, step: int) -> Expr:
+    return (var - start) // step if step != 1 else var - start
+
+
 def fit_registers(
     table: Indices, variables: Sequence[Var], starts: Sequence[int], steps: Sequence[int]
 ) -> Expr | None:
@@ -256,9 +253,6 @@ def fit_registers(
         return found
     var, start, step = variables[0], starts[0], steps[0]
     if table.ndim == 1:
-        turned = _fit_mixed(table - table[0], (var - start) // step if step != 1 else var - start)
-        if turned is not None:
-            return simplify(turned + int(table[0]))
         parts = _segments(table, var, start, step)
     else:
         parts = []
@@ -283,13 +277,13 @@ def _segments(line: Indices, var: Var, start: int, step: int) -> list[tuple[int,
         end = first + 1
         while end < len(line) and line[end] - line[end - 1] == by:
             end += 1
-        count: Expr = (var - start) // step if step != 1 else var - start
-        found.append((end, simplify((count - first) * by + int(line[first]))))
+        part = (_count(var, start, step) - first) * by + int(line[first])
+        found.append((end, simplify(part)))
         first = end
     return found
 
 
-def _fit_mixed(line: Indices, count: Expr) -> Expr | None:
+def _fit_line(line: Indices, count: Expr) -> Expr | None:
     """`line[count]` as a sum of digits of `count` times strides, which may be negative."""
     result: Expr = const(0, INT32)
     inner = 1
@@ -307,15 +301,3 @@ def _fit_mixed(line: Indices, count: Expr) -> Expr | None:
         result = result + (digit % run if run < len(line) else digit) * stride
         inner, line = inner * run, rows[:, 0]
     return result
-
-
-def _fit_line(line: Indices, count: Expr) -> Expr | None:
-    if not line.any():
-        return const(0, INT32)
-    stride = int(line[1])
-    if np.array_equal(line, np.arange(len(line)) * stride):
-        return count * stride
-    try:
-        return layout_expr(fit_layout(line), count)
-    except LayoutError:
-        return None

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.ir.analysis.effects import leaves_early, touched
+from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space, along, whole
 from tilewright.ir.dtype import DType, dtype
@@ -50,6 +50,7 @@ from tilewright.ir.op import (
     Store,
     View,
     op_loads,
+    operands,
     walk_ops,
 )
 from tilewright.ir.rewrite import (
@@ -72,7 +73,6 @@ from tilewright.passes.layout.matrix_tiles import (
     shape_of,
     split_of,
 )
-from tilewright.passes.overlap.multibuffer import used_outside
 from tilewright.passes.overlap.roles import WARP, role_of
 from tilewright.passes.overlap.skew import fragment_room, registers, registers_of
 from tilewright.passes.reasons import because, costs
@@ -91,22 +91,14 @@ def choose_gemms(at: Facts) -> Kernel:
     """An atom for each product, which the threads of its role or of the block share."""
     roles = role_of(at.kernel)
     # a product of a product: warps that own whole rows have what they need for the next
-    chained = any(isinstance(op, Gemm) and op.a.buffer.space is Space.FRAGMENT for op in at.ops)
+    chained = any(op.a.buffer.space is Space.FRAGMENT for op in walk_ops(at.kernel, Gemm))
+    laid = [(op.buffer, op.buffer.layout) for op in walk_ops(at.kernel, Alloc)]
     # tiles whose layout is not free: descriptors may not say it
-    fixed = at.viewed | {
-        op.buffer.name
-        for op in at.ops
-        if isinstance(op, Alloc) and isinstance(op.buffer.layout, Layout)
-    }
+    fixed = at.viewed | {buffer.name for buffer, layout in laid if isinstance(layout, Layout)}
     # fragments that say where their elements are: a part of one may be what instructions need
-    pinned = {
-        op.buffer.name
-        for op in at.ops
-        if isinstance(op, (Alloc, Hint))
-        and op.buffer is not None
-        and isinstance(op.layout if isinstance(op, Hint) else op.buffer.layout, Fragment)
-    }
-    constant = {op.var.name for op in at.ops if isinstance(op, For) and op.kind == "unroll"}
+    laid += [(op.buffer, op.layout) for op in walk_ops(at.kernel, Hint) if op.buffer is not None]
+    pinned = {buffer.name for buffer, layout in laid if isinstance(layout, Fragment)}
+    constant = {op.var.name for op in walk_ops(at.kernel, For) if op.kind == "unroll"}
 
     def choose(op: Op) -> Op | Body | None:
         if not isinstance(op, Gemm) or op.atom is not None:
@@ -143,9 +135,9 @@ class _Choice:
 
 def _layout_of(name: str, at: Facts) -> str:
     """Why a tile cannot lie as wgmma needs it."""
-    for op in at.ops:
-        if isinstance(op, View) and name in (op.buffer.name, op.source.name):
-            one, other = op.buffer.name, op.source.name
+    for op in walk_ops(at.kernel, View):
+        one, other = op.buffer.name, op.source.name
+        if name in (one, other):
             return (
                 f"no wgmma: {one} is a view of {other}, which lies row by row: copy it into a tile "
                 "of its own"
@@ -202,35 +194,33 @@ def _own_parts(op: Gemm, constant: set[str], names: set[str]) -> tuple[Body, Gem
         buffer = region.buffer
         if buffer.space is not Space.FRAGMENT or buffer.name in constant:
             continue
-        start = region.starts[deep - 2]
-        rest = [
-            (s, e, size)
-            for i, (s, e, size) in enumerate(
-                zip(region.starts, region.extents, buffer.shape, strict=True)
-            )
-            if i != deep + buffer.rank - 2
-        ]
-        if all(e is size for _, e, size in rest) and all(
-            v.name in constant for v in variables(start)
-        ):
+        dim = deep + buffer.rank - 2
+        sizes = enumerate(zip(region.extents, buffer.shape, strict=True))
+        is_slice = all(d == dim or extent is size for d, (extent, size) in sizes)
+        if is_slice and all(v.name in constant for v in variables(region.starts[dim])):
             continue
-        tile = tuple(region.extents[-2:])
-        held = Buffer(fresh_name(f"{buffer.name}_own", names), tile, buffer.dtype, Space.FRAGMENT)
+        held = _tile(buffer, "own", region.extents[-2:], names)
         before += [Alloc(held, loc=op.loc), Copy(region, whole(held), loc=op.loc)]
         op = rebuild(op, **{name: whole(held)})
     return tuple(before), op
+
+
+def _tile(
+    like: Buffer,
+    suffix: str,
+    shape: tuple[Expr, ...],
+    names: set[str],
+    space: Space = Space.FRAGMENT,
+    kind: DType | None = None,
+) -> Buffer:
+    return Buffer(fresh_name(f"{like.name}_{suffix}", names), shape, kind or like.dtype, space)
 
 
 def _beside(op: Gemm, kind: DType, choice: _Choice) -> Iterable[Op]:
     """The product in a fragment of type `kind`, which begins and ends as the accumulator."""
     m, n, _ = shape_of(op)
     suffix = "own" if kind == op.c.dtype else "wide"
-    wide = Buffer(
-        fresh_name(f"{op.c.buffer.name}_{suffix}", choice.names),
-        (const(m), const(n)),
-        kind,
-        Space.FRAGMENT,
-    )
+    wide = _tile(op.c.buffer, suffix, (const(m), const(n)), choice.names, kind=kind)
     yield Alloc(wide, loc=op.loc)
     if op.clear is not TRUE:
         yield Copy(op.c, whole(wide), loc=op.loc)
@@ -252,9 +242,7 @@ def _mma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
             parts[name] = part
             continue
         shape = tuple(const(s) for s in part.static_tile)
-        held = Buffer(
-            fresh_name(f"{region.buffer.name}_part", names), shape, region.dtype, Space.FRAGMENT
-        )
+        held = _tile(region.buffer, "part", shape, names)
         yield Alloc(held, loc=op.loc)
         loads.append(Copy(part, whole(held), loc=op.loc))
         parts[name] = whole(held)
@@ -275,12 +263,7 @@ def _fma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
     operands: dict[str, Region] = {}
     for name, region in (("a", op.a), ("b", op.b)):
         if region.buffer.space is Space.FRAGMENT:
-            held = replace(
-                region.buffer,
-                name=fresh_name(f"{region.buffer.name}_shared", names),
-                space=Space.SHARED,
-                layout=None,
-            )
+            held = _tile(region.buffer, "shared", region.buffer.shape, names, Space.SHARED)
             yield Alloc(held, loc=op.loc)
             yield Copy(whole(region.buffer), whole(held), loc=op.loc)
             region = replace(region, buffer=held)
@@ -310,12 +293,9 @@ def split_gemms(at: Facts) -> Kernel:
     kernel, asked = at.kernel, at.target.internal.split_gemms
     if asked is False or at.has_roles:
         return kernel
-    for loop in at.ops:
-        if not isinstance(loop, For) or loop.kind != "pipelined":
-            continue
-        if loop.order is not None or leaves_early(loop.body):
-            continue
-        for n in range(len(loop.body)):
+    for loop in walk_ops(kernel, For):
+        plain = loop.kind == "pipelined" and loop.order is None and not leaves_early(loop.body)
+        for n in range(len(loop.body)) if plain else ():
             cut = _cut(at, loop, n, asked is True)
             if cut is not None:
                 size = cut.product.c.static_tile[cut.dim] // cut.count
@@ -355,12 +335,11 @@ class _Cut:
         shape = tuple(const(size) if d == dim else s for d, s in enumerate(tile.shape))
         small = replace(tile, shape=shape)
         body: list[Op] = []
+        moved = (self.at, *self.users)
         for k, op in enumerate(self.loop.body):
-            body.append(self.piece(op, 0, small, names) if k in (self.at, *self.users) else op)
-            if k == self.users[-1]:
-                for n in range(1, self.count):
-                    for each in (self.at, *self.users):
-                        body.append(self.piece(self.loop.body[each], n, small, names))
+            body.append(self.piece(op, 0, small, names) if k in moved else op)
+            for n in range(1, self.count if k == moved[-1] else 1):
+                body += [self.piece(self.loop.body[each], n, small, names) for each in moved]
 
         def rule(op: Op) -> Op | Body | None:
             if op is self.loop:
@@ -376,14 +355,7 @@ class _Cut:
         if isinstance(op, Gemm):
             factor, turned = ("b", op.transpose_b) if self.dim else ("a", op.transpose_a)
             region: Region = getattr(op, factor)
-            last = len(region.extents) - 1
-            along = last - int(bool(turned) if self.dim else not turned)
-            cut = Region(
-                region.buffer,
-                tuple(s + n * size if d == along else s for d, s in enumerate(region.starts)),
-                tuple(const(size) if d == along else e for d, e in enumerate(region.extents)),
-                region.cta,
-            )
+            cut = along(region, bool(turned) ^ self.dim, const(n * size), size)
             c = Region(small, op.c.starts, small.shape, op.c.cta)
             return rebuild(op, **{factor: cut, "c": c})
         assert isinstance(op, Map)
@@ -443,24 +415,22 @@ def _ways(shape: tuple[int, ...], groups: int) -> Iterator[tuple[int, int]]:
 def _users(facts: Facts, loop: For, at: int, tile: Buffer) -> list[int]:
     """The maps after a product that use its result, element by element; none where something
     else has to do with it, or would come between."""
-    hints = {op.buffer.name for op in facts.ops if isinstance(op, Hint) and op.buffer}
-    if tile.name in used_outside(facts.kernel.body, loop.var) | facts.viewed | hints:
+    hints = {op.buffer.name for op in walk_ops(facts.kernel, Hint) if op.buffer}
+    if tile.name in used_outside(facts.kernel.body, {loop.var}) | facts.viewed | hints:
         return []
     touches = [touched(op) for op in loop.body]
     users = [k for k in range(len(loop.body)) if k != at and tile.name in touches[k]]
     if not users or users[0] < at:
         return []
     moved = {at, *users}
-    for k in users:
-        if not _by_element(loop.body[k], tile):
-            return []
+    if not all(_by_element(loop.body[k], tile) for k in users):
+        return []
     for k in range(at, users[-1] + 1):
         for each in moved - {k}:
             for name in touches[k].keys() & touches[each].keys() - {tile.name}:
-                if not (touches[k][name] or touches[each][name]):
-                    continue
                 both = (loop.body[k], loop.body[each])
-                if k not in moved or not all(_by_element(op, tile, name) for op in both):
+                apart = k in moved and all(_by_element(op, tile, name) for op in both)
+                if (touches[k][name] or touches[each][name]) and not apart:
                     return []
     return users
 
@@ -472,9 +442,8 @@ def _by_element(op: Op, tile: Buffer, name: str | None = None) -> bool:
         return False
     if any(a is not b for a, b in zip(op.extents, tile.shape, strict=True)):
         return False
-    name = tile.name if name is None else name
-    places = [x.indices for i in walk_ops(op) for x in op_loads(i) if x.buffer.name == name]
-    places += [i.indices for i in walk_ops(op) if isinstance(i, Store) and i.buffer.name == name]
-    others = [i for i in walk_ops(op.body) if not isinstance(i, Store) and name in touched(i)]
-    others = [i for i in others if name not in {x.buffer.name for x in op_loads(i)}]
-    return not others and all(place == op.vars for place in places)
+    name, inner = name or tile.name, list(walk_ops(op.body))
+    places = [x.indices for i in inner for x in op_loads(i) if x.buffer.name == name]
+    places += [i.indices for i in inner if isinstance(i, Store) and i.buffer.name == name]
+    others = [r for i in inner for r in operands(i) if isinstance(r, Region)]
+    return all(r.buffer.name != name for r in others) and all(p == op.vars for p in places)

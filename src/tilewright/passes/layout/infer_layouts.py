@@ -12,7 +12,7 @@ Where an op cannot live with what was chosen, `insert_conversions` gives it a co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -25,7 +25,7 @@ from tilewright.ir.analysis.bounds import Ranges, multiple_of, stride_of
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Const, Expr, Load, Var, const, loads, variables
+from tilewright.ir.expr import Const, Expr, Load, const, variables
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import LayoutError
 from tilewright.ir.op import (
@@ -45,9 +45,9 @@ from tilewright.ir.op import (
     View,
     While,
     bodies,
-    expressions,
+    named_buffers,
+    op_loads,
     read_buffers,
-    regions,
     walk_ops,
     written_buffers,
 )
@@ -59,7 +59,7 @@ from tilewright.passes.layout.insert_conversions import (
     reduced,
     reduced_dim,
 )
-from tilewright.passes.layout.matrix_tiles import held_operands, instruction, split_of
+from tilewright.passes.layout.matrix_tiles import instruction, split_of, wanted_operands
 from tilewright.passes.layout.shared_tiles import LANES, as_matrices, lay_out_shared, turned
 from tilewright.passes.layout.thread_layouts import (
     WIDEST,
@@ -67,6 +67,7 @@ from tilewright.passes.layout.thread_layouts import (
     Wish,
     accesses,
     buffer_from_nest,
+    needed_by,
     nest_from_buffer,
     spread,
     spread_in_words,
@@ -77,7 +78,7 @@ from tilewright.passes.layout.thread_layouts import (
 from tilewright.passes.overlap.roles import WARP, by_hand, role_of
 from tilewright.passes.reasons import at_line, because
 
-Key = str | int  # a buffer's name, or the number of a nest
+Key = str | int  # a buffer's name, or the id of a nest
 MOST_TURNS, SOME_TURNS = 64, 4  # of loops, where they weigh; some: known only at run time
 
 
@@ -95,20 +96,14 @@ class Proposal:
     key: Key
     fragment: Fragment
     strength: Strength
-    position: int
     why: str
     source: Key | None = None  # the buffer or nest that it follows
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        return (self.strength, self.fragment.values, self.position)
 
 
 @dataclass
 class Nest:
     """An elementwise nest and its accesses of fragments."""
 
-    number: int
     op: Map
     extents: tuple[int, ...]
     accesses: list[Access]
@@ -117,14 +112,13 @@ class Nest:
 
 @dataclass
 class Problem:
-    """A kernel's unknowns: fragments by name, nests by number; `position` of every op."""
+    """A kernel's unknowns: fragments by name, nests by id; `ops` with their positions."""
 
     kernel: Kernel
     threads: int
     target: Target
     fragments: dict[str, Buffer] = field(default_factory=dict)
     nests: dict[int, Nest] = field(default_factory=dict)
-    numbers: dict[int, int] = field(default_factory=dict)  # id of a Map -> number of its nest
     ops: list[tuple[int, Op, Ranges]] = field(default_factory=list)
     known: dict[Key, Fragment] = field(default_factory=dict)
     why: dict[Key, str] = field(default_factory=dict)
@@ -137,7 +131,7 @@ class Problem:
         """By fragment, the ops that work on its registers."""
         found: dict[str, list[tuple[Op, Ranges]]] = {}
         for _, op, ranges in self.ops:
-            for name in touched(self, op):
+            for name in () if isinstance(op, Alloc | View | Hint) else fragments_in(op):
                 found.setdefault(name, []).append((op, ranges))
         return found
 
@@ -152,11 +146,10 @@ class Problem:
         return {pair[1].name for nest in self.nests.values() if (pair := turned(nest.op))}
 
 
-def touched(problem: Problem, op: Op) -> set[str]:
-    """The fragments on whose registers an op works."""
-    if isinstance(op, Map):
-        return {a.buffer.name for a in problem.nests[problem.numbers[id(op)]].accesses}
-    found = [r.buffer for r in regions(op, reads=True, writes=True)]
+def fragments_in(op: Op) -> set[str]:
+    """The fragments that an op, or a nest as a whole, names."""
+    ops = walk_ops(op) if isinstance(op, Map) else (op,)
+    found = [buffer for each in ops for buffer in named_buffers(each)]
     return {buffer.name for buffer in found if buffer.space is Space.FRAGMENT}
 
 
@@ -191,18 +184,17 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
     users: dict[Key, Role] = {b.name: roles[id(op)] for op in walk_ops(kernel) if id(op) in roles
              for b in (*read_buffers(op), *written_buffers(op))}  # fmt: skip
     key: Key
-    for position, (op, around, turns) in enumerate(_walk(kernel.body, {}, 1)):
+    around = unrolled(kernel)
+    for position, (op, turns) in enumerate(_walk(kernel.body, 1)):
         problem.turns[id(op)] = turns
-        known = ranges.get(id(op), Ranges())
+        known = ranges[id(op)]
         problem.ops.append((position, op, known))
         if isinstance(op, Alloc | View) and op.buffer.space is Space.FRAGMENT:
             problem.fragments[op.buffer.name] = op.buffer
             key, layout = op.buffer.name, op.buffer.layout
         elif isinstance(op, Map):
-            key, layout = len(problem.nests), op.layout
-            problem.numbers[id(op)] = key
-            held = accesses(op, around)
-            problem.nests[key] = Nest(key, op, static_extents(op), held, known)
+            key, layout = id(op), op.layout
+            problem.nests[key] = Nest(op, static_extents(op), accesses(op, around), known)
         else:
             continue
         role = roles.get(id(op)) or users.get(key)
@@ -213,17 +205,12 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
     return problem
 
 
-def _walk(
-    body: tuple[Op, ...], around: dict[Var, range], turns: int
-) -> Iterator[tuple[Op, dict[Var, range], int]]:
-    """Ops outside nests, the constant loops around that are unrolled, and how often they run."""
+def _walk(body: tuple[Op, ...], turns: int) -> Iterator[tuple[Op, int]]:
+    """Ops outside nests, and how often they run."""
     for op in body:
-        yield op, around, turns
-        if isinstance(op, Map):
-            continue
-        inside = {**around, **unrolled(op)}
-        for inner in bodies(op):
-            yield from _walk(inner, inside, min(turns * _trips(op), MOST_TURNS))
+        yield op, turns
+        for inner in () if isinstance(op, Map) else bodies(op):
+            yield from _walk(inner, min(turns * _trips(op), MOST_TURNS))
 
 
 def _trips(op: Op) -> int:
@@ -240,21 +227,13 @@ def _trips(op: Op) -> int:
 
 def solve(problem: Problem) -> None:
     """Fill `known`."""
-    unknown: set[Key] = {*problem.fragments, *problem.nests}
-    unknown -= set(problem.known)
-    asking: dict[Key, list[int]] = {}  # the ops whose rules ask for a key, as numbers in `ops`
-    for number, (_, op, _) in enumerate(problem.ops):
-        for key in _keys(problem, op):
-            asking.setdefault(key, []).append(number)
-    said: dict[int, list[Proposal]] = {}  # by op, what it says about unknowns
-
-    def ask(number: int) -> None:
-        position, op, _ = problem.ops[number]
-        found = [p for p in _RULES[type(op)](problem, position, op) if p.key in unknown]
-        if found:
-            said[number] = found
-        else:
-            said.pop(number, None)
+    unknown: set[Key] = {*problem.fragments, *problem.nests} - {*problem.known}
+    asking: dict[Key, dict[int, Op]] = {}  # the ops whose rules ask for a key, by position
+    for position, op, _ in problem.ops:
+        if type(op) in _RULES:
+            for key in (*fragments_in(op), id(op)):
+                asking.setdefault(key, {})[position] = op
+    said: dict[int, list[Proposal]] = {}  # by position, what an op says about unknowns
 
     def settle(choice: Proposal) -> None:
         problem.known[choice.key] = choice.fragment
@@ -262,41 +241,26 @@ def solve(problem: Problem) -> None:
         if choice.source is not None:
             problem.source[choice.key] = choice.source
         unknown.discard(choice.key)
-        changed.update(asking.get(choice.key, ()))
+        changed.update(asking.get(choice.key, {}))
 
-    changed = {number for numbers in asking.values() for number in numbers}
+    changed = {position: op for ops in asking.values() for position, op in ops.items()}
     free = iter(_by_size(problem))
     while unknown:
-        for number in changed:
-            ask(number)
+        for position, op in changed.items():
+            said[position] = [p for p in _RULES[type(op)](problem, op) if p.key in unknown]
         changed.clear()
-        found = [p for number in sorted(said) for p in said[number]]
-        if found:
-            strength = min(p.strength for p in found)
-            for p in sorted(found, key=lambda p: p.order):
-                if p.strength == strength and p.key in unknown:
-                    settle(p)
-            continue
-        settle(free_choice(problem, next(key for key in free if key in unknown)))
-
-
-def _keys(problem: Problem, op: Op) -> Iterable[Key]:
-    """What the rule of an op asks for, and speaks of."""
-    if type(op) not in _RULES:
-        return ()
-    found: set[Key] = {*touched(problem, op)}
-    if isinstance(op, Map):
-        found.add(problem.numbers[id(op)])
-    if isinstance(op, View):
-        found |= {op.buffer.name, op.source.name}
-    if isinstance(op, Hint) and op.buffer is not None:
-        found.add(op.buffer.name)
-    return found
+        found = [p for position in sorted(said) for p in said[position]]
+        found.sort(key=lambda p: (p.strength, p.fragment.values))
+        for p in found:
+            if p.strength == found[0].strength and p.key in unknown:
+                settle(p)
+        if not found:
+            settle(free_choice(problem, next(key for key in free if key in unknown)))
 
 
 def _by_size(problem: Problem) -> list[Key]:
     """The largest first; the first in the text of equals, fragments before nests."""
-    keys: list[Key] = [*problem.fragments, *sorted(problem.nests)]
+    keys: list[Key] = [*problem.fragments, *problem.nests]
     return sorted(keys, key=lambda key: -prod(_shape(problem, key)))
 
 
@@ -306,92 +270,75 @@ def _shape(problem: Problem, key: Key) -> tuple[int, ...]:
     return problem.nests[key].extents
 
 
-def _hint(problem: Problem, position: int, op: Hint) -> Iterator[Proposal]:
+def _hint(problem: Problem, op: Hint) -> Iterator[Proposal]:
     if op.name == "layout" and op.buffer is not None and isinstance(op.layout, Fragment):
         why = f"pinned by annotate_layout {at_line(op.loc)}"
-        yield Proposal(op.buffer.name, op.layout, Strength.STRICT, position, why)
+        yield Proposal(op.buffer.name, op.layout, Strength.STRICT, why)
 
 
-def _gemm(problem: Problem, position: int, op: Gemm) -> Iterator[Proposal]:
-    split = split_of(op, problem.crews.get(op.c.buffer.name, problem.threads), problem.target)
-    if split is None:
+def _gemm(problem: Problem, op: Gemm) -> Iterator[Proposal]:
+    threads = problem.crews.get(op.c.buffer.name, problem.threads)
+    for name, buffer, found in wanted_operands(op, threads, problem.target):
+        split = split_of(op, threads, problem.target)
+        assert split is not None
+        why = f"given by {instruction(split)} {name.upper()} {at_line(op.loc)}"
+        yield Proposal(buffer.name, found, Strength.STRICT, why)
+
+
+def _follow(problem: Problem, op: Copy | Scan | View | Reduce) -> Iterator[Proposal]:
+    """Both sides of an op that moves whole fragments element by element, or the reduced one."""
+    if isinstance(op, View):
+        a, b, whole = op.source, op.buffer, op.source.dtype == op.buffer.dtype
+    else:
+        a, b, whole = op.src.buffer, op.dst.buffer, op.src.is_whole and op.dst.is_whole
+    if not (whole and a.space is b.space is Space.FRAGMENT):
         return
-    for name, fragment in held_operands(op, split).items():
-        buffer: Buffer = getattr(op, name).buffer
-        found = with_units(fragment, buffer.static_shape)
-        if found is not None:
-            why = f"given by {instruction(split)} {name.upper()} {at_line(op.loc)}"
-            yield Proposal(buffer.name, found, Strength.STRICT, position, why)
-
-
-def _same(problem: Problem, position: int, op: Copy | Scan) -> Iterator[Proposal]:
-    if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
-        return
-    for one, other in ((op.src.buffer, op.dst.buffer), (op.dst.buffer, op.src.buffer)):
+    word = "reduction" if isinstance(op, Reduce) else type(op).__name__.lower()
+    for one, other in ((a, b),) if isinstance(op, Reduce) else ((a, b), (b, a)):
         known = problem.known.get(one.name)
-        found = None if known is None else with_units(known, other.static_shape)
+        found = None if known is None else _carried(known, op, other)
         if found is not None:
-            why = f"follows {one.name} through the {type(op).__name__.lower()} {at_line(op.loc)}"
-            yield Proposal(other.name, found, Strength.SAME, position, why, one.name)
+            why = f"follows {one.name} through the {word} {at_line(op.loc)}"
+            yield Proposal(other.name, found, Strength.SAME, why, one.name)
 
 
-def _view(problem: Problem, position: int, op: View) -> Iterator[Proposal]:
-    a, b = op.source, op.buffer
-    if not (a.space is b.space is Space.FRAGMENT and a.dtype == b.dtype):
-        return
-    for one, other in ((a, b), (b, a)):
-        known = problem.known.get(one.name)
-        if known is not None and known.cover == known.tile:
-            try:
-                found = known.reshape(*other.static_shape)
-            except LayoutError:
-                continue
-            why = f"follows {one.name} through the view {at_line(op.loc)}"
-            yield Proposal(other.name, found, Strength.SAME, position, why, one.name)
+def _carried(known: Fragment, op: Copy | Scan | View | Reduce, other: Buffer) -> Fragment | None:
+    if isinstance(op, Reduce):
+        return reduced(known, op)
+    if not isinstance(op, View):
+        return with_units(known, other.static_shape)
+    try:
+        return known.reshape(*other.static_shape)
+    except LayoutError:
+        return None
 
 
-def _reduce(problem: Problem, position: int, op: Reduce) -> Iterator[Proposal]:
-    if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
-        return
-    name = op.src.buffer.name
-    known = problem.known.get(name)
-    found = None if known is None else reduced(known, op)
-    if found is not None:
-        why = f"follows {name} through the reduction {at_line(op.loc)}"
-        yield Proposal(op.dst.buffer.name, found, Strength.SAME, position, why, name)
-
-
-def _map(problem: Problem, position: int, op: Map) -> Iterator[Proposal]:
-    nest = problem.nests[problem.numbers[id(op)]]
-    layout = problem.known.get(nest.number)
+def _map(problem: Problem, op: Map) -> Iterator[Proposal]:
+    nest, layout = problem.nests[id(op)], problem.known.get(id(op))
     for access in nest.accesses:
-        name = access.buffer.name
+        name, known = access.buffer.name, problem.known.get(access.buffer.name)
         strength = Strength.WRITTEN if access.writes else Strength.READ
-        if layout is None:
-            known = problem.known.get(name)
-            if known is not None:
-                found = nest_from_buffer(access, known, nest.extents)
-                if found is not None:
-                    verb = "writes" if access.writes else "reads"
-                    why = f"follows {name}, which it {verb}"
-                    yield Proposal(nest.number, found, strength, position, why, name)
-        elif problem.known.get(name) is None:
+        if layout is None and known is not None:
+            found = nest_from_buffer(access, known, nest.extents)
+            if found is not None:
+                why = f"follows {name}, which it {'writes' if access.writes else 'reads'}"
+                yield Proposal(id(op), found, strength, why, name)
+        elif layout is not None and known is None:
             found = buffer_from_nest(access, layout)
             if found is not None:
-                verb = "written" if access.writes else "read"
-                origin = problem.source.get(nest.number)
+                verb, origin = "written" if access.writes else "read", problem.source.get(id(op))
                 through = f"the nest {at_line(op.loc)}, where it is {verb}"
                 why = "follows " + (through if origin is None else f"{origin} through {through}")
-                yield Proposal(name, found, strength, position, why, nest.number)
+                yield Proposal(name, found, strength, why, id(op))
 
 
 _RULES: dict[type[Op], Any] = {
     Hint: _hint,
     Gemm: _gemm,
-    Copy: _same,
-    Scan: _same,
-    View: _view,
-    Reduce: _reduce,
+    Copy: _follow,
+    Scan: _follow,
+    View: _follow,
+    Reduce: _follow,
     Map: _map,
 }
 
@@ -403,7 +350,7 @@ def free_choice(problem: Problem, key: Key) -> Proposal:
     """A spread of a tile that nothing has prescribed."""
     if (matrices := _matrices(problem, key)) is not None:
         why = "turned over between shared tiles: loaded and stored as 8×8 matrices"
-        return Proposal(key, matrices, Strength.READ, 0, why)
+        return Proposal(key, matrices, Strength.READ, why)
     wish = _wish(problem, key)
     fragment = spread(_shape(problem, key) or (1,), problem.crews[key], wish)
     why = "free: " + spread_in_words(fragment, wish)
@@ -418,8 +365,8 @@ def free_choice(problem: Problem, key: Key) -> Proposal:
                     if isinstance(name, str)
                     else f"the nest at {at_line(problem.nests[name].op.loc)}"
                 )
-                return Proposal(key, other, Strength.READ, 0, f"as {same}: it reads what that made")
-    return Proposal(key, fragment, Strength.READ, 0, why)
+                return Proposal(key, other, Strength.READ, f"as {same}: it reads what that made")
+    return Proposal(key, fragment, Strength.READ, why)
 
 
 def _matrices(problem: Problem, key: Key) -> Fragment | None:
@@ -450,11 +397,9 @@ def _missed(problem: Problem, number: int, layout: Fragment) -> int:
     count = 0
     for a in problem.nests[number].accesses:
         held = problem.known.get(a.buffer.name)
-        if held is None or a.writes or a.points is None:
-            continue
-        table = held.table()
-        rows = zip(a.needed(layout), table, strict=True)
-        count += any(set(needed) - {-1} - set(row) for needed, row in rows)
+        if held is not None and not a.writes and a.points is not None:
+            needed = needed_by(a.points, layout)
+            count += bool(((held.locate(needed) < 0) & (needed >= 0)).any())
     return count
 
 
@@ -467,55 +412,54 @@ def say(problem: Problem) -> None:
 
 def _wish(problem: Problem, key: Key) -> Wish:
     """How wide memory allows to move this tile, and along what it is reduced."""
-    vectors: list[int] = []
-    size, uses = 4, 0
+    vectors: list[tuple[int, int]] = []  # elements, and the bytes of each
+    uses = 0
     reduced: dict[int, int] = {}
     anywhere = problem.target.internal.rows == "any"
     if isinstance(key, str):
-        buffer = problem.fragments[key]
         nests: list[Nest] = []
         for op, ranges in problem.touching.get(key, ()):
             if isinstance(op, Copy):
                 for held, memory in ((op.src, op.dst), (op.dst, op.src)):
                     if held.buffer.name == key and memory.buffer.space is Space.GLOBAL:
-                        vectors.append(vector_width(memory, ranges, anywhere))
-                        size = memory.dtype.bits // 8 or 1
+                        width = vector_width(memory, ranges, anywhere)
+                        vectors.append((width, _bytes(memory.buffer)))
             elif isinstance(op, Reduce) and op.src.buffer.name == key:
                 dim = reduced_dim(op)
                 reduced[dim] = reduced.get(dim, 0) + problem.turns[id(op)]
             elif isinstance(op, Map):
-                nest = problem.nests[problem.numbers[id(op)]]
+                nest = problem.nests[id(op)]
                 own = [a for a in nest.accesses if a.buffer.name == key]
                 nests += [nest for a in own if a.indices[-1:] == op.vars[-1:]]
             uses += problem.turns[id(op)]
         for space in (Space.GLOBAL, Space.SHARED):
-            if not vectors:
-                found = [pair for nest in nests for pair in _widths(nest, (space,), anywhere)]
-                vectors, size = [width for width, _ in found], found[-1][1] if found else size
-        if not vectors:
-            size = max(1, buffer.dtype.bits // 8)
-            vectors = [WIDEST // size or 1]
+            vectors = vectors or [v for nest in nests for v in _widths(nest, anywhere, space)]
+        size = _bytes(problem.fragments[key])
+        vectors = vectors or [(WIDEST // size or 1, size)]
     else:
-        for width, element in _widths(problem.nests[key], (Space.GLOBAL, Space.SHARED), anywhere):
-            vectors.append(width)
-            size = element
+        vectors = [*_widths(problem.nests[key], anywhere, Space.GLOBAL, Space.SHARED)] or [(1, 4)]
     exact = isinstance(key, str) and key in problem.viewed
     pairs = tuple(sorted(reduced.items()))
     lanes = LANES if key in problem.turned and Feature.LDMATRIX in problem.target.features else 0
-    return Wish(max(vectors, default=1), size, pairs, exact, max(uses, 1), lanes)
+    widest = max(width for width, _ in vectors)
+    return Wish(widest, vectors[-1][1], pairs, exact, max(uses, 1), lanes)
 
 
-def _widths(nest: Nest, spaces: tuple[Space, ...], anywhere: bool) -> Iterator[tuple[int, int]]:
+def _bytes(buffer: Buffer) -> int:
+    return max(1, buffer.dtype.bits // 8)
+
+
+def _widths(nest: Nest, anywhere: bool, *spaces: Space) -> Iterator[tuple[int, int]]:
     """How wide a nest may move what it touches in `spaces`, and the bytes of an element."""
     for inner in walk_ops(nest.op.body):
-        places = [x for e in expressions(inner) for x in loads(e)]
+        places = [*op_loads(inner)]
         if isinstance(inner, Store):
             places.append(Load(inner.buffer, inner.indices))
         for place in places:
             if place.buffer.space in spaces and place.indices:
                 width = element_width(place, nest.op, nest.ranges, anywhere)
                 if width:
-                    yield width, max(1, place.buffer.dtype.bits // 8)
+                    yield width, _bytes(place.buffer)
 
 
 def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
@@ -532,7 +476,7 @@ def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
 def _widest(buffer: Buffer, ranges: Ranges, anywhere: bool, *others: int) -> int:
     """The widest vectors of elements that divide the distance of rows, and `others`. A tensor of
     one row is in vectors by its size alone where it may begin `anywhere`."""
-    limit = WIDEST // max(1, buffer.dtype.bits // 8) or 1
+    limit = WIDEST // _bytes(buffer) or 1
     rows: Sequence[Expr] = buffer.shape[-1:] if buffer.rank > 1 or anywhere else ()
     if buffer.strides is not None:
         rows = buffer.strides[:-1]
@@ -563,7 +507,7 @@ def lay(problem: Problem) -> Kernel:
     }
 
     def layout(op: Op) -> Op | None:
-        number = problem.numbers.get(id(op))
-        return None if number is None else rebuild(op, layout=problem.known[number])
+        known = problem.known.get(id(op))
+        return None if known is None else rebuild(op, layout=known)
 
     return replace_buffers(map_ops(problem.kernel, layout), buffers)

@@ -4,9 +4,8 @@ Three ways, the cheapest that serves: nothing, when every thread holds what it t
 register; a fragment spread as the op needs it, filled or emptied by a `relayout`; a copy in shared
 memory, which any index may read and write, one known only at run time too.
 
-A view of a fragment that is not spread as the fragment is becomes a fragment of its own. Whatever
-writes one of the two is followed by a trip through shared memory, where both are views of one
-tile, so that the other has it too.
+A fragment that a view shows under other registers lies in shared memory, and products of it have
+fragments of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.expr import (
     Const,
@@ -50,14 +50,18 @@ from tilewright.ir.op import (
     View,
     bodies,
     expressions,
-    marked,
-    read_buffers,
     walk_ops,
-    written_buffers,
 )
-from tilewright.ir.rewrite import fresh_name, map_exprs, map_ops, rebuild
+from tilewright.ir.rewrite import (
+    fresh_name,
+    map_bodies,
+    map_exprs,
+    map_ops,
+    rebuild,
+    replace_buffers,
+)
 from tilewright.ir.target import Target
-from tilewright.passes.layout.matrix_tiles import held_operands, split_of
+from tilewright.passes.layout.matrix_tiles import wanted_operands
 from tilewright.passes.layout.thread_layouts import (
     Access,
     Wish,
@@ -70,26 +74,43 @@ from tilewright.passes.layout.thread_layouts import (
     unrolled,
     with_units,
 )
-from tilewright.passes.lower.foreign import PRINTED
+from tilewright.passes.lower.elements import PRINTED
 from tilewright.passes.overlap.roles import WARP
-from tilewright.support.errors import CompileError
 
 
 def insert_conversions(kernel: Kernel, target: Target, names: set[str]) -> Kernel:
     """`kernel`, every op of which can use its operands where they are."""
-    converter = _Converter(target, names, prod(kernel.threads))
-    body = converter.body(kernel.body)
+    converter = _Converter(target, names, prod(kernel.threads), unrolled(kernel))
+    body = converter.body(_in_memory(kernel, names).body)
     return rebuild(kernel, body=(*converter.made, *body))
 
 
-@dataclass(frozen=True)
-class Views:
-    """Fragments that show each other's memory. `same`: names of views whose registers are those
-    of another fragment. `homes`: fragments that are spread differently, each with the shared tile
-    that shows its elements and the name of the family's first."""
+def _in_memory(kernel: Kernel, names: set[str]) -> Kernel:
+    """`kernel` with fragments that views show under other registers in shared memory."""
+    roots, moved = aliases(kernel), set[str]()
+    for op in walk_ops(kernel, View):
+        if op.buffer.space is Space.FRAGMENT and not (
+            op.offset is const(0) and same_registers(op.buffer, op.source)
+        ):
+            moved.add(roots[op.buffer.name])
+    if not moved:
+        return kernel
 
-    same: dict[str, str]
-    homes: dict[str, tuple[Buffer, Buffer, str]]
+    def own(op: Gemm) -> Iterable[Op]:
+        after: list[Op] = []
+        for name in ("a", "b", "c"):
+            region: Region = getattr(op, name)
+            if roots[region.buffer.name] in moved:
+                tile = replace(region.buffer, name=fresh_name(f"{region.buffer.name}_own", names))
+                yield Alloc(tile, loc=op.loc)
+                yield _by_threads(region.buffer, tile, op)
+                after += [_by_threads(tile, region.buffer, op)] if name == "c" else []
+                op = rebuild(op, **{name: replace(region, buffer=tile)})
+        yield from (op, *after)
+
+    kernel = map_ops(kernel, lambda op: tuple(own(op)) if isinstance(op, Gemm) else None)
+    found = [op.buffer for op in walk_ops(kernel, Alloc, View) if roots[op.buffer.name] in moved]
+    return replace_buffers(kernel, {b: replace(b, space=Space.SHARED, layout=None) for b in found})
 
 
 @dataclass
@@ -100,82 +121,19 @@ class _Converter:
     target: Target
     names: set[str]
     threads: int
-    around: dict[Var, range] = field(default_factory=dict)
+    around: dict[Var, range]
     made: list[Op] = field(default_factory=list)
-    views: Views = field(default_factory=lambda: Views({}, {}))
     printed: dict[str, Buffer] = field(default_factory=dict)
 
     def body(self, body: Body) -> Body:
-        outer = self.views
-        found = tuple(new for op in body for new in self.op(op))
-        self.views = outer  # those of this body end with it
-        return found
-
-    def op(self, op: Op) -> Iterable[Op]:
-        rule = _RULES.get(type(op))
-        if rule is not None:
-            yield from rule(self, op)
-            yield from self.shown(op)
-            return
-        outer = self.threads
-        self.threads = op.warps * WARP if isinstance(op, Role) else outer
-        inner = {f.name: self.inside(op, getattr(op, f.name)) for f in marked(op, "body")}
-        self.threads = outer
-        yield rebuild(op, **inner) if inner else op
-        if not inner:
-            yield from self.shown(op)
-
-    def shown(self, op: Op) -> Iterable[Op]:
-        """What `op` writes, in the fragments that show the same memory."""
-        written = {self.views.same.get(b.name, b.name) for b in _written(op)}
-        if written & set(self.views.homes):
-            self.check_apart(op)
-        for name in sorted(written):
-            home = self.views.homes.get(name)
-            if home is None:
-                continue
-            buffer, tile, family = home
-            others = [h for n, h in self.views.homes.items() if h[2] == family and n != name]
-            if others:
-                yield _by_threads(buffer, tile, op)
-            for other, place, _ in others:
-                yield _by_threads(place, other, op)
-
-    def check_apart(self, op: Op) -> None:
-        """One op must not write memory under one name and use it under another afterwards."""
-        now: dict[str, str] = {}  # families, and the name under which they have been written
-
-        def member(buffer: Buffer) -> tuple[str, str] | None:
-            name = self.views.same.get(buffer.name, buffer.name)
-            home = self.views.homes.get(name)
-            return None if home is None else (home[2], name)
-
-        for statement in op.body if isinstance(op, Map) else (op,):
-            plain = isinstance(statement, Store)
-            used = [b for inner in walk_ops(statement) for b in read_buffers(inner)]
-            writes = _written(statement)
-            for buffer in (*(() if plain else writes), *used, *(writes if plain else ())):
-                found = member(buffer)
-                if found is None:
-                    continue
-                family, name = found
-                if now.setdefault(family, name) != name:
-                    raise CompileError(
-                        f"{buffer.name} and {now[family]} show the same elements, and this uses "
-                        "both after writing one",
-                        loc=statement.loc or op.loc,
-                        fix="use one name within a T.Parallel, or split it in two",
-                    )
-                if buffer in used and buffer not in writes:
-                    del now[family]
-
-    def inside(self, op: Op, body: Body) -> Body:
-        around = self.around
-        self.around = {**around, **unrolled(op)}
-        try:
-            return self.body(body)
-        finally:
-            self.around = around
+        found: list[Op] = []
+        for op in body:
+            rule = _RULES.get(type(op))
+            threads = self.threads
+            self.threads = op.warps * WARP if isinstance(op, Role) else threads
+            found += (map_bodies(op, self.body),) if rule is None else rule(self, op)
+            self.threads = threads
+        return tuple(found)
 
     def like(self, buffer: Buffer, name: str, layout: Fragment | None, space: Space) -> Buffer:
         fresh = fresh_name(name, self.names)
@@ -203,23 +161,15 @@ def held(buffer: Buffer) -> Fragment:
     return buffer.layout
 
 
-def readable(access: Access, nest: Fragment) -> bool:
-    """Whether each thread holds what it reads, in the same register as the others."""
-    return _fits(access, nest, _reads_own)
-
-
-def writable(access: Access, nest: Fragment) -> bool:
-    """Whether each thread that holds an element which the nest writes writes it itself."""
-    return _fits(access, nest, _reads_own) and _fits(access, nest, _writes_own)
-
-
-def _fits(access: Access, nest: Fragment, rule: Callable[[Fragment, Indices], bool]) -> bool:
+def _fits(access: Access, nest: Fragment, writes: bool = False) -> bool:
+    """Whether each thread holds what it touches, in the same register as the others, and, if it
+    `writes`, each one that holds an element which the nest writes writes it itself."""
     if access.points is None:
         return False
-    if access.dims is None:
-        return rule(held(access.buffer), access.needed(nest))
     fragment, shape = held(access.buffer), access.buffer.static_shape
-    return _fits_plainly(access.dims, access.extents, shape, fragment, nest, rule)
+    if access.dims is None:
+        return _fits_points(access.points, fragment, nest, writes)
+    return _fits_plainly(access.dims, access.extents, shape, fragment, nest, writes)
 
 
 @lru_cache(maxsize=256)
@@ -229,27 +179,27 @@ def _fits_plainly(
     shape: tuple[int, ...],
     fragment: Fragment,
     nest: Fragment,
-    rule: Callable[[Fragment, Indices], bool],
+    writes: bool,
 ) -> bool:
     """The answer for indices that are the nest's variables: most nests ask the same."""
-    return rule(fragment, needed_by(plain_points(dims, extents, shape), nest))
+    return _fits_points(plain_points(dims, extents, shape), fragment, nest, writes)
 
 
-def _reads_own(fragment: Fragment, needed: Indices) -> bool:
-    return fragment.registers(needed) is not None
+def _fits_points(points: Indices, fragment: Fragment, nest: Fragment, writes: bool) -> bool:
+    reads_own = fragment.registers(needed_by(points, nest)) is not None
+    return reads_own and (not writes or _written_by_holders(points, fragment, nest, 1))
 
 
-def _writes_own(fragment: Fragment, needed: Indices) -> bool:
-    table, some = fragment.table(), needed >= 0
-    threads = max(len(needed), len(table))
-    written = np.zeros((threads, fragment.elements), bool)
-    thread = np.broadcast_to(np.arange(len(needed))[:, None], needed.shape)
-    written[thread[some], needed[some]] = True
-    touched = np.zeros(fragment.elements, bool)
-    touched[needed[some]] = True
-    inside = (table >= 0) & touched[np.maximum(table, 0)]
-    holder = np.broadcast_to(np.arange(len(table))[:, None], table.shape)
-    return bool(written[holder[inside], table[inside]].all())
+def _written_by_holders(points: Indices, fragment: Fragment, nest: Fragment, most: int) -> bool:
+    """Whether each thread that holds an element runs the iterations that write it, or `most`."""
+    needed, table, count = needed_by(points, nest), fragment.table(), fragment.elements
+    wanted = np.minimum(np.bincount(points[points >= 0], minlength=count), most)
+    own = np.arange(len(needed))[:, None] * count + needed
+    keys, times = np.unique(np.append(own[needed >= 0], -1), return_counts=True)
+    slots = np.arange(len(table))[:, None] * count + table
+    place = np.minimum(np.searchsorted(keys, slots), len(keys) - 1)
+    ran = np.where(keys[place] == slots, times[place], 0)
+    return bool(((table < 0) | (ran >= wanted[np.maximum(table, 0)])).all())
 
 
 def picked_stores(op: Map) -> set[tuple[str, tuple[Expr, ...]]]:
@@ -279,22 +229,6 @@ def picked_stores(op: Map) -> set[tuple[str, tuple[Expr, ...]]]:
     return found
 
 
-def _writes_all(access: Access, nest: Fragment) -> bool:
-    """Whether each thread that holds an element runs every iteration that may write it."""
-    if access.points is None:
-        return False
-    fragment, needed = held(access.buffer), access.needed(nest)
-    table = fragment.table()
-    ran = np.zeros((max(len(needed), len(table)), fragment.elements), np.int64)
-    thread = np.broadcast_to(np.arange(len(needed))[:, None], needed.shape)
-    np.add.at(ran, (thread[needed >= 0], needed[needed >= 0]), 1)
-    points = access.points
-    whole_count = np.bincount(points[points >= 0], minlength=fragment.elements)
-    inside = (table >= 0) & (whole_count > 0)[np.maximum(table, 0)]
-    holder = np.broadcast_to(np.arange(len(table))[:, None], table.shape)
-    return bool((ran[holder[inside], table[inside]] >= whole_count[table[inside]]).all())
-
-
 def _map(c: _Converter, op: Map) -> Iterable[Op]:
     nest = op.layout
     assert isinstance(nest, Fragment)
@@ -302,36 +236,30 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
     after: list[Op] = []
     swaps: dict[tuple[str, tuple[Expr, ...]], Buffer] = {}
     written: dict[str, Buffer] = {}
-    found = accesses(op, c.around)
-    picked = picked_stores(op)
+    found, picked = accesses(op, c.around), picked_stores(op)
     for access in found:
-        buffer = access.buffer
+        buffer, points = access.buffer, access.points
         if not access.writes or buffer.name in written:
             continue
-        alone = (buffer.name, access.indices) in picked and not _writes_all(access, nest)
-        if not alone and writable(access, nest):
+        alone = (buffer.name, access.indices) in picked and (
+            points is None or not _written_by_holders(points, held(buffer), nest, points.size)
+        )
+        if not alone and _fits(access, nest, writes=True):
             continue
         layout = None if alone else buffer_from_nest(access, nest)
-        tmp, there, back = c.twin(buffer, layout, op)
+        written[buffer.name], there, back = c.twin(buffer, layout, op)
         before.append(there)
         after.append(back)
-        written[buffer.name] = tmp
     copies: dict[tuple[str, Fragment | None], Buffer] = {}
     for access in found:
         buffer = access.buffer
-        if access.writes:
-            continue
-        if buffer.name in written:
-            if written[buffer.name].space is Space.SHARED or readable(
-                replace(access, buffer=written[buffer.name]), nest
-            ):
-                continue
-        elif readable(access, nest):
+        now = written.get(buffer.name, buffer)
+        if access.writes or now.space is Space.SHARED or _fits(replace(access, buffer=now), nest):
             continue
         layout = buffer_from_nest(access, nest)
         if layout is not None:
             spread = replace(access, buffer=buffer.with_layout(layout))
-            layout = layout if readable(spread, nest) else None
+            layout = layout if _fits(spread, nest) else None
         key = (buffer.name, layout)
         if key not in copies:
             copies[key], there, _ = c.twin(buffer, layout, op)
@@ -420,31 +348,26 @@ def _through(
 
 def _copy(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
     a, b = op.src, op.dst
-    if not all(r.buffer.space is Space.FRAGMENT for r in (a, b)):
+    if not a.buffer.space is b.buffer.space is Space.FRAGMENT:
         yield op
         return
-    if not (a.is_whole and b.is_whole):
-        yield from _copy_parts(c, op)
-        return
-    source = with_units(held(a.buffer), b.buffer.static_shape)
-    if source is not None and source.same(held(b.buffer)):
-        yield op
-    elif isinstance(op, Copy) and a.dtype == b.dtype and a.buffer.shape == b.buffer.shape:
-        yield Relayout(a, b, loc=op.loc)
-    elif source is not None:
-        yield from _through(c, op, "dst", source, keeps=False)
-    else:
-        yield from _copy_parts(c, op)
-
-
-def _copy_parts(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
-    """Between parts of fragments: from a copy in shared memory where threads lack elements."""
-    if isinstance(op, Scan) or _holds_part(op.src, op.dst):
+    if a.is_whole and b.is_whole:
+        source = with_units(held(a.buffer), b.buffer.static_shape)
+        if source is not None and source.same(held(b.buffer)):
+            yield op
+            return
+        if isinstance(op, Copy) and a.dtype == b.dtype and a.buffer.shape == b.buffer.shape:
+            yield Relayout(a, b, loc=op.loc)
+            return
+        if source is not None:
+            yield from _through(c, op, "dst", source, keeps=False)
+            return
+    if isinstance(op, Scan) or _holds_part(a, b):
         yield op
         return
-    tmp, there, _ = c.twin(op.src.buffer, None, op)
-    yield there
-    yield rebuild(op, src=replace(op.src, buffer=tmp), atom="threads")
+    # from a copy in shared memory: threads lack elements
+    tmp, there, _ = c.twin(a.buffer, None, op)
+    yield from (there, rebuild(op, src=replace(a, buffer=tmp), atom="threads"))
 
 
 def _holds_part(source: Region, target: Region) -> bool:
@@ -470,59 +393,12 @@ def _holds_part(source: Region, target: Region) -> bool:
 
 
 def _gemm(c: _Converter, op: Gemm) -> Iterable[Op]:
-    split = split_of(op, c.threads, c.target)
-    if split is None:
-        yield op
-        return
-    for name, fragment in held_operands(op, split).items():
-        buffer: Buffer = getattr(op, name).buffer
-        want = with_units(fragment, buffer.static_shape)
-        if want is not None and not want.same(held(buffer)):
+    for name, buffer, want in wanted_operands(op, c.threads, c.target):
+        if not want.same(held(buffer)):
             for new in _through(c, op, name, want, back=name == "c"):
-                if isinstance(new, Gemm):
-                    yield from _gemm(c, new)
-                else:
-                    yield new
+                yield from _gemm(c, new) if isinstance(new, Gemm) else (new,)
             return
     yield op
-
-
-def _written(op: Op) -> list[Buffer]:
-    return [b for inner in walk_ops(op) for b in written_buffers(inner)]
-
-
-def _view(c: _Converter, op: View) -> Iterable[Op]:
-    buffer, source = op.buffer, op.source
-    if buffer.space is not Space.FRAGMENT:
-        yield op
-        return
-    views = c.views
-    root = views.same.get(source.name, source.name)
-    if op.offset is const(0) and same_registers(buffer, source):
-        c.views = replace(views, same={**views.same, buffer.name: root})
-        yield op
-        return
-    if not isinstance(op.offset, Const):
-        raise CompileError(
-            f"{buffer.name} begins at an element of {source.name} that is known only at run time",
-            loc=op.loc,
-            expected="a constant offset: threads hold fixed elements",
-            got=str(op.offset),
-            fix=f"view all of {source.name}, and index the view",
-        )
-    homes = dict(views.homes)
-    if root not in homes:
-        tile = c.like(source, f"{source.name}_home", None, Space.SHARED)
-        homes[root] = (source, tile, root)
-    whole_of, tile, family = homes[root]
-    name = fresh_name(f"{buffer.name}_home", c.names)
-    place = replace(buffer, name=name, space=Space.SHARED, layout=None)
-    c.made.append(View(place, tile, op.offset, loc=op.loc))
-    homes[buffer.name] = (buffer, place, family)
-    c.views = replace(views, homes=homes)
-    yield Alloc(buffer, loc=op.loc)
-    yield _by_threads(whole_of, tile, op)
-    yield _by_threads(place, buffer, op)
 
 
 def _print(c: _Converter, op: Intrinsic) -> Iterable[Op]:
@@ -543,7 +419,6 @@ def _print(c: _Converter, op: Intrinsic) -> Iterable[Op]:
 
 _RULES: dict[type[Op], Callable[..., Iterable[Op]]] = {
     Intrinsic: _print,
-    View: _view,
     Map: _map,
     Reduce: _reduce,
     Copy: _copy,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tilewright.ir.atoms import MATRIX_TYPES, Feature, MatrixType, matrix_fragments
-from tilewright.ir.buffer import Region, Space, whole
+from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.layout.fragment import Fragment, repeat, spatial
 from tilewright.ir.op import Gemm
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.layout.thread_layouts import Wish, divisors, spread
+from tilewright.passes.layout.thread_layouts import Wish, divisors, spread, with_units
 
 WARP = 32
 WARPGROUP = 128
@@ -63,13 +64,9 @@ def shape_of(op: Gemm) -> tuple[int, int, int]:
 
 def split_of(op: Gemm, threads: int, target: Target) -> Split | None:
     """The first instruction that can do `op`, fastest first, and how the warps share it."""
-    for name, rule in RULES.items():
-        if op.atom not in (None, name):
-            continue
-        found = rule(op, threads, target)
-        if isinstance(found, Split):
-            return found
-    return None
+    rules = RULES if op.atom is None else {op.atom: RULES[op.atom]}
+    found = (rule(op, threads, target) for rule in rules.values())
+    return next((split for split in found if isinstance(split, Split)), None)
 
 
 def against(op: Gemm, threads: int, target: Target) -> list[str]:
@@ -84,14 +81,17 @@ def against(op: Gemm, threads: int, target: Target) -> list[str]:
     return found
 
 
-def _is_tile(region: Region) -> bool:
-    return len(region.static_tile) == 2
-
-
-def _wrong_types(op: Gemm) -> str:
-    """What matrix instructions have against the types and shapes of operands, if anything."""
+def _wrong(op: Gemm, threads: int, target: Target, needs: Feature, group: int) -> str:
+    """What matrix instructions of `group` threads have against a product, whatever its shape."""
+    if needs not in target.features:
+        return " on this target"
+    if threads % group:
+        noun = "warps" if group == WARP else "warpgroups"
+        return f": {threads} threads are not whole {noun} of {group}"
+    if op.meta is not None:
+        return f": {op.a.buffer.name} is sparse"
     for region in (op.a, op.b, op.c):
-        if not _is_tile(region):
+        if len(region.static_tile) != 2:
             return f": {region.buffer.name} is no matrix with several rows and columns"
     for region in (op.a, op.b):
         if operand_kind(op, region) is None:
@@ -112,13 +112,7 @@ def _wrong_types(op: Gemm) -> str:
 def _wgmma(op: Gemm, threads: int, target: Target) -> Split | str:
     kind, other = operand_kind(op, op.a), operand_kind(op, op.b)
     a, b = op.a.buffer, op.b.buffer
-    if Feature.WGMMA not in target.features:
-        return " on this target"
-    if threads % WARPGROUP:
-        return f": {threads} threads are not whole warpgroups of {WARPGROUP}"
-    if op.meta is not None:
-        return f": {a.name} is sparse"
-    if wrong := _wrong_types(op):
+    if wrong := _wrong(op, threads, target, Feature.WGMMA, WARPGROUP):
         return wrong
     assert kind is not None and other is not None
     m, n, k = shape_of(op)
@@ -136,14 +130,12 @@ def _wgmma(op: Gemm, threads: int, target: Target) -> Split | str:
         return f": {a.name} of {kind.name} must lie with K innermost: load it so, transpose_A=False"
     # rows first: wide instructions read least, and rows of a softmax stay in a warpgroup
     policy = "full_col" if op.policy == "full_col" else "full_row"
-    for rows, columns in _splits(threads // WARPGROUP, policy, m / 64, n / 8):
-        if m % (64 * rows) or n % (8 * columns):
-            continue
-        width = n // columns
+    groups = threads // WARPGROUP
+    for rows, columns in _splits(groups, policy, m / 64, n / 8):
+        width = 0 if m % (64 * rows) or n % (8 * columns) else n // columns
         for step in range(min(width, 256), 7, -8):
             if width % step == 0 and kind.has_n(step) and _panels_fit(op, other, step):
                 return Split("wgmma", threads, rows, columns, step, kind)
-    groups = threads // WARPGROUP
     return (
         f": {groups} warpgroup{'s' * (groups != 1)} cannot share {m}×{n} in parts of 64 rows and 8 "
         f"columns, with whole rows of {b.name}"
@@ -161,13 +153,7 @@ def _panels_fit(op: Gemm, kind: MatrixType, step: int) -> bool:
 
 def _mma(op: Gemm, threads: int, target: Target) -> Split | str:
     kind = operand_kind(op, op.a)
-    if Feature.MMA not in target.features:
-        return " on this target"
-    if threads % WARP:
-        return f": {threads} threads are not whole warps of {WARP}"
-    if op.meta is not None:
-        return f": {op.a.buffer.name} is sparse"
-    if wrong := _wrong_types(op):
+    if wrong := _wrong(op, threads, target, Feature.MMA, WARP):
         return wrong
     assert kind is not None
     if kind.family == "float8" and Feature.FP8_MMA not in target.features:
@@ -206,18 +192,16 @@ RULES: dict[str, Callable[[Gemm, int, Target], Split | str]] = {
 }
 
 
-def _splits(groups: int, policy: str, m: float, n: float) -> Iterator[tuple[int, int]]:
+def _splits(groups: int, policy: str, m: float, n: float) -> list[tuple[int, int]]:
     """Ways to arrange `groups` over rows and columns, best first: all along one side as the policy
     says, else the one whose parts, `m` by `n` instructions in all, are nearest to square."""
-    ways = [(r, groups // r) for r in divisors(groups)]
-    if policy == "full_row":
-        ways.sort(key=lambda w: -w[0])
-    elif policy == "full_col":
-        ways.sort(key=lambda w: -w[1])
-    else:
+    keys: dict[str, Callable[[tuple[int, int]], Any]] = {
+        "full_row": lambda way: -way[0],
+        "full_col": lambda way: -way[1],
         # an instruction is twice as high as wide; of two equal ways the one with more rows
-        ways.sort(key=lambda w: (2 * m / w[0] + n / w[1], -w[0]))
-    yield from ways
+        "square": lambda way: (2 * m / way[0] + n / way[1], -way[0]),
+    }
+    return sorted(((r, groups // r) for r in divisors(groups)), key=keys[policy])
 
 
 def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
@@ -243,19 +227,27 @@ def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
         deep = op.b.static_tile[1 if op.transpose_b else 0]
         part = repeat(deep // split.kind.k, columns // split.n) * atoms["b"]
         found["b"] = (spatial(1, split.columns) * part).replicate(split.rows)
-    if op.transpose_a:
-        found["a"] = found["a"].permute(1, 0)
-    if op.transpose_b and "b" in found:
-        found["b"] = found["b"].permute(1, 0)
+    for name, turned in (("a", op.transpose_a), ("b", op.transpose_b)):
+        if turned and name in found:
+            found[name] = found[name].permute(1, 0)
     return found
 
 
-def held_operands(op: Gemm, split: Split) -> dict[str, Fragment]:
-    """For each operand that is (part of) a fragment, how all of that fragment is spread."""
+def wanted_operands(
+    op: Gemm, threads: int, target: Target
+) -> Iterator[tuple[str, Buffer, Fragment]]:
+    """Operands of `op` that are (parts of) fragments, and how all of each has to be spread."""
+    split = split_of(op, threads, target)
+    if split is None:
+        return
     wholes = {
         name: whole(region.buffer)
         for name, region in (("a", op.a), ("b", op.b))
         if region.buffer.space is Space.FRAGMENT
     }
-    found = fragments_of(rebuild(op, **wholes), split)
-    return {n: f for n, f in found.items() if getattr(op, n).buffer.space is Space.FRAGMENT}
+    for name, fragment in fragments_of(rebuild(op, **wholes), split).items():
+        buffer: Buffer = getattr(op, name).buffer
+        if buffer.space is Space.FRAGMENT:
+            found = with_units(fragment, buffer.static_shape)
+            if found is not None:
+                yield name, buffer, found

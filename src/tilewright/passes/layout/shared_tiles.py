@@ -22,18 +22,19 @@ from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.expr import Const, Expr, Load, binary, const
+from tilewright.ir.layout.banks import make_swizzled_layout
 from tilewright.ir.layout.fragment import Fragment, repeat, spatial
 from tilewright.ir.layout.layout import (
     AnyLayout,
     ComposedLayout,
     Layout,
     LayoutError,
+    leaves,
     make_layout,
     row_major,
 )
-from tilewright.ir.layout.ops import composition, make_swizzled_layout
-from tilewright.ir.layout.query import same
-from tilewright.ir.layout.recast import recast
+from tilewright.ir.layout.ops import composition
+from tilewright.ir.layout.query import recast, same
 from tilewright.ir.op import (
     Alloc,
     Copy,
@@ -181,12 +182,8 @@ def plain(buffer: Buffer) -> AnyLayout:
 
 def padded(buffer: Buffer, amount: int) -> AnyLayout:
     """Rows `amount` elements longer than the tile's."""
-    shape = buffer.static_shape
-    strides, size = [1], shape[-1] + amount
-    for extent in reversed(shape[:-1]):
-        strides.insert(0, size)
-        size *= extent
-    return Layout(shape, tuple(strides))
+    *outer, row = shape = buffer.static_shape
+    return Layout(shape, row_major((*outer, row + amount)).stride)
 
 
 def operand(buffer: Buffer) -> AnyLayout:
@@ -199,11 +196,8 @@ def operand(buffer: Buffer) -> AnyLayout:
         return found
     *outer, rows, columns = shape
     inner = Layout((core, columns // core), (1, rows * core))
-    size = rows * columns
-    slots: list[Layout] = []
-    for extent in reversed(outer):
-        slots.insert(0, Layout(extent, size))
-        size *= extent
+    strides = leaves(row_major((*outer, rows * columns)).stride)
+    slots = [Layout(extent, stride) for extent, stride in zip(outer, strides, strict=False)]
     return make_layout(*slots, Layout(rows, core), inner)
 
 

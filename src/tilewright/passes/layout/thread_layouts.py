@@ -24,9 +24,9 @@ from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, loads, substitute, variables
 from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial
 from tilewright.ir.layout.layout import Indices, LayoutError
-from tilewright.ir.op import For, If, Let, Map, Op, Store, While, bodies, op_loads
+from tilewright.ir.op import For, Kernel, Let, Map, Op, Store, bodies, op_loads, walk_ops
 from tilewright.passes.layout.addresses import evaluate
-from tilewright.support.errors import CompileError, Loc
+from tilewright.support.errors import CompileError
 
 WARP = 32
 SECTOR = 32  # bytes of memory that move together
@@ -200,13 +200,7 @@ class Access:
     points: Indices | None
     dims: tuple[int, ...] | None
     extents: tuple[int, ...]
-    loc: Loc | None
     grid: tuple[int, ...] | None = None
-
-    def needed(self, nest: Fragment) -> Indices:
-        """[threads, k] elements that each thread touches, -1 for none."""
-        assert self.points is not None
-        return needed_by(self.points, nest)
 
 
 def needed_by(points: Indices, nest: Fragment) -> Indices:
@@ -230,33 +224,31 @@ def plain_points(
 
 
 def static_extents(op: Map) -> tuple[int, ...]:
-    sizes = []
-    for var, extent in zip(op.vars, op.extents, strict=True):
-        if not isinstance(extent, Const):
-            raise CompileError(
-                f"the extent of {var.name} is known only at run time",
-                loc=op.loc,
-                expected="constant extents of T.Parallel on a GPU",
-                fix="run over a constant tile and guard the body",
-            )
-        sizes.append(int(extent.value))
-    return tuple(sizes)
+    return tuple(int(e) for e in op.extents)
 
 
 def accesses(op: Map, around: dict[Var, range]) -> list[Access]:
     """Every access of a fragment in `op`; `around` are the unrolled variables outside."""
     extents = static_extents(op)
-    coords = np.indices(extents).reshape(len(extents), -1)
+    coords = np.indices(extents).reshape(len(op.vars), -1)
     domain = dict(zip(op.vars, coords, strict=True))
     found: list[Access] = []
-    for inner, lets, loops in _walk(op.body, {}, {}):
+    for inner, lets, loops in _walk(op.body, {}, around):
         places = [(load, False) for load in op_loads(inner)]
         if isinstance(inner, Store):
             places.append((Load(inner.buffer, inner.indices), True))
-        where = inner.loc or op.loc
         for place, writes in places:
-            if place.buffer.space is Space.FRAGMENT:
-                found.append(_access(op, place, writes, domain, lets, {**around, **loops}, where))
+            buffer = place.buffer
+            if buffer.space is not Space.FRAGMENT:
+                continue
+            indices = tuple(substitute(i, lets) for i in place.indices)
+            dims, grid = _dims(op, indices, buffer.static_shape), None
+            if dims is None:
+                points = _points(buffer, indices, domain, loops)
+                grid = _grid(op, indices, buffer.static_shape)
+            else:
+                points = plain_points(dims, extents, buffer.static_shape)
+            found.append(Access(buffer, place.indices, writes, points, dims, extents, grid))
     return found
 
 
@@ -265,47 +257,37 @@ def _walk(
 ) -> Iterator[tuple[Op, dict[Var, Expr], dict[Var, range]]]:
     for op in body:
         yield op, lets, loops
-        inside = loops
         if isinstance(op, Let):
             lets = {**lets, op.var: substitute(op.value, lets)}
-        elif isinstance(op, For) and (values := values_of(op)) is not None:
-            inside = {**loops, op.var: values}
-        elif not isinstance(op, (If, While, For, Map)):
-            continue
         for inner in bodies(op):
-            yield from _walk(inner, lets, inside)
+            yield from _walk(inner, lets, {**loops, **_values(op)})
 
 
-def _access(
-    op: Map,
-    load: Load,
-    writes: bool,
-    domain: dict[Var, Indices],
-    lets: dict[Var, Expr],
-    loops: dict[Var, range],
-    loc: Loc | None,
-) -> Access:
-    indices = tuple(substitute(i, lets) for i in load.indices)
-    dims: list[int] | None = []
-    for index, size in zip(indices, load.buffer.static_shape, strict=True):
-        if dims is None:
-            break
+def _values(op: Op) -> dict[Var, range]:
+    """The variable of a loop, with its values, when they are known."""
+    values = values_of(op) if isinstance(op, For) else None
+    return {op.var: values} if isinstance(op, For) and values is not None else {}
+
+
+def unrolled(kernel: Kernel) -> dict[Var, range]:
+    """The variables of loops that are unrolled, with their values, where they are known."""
+    loops = [op for op in walk_ops(kernel, For) if op.kind == "unroll"]
+    return {var: values for op in loops for var, values in _values(op).items()}
+
+
+def _dims(op: Map, indices: tuple[Expr, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The nest's dimensions that are the indices, -1 for none where there is one element; None
+    where that is not all they are."""
+    found: list[int] = []
+    for index, size in zip(indices, shape, strict=True):
         if isinstance(index, Const) and index.value == 0 and size == 1:
-            dims.append(-1)
-        elif isinstance(index, Var) and index in op.vars:
-            place = op.vars.index(index)
-            fits = place not in dims and int(op.extents[place]) == size
-            dims = [*dims, place] if fits else None
-        else:
-            dims = None
-    extents = static_extents(op)
-    shape = None if dims is None else tuple(dims)
-    if shape is None:
-        points = _points(load.buffer, indices, domain, loops)
-    else:
-        points = plain_points(shape, extents, load.buffer.static_shape)
-    grid = _grid(op, indices, load.buffer.static_shape) if shape is None else None
-    return Access(load.buffer, load.indices, writes, points, shape, extents, loc, grid)
+            found.append(-1)
+            continue
+        at = op.vars.index(index) if isinstance(index, Var) and index in op.vars else -1
+        if at < 0 or at in found or int(op.extents[at]) != size:
+            return None
+        found.append(at)
+    return tuple(found)
 
 
 def _grid(op: Map, indices: tuple[Expr, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -350,12 +332,6 @@ def _points(
     return np.where(inside, result, -1)
 
 
-def unrolled(op: Op) -> dict[Var, range]:
-    """The variable of a loop that is unrolled, with its values, when they are known."""
-    values = values_of(op) if isinstance(op, For) and op.kind == "unroll" else None
-    return {op.var: values} if isinstance(op, For) and values is not None else {}
-
-
 # ── from nests to buffers and back ───────────────────────────────────────────────────────────
 
 
@@ -372,7 +348,7 @@ def buffer_from_nest(access: Access, nest: Fragment) -> Fragment | None:
         return repeat(*access.grid) * nest  # the other boxes are held as this one is
     if access.points is None:
         return None
-    needed = access.needed(nest)
+    needed = needed_by(access.points, nest)
     if not needed.size or (needed < 0).any():
         return None
     _, first = np.unique(needed, axis=1, return_index=True)
@@ -425,47 +401,29 @@ def nest_from_buffer(
 
 def _raised(dims: tuple[int, ...], fragment: Fragment, extents: tuple[int, ...]) -> Fragment | None:
     """`fragment` with its dimensions where `dims` says that they are in the nest."""
-    found = [d for d in dims if d >= 0]
-    if any(extents[d] != 1 for d in range(len(extents)) if d not in found):
+    kept = [d for d in dims if d >= 0 and extents[d] != 1]
+    sizes = tuple(extents[d] for d in kept)
+    squeezed = with_units(fragment, sizes or (1,))
+    if squeezed is None or prod(sizes) != prod(extents):
         return None
-    squeezed = _without_units(fragment)
-    if squeezed is None:
-        return None
-    kept = [d for d in found if extents[d] != 1]
-    if not kept:
-        return with_units(squeezed, extents)
-    if len(squeezed.tile) != len(kept):
-        return None
-    return with_units(squeezed.permute(*(kept.index(d) for d in sorted(kept))), extents)
+    if kept:
+        squeezed = squeezed.permute(*(kept.index(d) for d in sorted(kept)))
+    return with_units(squeezed, extents)
 
 
 def with_units(fragment: Fragment, shape: tuple[int, ...]) -> Fragment | None:
     """`fragment` with dimensions of extent 1 added or dropped so that its tile is `shape`."""
     if fragment.tile == shape:
         return fragment
-    squeezed = _without_units(fragment)
-    if squeezed is None:
+    pairs = list(zip(fragment.tile, fragment.cover, strict=True))
+    left = [pair for pair in pairs if pair[0] != 1]
+    if [size for size, _ in left] != [size for size in shape if size != 1] or any(
+        size == 1 != cover for size, cover in pairs
+    ):
         return None
-    if squeezed.tile == shape:
-        return squeezed
-    if tuple(s for s in shape if s != 1) != tuple(s for s in squeezed.tile if s != 1):
-        return None
-    cover, left = [], [c for c, t in zip(squeezed.cover, squeezed.tile, strict=True) if t != 1]
-    for size in shape:
-        cover.append(1 if size == 1 else left.pop(0))
-    return Fragment(shape, squeezed.layout, tuple(cover))
-
-
-def _without_units(fragment: Fragment) -> Fragment | None:
-    """`fragment` without dimensions of extent 1 (one is kept of a tile of one element)."""
-    kept = [i for i, size in enumerate(fragment.tile) if size != 1]
-    if len(kept) == len(fragment.tile):
-        return fragment
-    if any(fragment.cover[i] != 1 for i in range(len(fragment.tile)) if i not in kept):
-        return None
-    kept = kept or [0]
-    tile, cover = (tuple(box[i] for i in kept) for box in (fragment.tile, fragment.cover))
-    return Fragment(tile, fragment.layout, cover)
+    covers = iter(cover for _, cover in left)
+    cover = tuple(1 if size == 1 else next(covers) for size in shape)
+    return Fragment(shape, fragment.layout, cover)
 
 
 def same_registers(buffer: Buffer, source: Buffer) -> bool:

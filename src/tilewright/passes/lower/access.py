@@ -50,7 +50,7 @@ from tilewright.passes.layout.addresses import (
 )
 from tilewright.passes.lower.lowering import Lowering, guarded, unroll
 from tilewright.passes.lower.map_loops import MapLoop, dimensions, used
-from tilewright.passes.overlap.gathers import holds_for_all
+from tilewright.passes.overlap.prefetchable import holds_for_all
 from tilewright.support.errors import CompileError
 
 ELEMENT = Var(" element")  # of a group

@@ -1,5 +1,5 @@
 """Copies: by threads between a fragment and memory, from memory to memory and into a peer's shared
-memory; gathers by `cp.async`; bulk tensor copies in boxes.
+memory; gathers by `cp.async`; bulk tensor copies in boxes; matrices by `ldmatrix` and `stmatrix`.
 
 Each thread moves the elements it holds, by vectors as wide as both sides allow (`access`). Where
 several threads hold an element, one of them stores it.
@@ -16,16 +16,31 @@ import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import TRUE, Expr, Load, Var, const, logical_and, select, variables
+from tilewright.ir.dtype import dtype
+from tilewright.ir.expr import (
+    TRUE,
+    Call,
+    Expr,
+    Load,
+    Var,
+    cast,
+    const,
+    logical_and,
+    select,
+    substitute,
+    variables,
+)
 from tilewright.ir.gather import Gather, gather_of
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.layout.layout import Layout
-from tilewright.ir.op import Body, Copy, Intrinsic, Map, Op
+from tilewright.ir.layout.layout import Indices, Layout, LayoutError
+from tilewright.ir.layout.query import fit_layout
+from tilewright.ir.op import Body, Copy, Intrinsic, Map, Op, Store
 from tilewright.ir.rewrite import rebuild
-from tilewright.passes.canonicalize.expand_copies import expand_op
+from tilewright.ir.simplify import simplify
+from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.addresses import (
     TileAddress,
     evaluate,
+    layout_expr,
     tile_address,
 )
 from tilewright.passes.layout.shared_tiles import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
@@ -38,22 +53,21 @@ from tilewright.passes.lower.access import (
     Groups,
     find_access,
     move,
+    split_offset,
 )
-from tilewright.passes.lower.lowering import Lowering, guarded
-from tilewright.passes.lower.map_loops import MapLoop, map_loop, region_loop
-from tilewright.passes.lower.maps import (
-    check_single,
-    copy_fragment,
-    lower_map,
-    map_layout,
-    unrolled,
-)
-from tilewright.passes.lower.matrices import lower_ldmatrix, lower_stmatrix
+from tilewright.passes.lower.lowering import WARP, Lowering, guarded, unroll
+from tilewright.passes.lower.map_loops import Held, MapLoop, map_loop, region_loop
+from tilewright.passes.lower.maps import check_single, lower_map, map_layout, unrolled
 from tilewright.passes.lower.vectors import batched, fitting, named_loads
-from tilewright.passes.overlap.gathers import SIZES
+from tilewright.passes.overlap.prefetchable import SIZES
 from tilewright.passes.reasons import because
+from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError
 
+UINT32 = dtype("uint32")
+PACK = {"bfloat16": "pack_bfloat16", "float16": "pack_float16"}
+ROWS = 8  # of a matrix
+ROW_BITS = 128
 # what engines and instructions can be told about the L2 cache; `no_allocate` is about the L1 cache
 POLICIES = ("evict_first", "evict_last")
 MOST_UNDER_WAY = 8  # vectors that a thread has loaded before it stores the first
@@ -64,63 +78,18 @@ MOST_UNROLLED = 8  # batches of them in a row
 
 
 def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
-    """Between a fragment and shared or global memory, by threads."""
-    store = isinstance(op.src.buffer.layout, Fragment)
+    """Between a fragment and shared or global memory; into a peer's shared memory every element
+    once, and by `remote_store` its bytes counted there."""
+    store = op.src.buffer.space is Space.FRAGMENT
     held, memory = (op.src, op.dst) if store else (op.dst, op.src)
-    if op.reduce is not None or memory.cta is not None:
-        raise low.unsupported("copies by threads stay in the block and do not reduce")
+    if op.src.cta is not None:
+        raise CompileError("copies by threads stay in the block")
     if not store:
-        check_single(held.buffer, op)
-    groups, access, register, own = _held(low, op, held, memory, store)
-    low.touched = True
-    body = move(low, access, (low.flat(held.buffer), register), groups.count, store)
-    yield from access.align(low)
-    yield from groups.emit(guarded(own, body))
-
-
-def store_remote(low: Lowering, op: Copy) -> Iterable[Op]:
-    """A fragment into a peer's shared memory: every element once, and by `remote_store` its bytes
-    counted there."""
-    counted = op.atom == "remote_store"
-    if not isinstance(op.src.buffer.layout, Fragment) or op.dst.buffer.space is not Space.SHARED:
-        raise low.unsupported("remote stores go from a fragment to shared memory")
-    if counted and (op.dst.cta is None or op.barrier is None or op.barrier.cta is not op.dst.cta):
-        raise CompileError(
-            "a remote store and its barrier are in the same block of the cluster",
-            expected="-> tile[…]@rank barrier=ready[…]@rank, with one rank",
-        )
-    if op.src.dtype != op.dst.dtype:
-        raise low.unsupported(f"remote stores do not convert {op.src.dtype} to {op.dst.dtype}")
-    groups, access, register, _ = _held(low, op, op.src, op.dst, True)
-    words, rest = divmod(groups.count * op.src.dtype.bits, WORD)
-    if rest:
-        raise low.unsupported(f"remote stores move words of 32 bits, not one {op.src.dtype}")
-    where = low.span(op.dst.buffer, access.start[0], groups.count, op.dst.cta)
-    registers = low.span(op.src.buffer, register, groups.count)
-    low.touched = low.touched or not counted
-    barrier = (op.barrier,) if op.barrier is not None else ()
-    name = "store_remote" if counted else "store_cluster"
-    body = Intrinsic(name, (where, registers, *barrier), text=f"words={words}")
-    yield from groups.emit(guarded(access.inside, (body,)))
-
-
-def _held(
-    low: Lowering, op: Copy, held: Region, memory: Region, store: bool
-) -> tuple[Groups, Access, Expr, Expr]:
-    """How threads move what they hold: in which groups, from or to where, the first register of a
-    group, and whether its registers are the region's at all."""
-    fragment = held.buffer.layout
-    assert isinstance(fragment, Fragment)
-    if held.static_tile != memory.static_tile:
-        raise low.unsupported("the two sides of a copy have one shape")
-    if memory.dtype.bits < 8 or held.dtype.bits < 8:
-        raise low.unsupported(f"copies of {memory.dtype} by threads are not lowered")
+        check_single(held.buffer)
     with low.restored():
-        loop, kept, find = region_loop(low, held, op)
-        low.unrolled[loop.var] = range(loop.values)
-        register, var = find(), low.var("v")
-        repeats = held.is_whole and loop.values != fragment.values
-        place, access = Candidate(memory.at(kept)), None
+        loop, kept, register = region_loop(low, held)
+        var, place, access = low.var("v"), Candidate(memory.at(kept)), None
+        repeats = held.is_whole and loop.values != int(low.flat(held.buffer).shape[0])
         count = 1 if repeats else WIDEST // memory.dtype.bits
         while access is None:
             groups = Groups(loop, var, count)
@@ -133,7 +102,27 @@ def _held(
         elif loop.inside is TRUE:  # otherwise what lies outside the region keeps its value
             inside, own = logical_and(own, inside), TRUE
         access = replace(access, inside=groups.at(inside), cache=op.cache)
-        return groups, access, groups.at(register), groups.at(own)
+        first, own = groups.at(register), groups.at(own)
+    low.touched = low.touched or op.atom != "remote_store"
+    if memory.cta is not None:
+        return groups.emit(guarded(access.inside, (_remote(low, op, groups, access, first),)))
+    body = move(low, access, (low.flat(held.buffer), first), groups.count, store)
+    return (*access.align(low), *groups.emit(guarded(own, body)))
+
+
+def _remote(low: Lowering, op: Copy, groups: Groups, access: Access, register: Expr) -> Op:
+    """A group of registers into a peer's shared memory."""
+    counted = op.atom == "remote_store"
+    if op.src.dtype != op.dst.dtype:
+        raise CompileError(f"remote stores do not convert {op.src.dtype} to {op.dst.dtype}")
+    words, rest = divmod(groups.count * op.src.dtype.bits, WORD)
+    if rest:
+        raise CompileError(f"remote stores move words of 32 bits, not one {op.src.dtype}")
+    where = low.span(op.dst.buffer, access.start[0], groups.count, op.dst.cta)
+    registers = low.span(op.src.buffer, register, groups.count)
+    barrier = (op.barrier,) if op.barrier is not None else ()
+    name = "store_remote" if counted else "store_cluster"
+    return Intrinsic(name, (where, registers, *barrier), text=f"words={words}")
 
 
 def _in_row(register: Expr, groups: Groups, bits: int) -> bool:
@@ -141,13 +130,35 @@ def _in_row(register: Expr, groups: Groups, bits: int) -> bool:
     depend on, unrolled variables, moves them as a whole."""
     loop = groups.loop
     others = {v: np.int64(0) for v in variables(register) - {loop.var}}
-    try:
-        found = evaluate(register, {**others, loop.var: np.arange(loop.values)})
-    except CompileError:
-        return False
+    found = evaluate(register, {**others, loop.var: np.arange(loop.values)})
     table = np.broadcast_to(found, (loop.values,)).reshape(-1, groups.count)
     begins = table[:, 0] % max(WORD // bits, 1)
     return np.array_equal(table, table[:, :1] + np.arange(groups.count)) and not begins.any()
+
+
+def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
+    """Registers to registers; float32 to 16 bits in pairs, one instruction each."""
+    target = op.dst.buffer
+    check_single(target)
+    with low.restored():
+        loop, kept, place = region_loop(low, op.dst)
+        register = loop.register(op.src.buffer, op.src.at(kept))
+    src, dst = low.flat(op.src.buffer), low.flat(target)
+    count = int(dst.shape[0])
+    pack = PACK.get(op.dst.dtype.name) if op.src.dtype.name == "float32" else None
+    if pack is None or count % 2 or not op.dst.is_whole:
+        value = cast(Load(src, (register,), op.loc), op.dst.dtype)
+        body: Op = Store(dst, (place,), value)
+        if op.dst.is_whole:
+            return (unroll(loop.var, count, (body,)),)
+        return loop.emit((body,))
+    pair = low.var("v")
+    inside = low.ranges.where(pair, 0, count // 2 - 1)
+    places = [substitute(register, {loop.var: pair * 2 + i}) for i in (0, 1)]
+    both = tuple(Load(src, (simplify(p, inside),), op.loc) for p in places)
+    packed = Call(pack, both, UINT32)
+    body = Intrinsic("store_packed", (low.span(target, pair * 2, 2), packed))
+    return (unroll(pair, count // 2, (body,)),)
 
 
 # ── from memory to memory ────────────────────────────────────────────────────────────────────
@@ -156,10 +167,8 @@ def _in_row(register: Expr, groups: Groups, bits: int) -> bool:
 def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
     """Global to shared memory and back (or within), through registers or by `cp.async`: threads
     along the last dimension, vectors as wide as both sides allow."""
-    if op.reduce is not None or op.src.cta is not None or op.dst.cta is not None:
-        raise low.unsupported("copies by threads stay in the block and do not reduce")
-    if Space.LOCAL in (op.src.buffer.space, op.dst.buffer.space):
-        return _copy_alone(low, op)
+    if op.src.cta is not None or op.dst.cta is not None:
+        raise CompileError("copies by threads stay in the block")
     low.touched = True
     with low.restored():
         groups, source, target = _both_sides(low, op)
@@ -171,28 +180,11 @@ def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
         return batched(groups, batch, [(source, piece)], [(target, piece)], MOST_UNROLLED)
 
 
-def _copy_alone(low: Lowering, op: Copy) -> Iterable[Op]:
-    """What each thread copies for itself, from or to its own array."""
-    for region in (op.src, op.dst):
-        if region.buffer.space is Space.FRAGMENT:
-            raise low.unsupported(
-                f"{region.buffer.name} is spread over threads, which do not copy it alone"
-            )
-    loops = expand_op(op, low.names)
-    assert loops is not None
-    return low.op(unrolled(loops))
-
-
 def _both_sides(low: Lowering, op: Copy) -> tuple[Groups, Access, Access]:
     """How threads go over both sides of `op` together: the widest that both allow."""
-    if op.src.static_tile != op.dst.static_tile:
-        raise low.unsupported("the two sides of a copy have one shape")
     tile = op.src.static_tile
     shape = tile or (1,)
-    widest = max(op.src.dtype.bits, op.dst.dtype.bits)
-    if widest < 8:
-        raise low.unsupported(f"copies of {op.src.dtype} by threads are not lowered")
-    count, var = WIDEST // widest, low.var("v")
+    count, var = WIDEST // max(op.src.dtype.bits, op.dst.dtype.bits), low.var("v")
     while True:
         while shape[-1] % count:
             count //= 2
@@ -287,7 +279,7 @@ class Boxes:
     corners: tuple[tuple[tuple[int, ...], int], ...]
 
 
-def cut_boxes(tensor: Region, address: TileAddress, op: Copy, ranges: Ranges) -> Boxes:
+def cut_boxes(tensor: Region, address: TileAddress, ranges: Ranges) -> Boxes:
     """The largest boxes whose elements lie densely in shared memory, fastest dimension last."""
     shape = tuple(int(e) for e in tensor.extents)
     bits = tensor.dtype.bits
@@ -346,7 +338,7 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     load = op.atom == "bulk_load"
     tensor, tile = (op.src, op.dst) if load else (op.dst, op.src)
     if tensor.buffer.rank > MOST_RANK:
-        raise low.unsupported(f"bulk copies take tensors of rank up to {MOST_RANK}")
+        raise CompileError(f"bulk copies take tensors of rank up to {MOST_RANK}")
     # seen on an H200: a box that starts elsewhere is an illegal instruction
     if multiple_of(tensor.starts[-1], low.ranges) * tensor.dtype.bits % 128:
         raise CompileError(
@@ -355,7 +347,7 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
             fix="copy by threads, or say with `hint assume` what the start is a multiple of",
         )
     address = tile_address(tile, low.ranges, None)
-    boxes = cut_boxes(tensor, address, op, low.ranges)
+    boxes = cut_boxes(tensor, address, low.ranges)
     found = low.tensor_map(tensor.buffer, boxes.box, address.swizzle_bytes)
     words = {"map": found.name, "rank": str(len(boxes.box))}
     starts = tensor.starts
@@ -386,42 +378,217 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     yield from low.by_leader(*copies)
 
 
+# ── matrices ─────────────────────────────────────────────────────────────────────────────────
+#
+# An instruction moves one, two or four 8×8 matrices of eight rows of 16 bytes between shared memory
+# and the registers of a warp. Lane 8·q + r names row r of matrix q; lane 4·r + c holds the c-th
+# word of row r, or of column r when transposed. Which registers of a fragment are such matrices is
+# read off its table, element by element.
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Instructions of `count` matrices each: `places[thread]` + `steps[i]` is where the row lies
+    that a thread names in the i-th, before the swizzle."""
+
+    count: int
+    trans: bool
+    places: Indices
+    steps: Indices
+
+
+def copy_matrices(low: Lowering, op: Copy) -> Iterable[Op]:
+    """Between a fragment and shared memory; float32 becomes 16 bits on the way there."""
+    store = op.atom == "stmatrix"
+    region, memory = (op.src, op.dst) if store else (op.dst, op.src)
+    pack = PACK.get(op.dst.dtype.name) if store and op.src.dtype.name == "float32" else None
+    if pack is None and (op.src.dtype != op.dst.dtype or op.src.dtype.bits not in (8, 16, 32)):
+        raise CompileError(f"{op.atom} from {op.src.dtype} to {op.dst.dtype}")
+    if memory.cta is not None or op.reduce is not None:
+        raise CompileError(f"{op.atom} stays in the block and does not reduce")
+    if len(region.static_tile) != 2:
+        raise CompileError(f"{op.atom} moves matrices, not tiles of {region.static_tile}")
+    low.check_whole(op.atom or "", WARP)
+    held, address = Held(low, region), tile_address(memory, low.ranges, None)
+    if not store:
+        check_single(region.buffer)
+    elif len(distinct(held.table)) != held.table.size:
+        raise CompileError(f"stmatrix: several threads hold elements of {region.buffer.name}")
+    found = _find(low, held, address, op, consecutive=pack is None)
+    size = found.count * (2 if pack is not None else WORD // region.dtype.bits)
+    var, lets, count = low.var("v"), list[Op](), len(found.steps)
+    place = low.simplify(layout_expr(fit_layout(found.places), low.instance.thread))
+    where = split_offset(low, address, (place, found.places), found.steps, var, lets)
+    if where is None:
+        raise CompileError("this address is not a simple function of the threads")
+    row = low.span(address.buffer, where, ROW_BITS // address.buffer.dtype.bits)
+    text = f"count={found.count} trans={int(found.trans)}"
+    with low.restored():
+        low.unrolled[var] = range(count)
+        if pack is not None:
+            source = low.flat(region.buffer)
+            each = [Load(source, (held.first(i, 1, var, size),), op.loc) for i in range(size)]
+            words = [Call(pack, (each[i], each[i + 1]), UINT32) for i in range(0, size, 2)]
+            args: tuple[Expr | Region, ...] = (row, *words)
+        else:
+            span = low.span(region.buffer, held.first(0, size, var, size), size)
+            args = (row, span) if store else (span, row)
+    if store:
+        text += " from=words" if pack is None else " from=values"
+    low.touched = True
+    body = Intrinsic(op.atom or "", args, text=text)
+    return (*lets, body if count == 1 else unroll(var, count, (body,)))
+
+
+def _find(low: Lowering, held: Held, address: TileAddress, op: Copy, consecutive: bool) -> Matrices:
+    """How the fragment's registers are matrices of shared memory; the most an instruction takes."""
+    bits = address.buffer.dtype.bits
+    row, word = ROW_BITS // bits, WORD // bits
+    offsets = address.offsets()
+    inner = _contiguous(low, address, offsets, row, op)
+    if held.values % word:
+        raise _no_matrices(held, op)
+    rows, columns = (c.reshape(-1, WARP, held.values // word, word) for c in held.coords())
+    lane, element = np.arange(WARP)[:, None, None], np.arange(word)
+    # along a word, then across words
+    for along in (inner, 1 - inner) if bits == 16 else (inner,):
+        near, far = (columns, rows) if along else (rows, columns)
+        near0, far0 = near[:, :1, :, :1], far[:, :1, :, :1]
+        # rows that memory holds may be named in any order: a lane's words need not be neighbours'
+        apart = int(near.flat[near.shape[-2] * word] - near.flat[0]) if along != inner else word
+        if np.array_equal(near, near0 + lane % 4 * apart + element) and np.array_equal(
+            far, np.broadcast_to(far0 + lane // 4, far.shape)
+        ):
+            break
+    else:
+        raise _no_matrices(held, op)
+    trans = along != inner
+    # the first element of every row that memory holds: [warp, matrix, row]
+    step = np.arange(ROWS)
+    starts = [near0[:, 0, :, :], far0[:, 0, :, :]]
+    if trans:
+        starts[0] = starts[0] + step // word * apart + step % word
+    else:
+        starts[1] = starts[1] + step
+    shape = np.broadcast_shapes(*(s.shape for s in starts))
+    near_at, far_at = (np.broadcast_to(s, shape) for s in starts)
+    first = offsets[(far_at, near_at) if along else (near_at, far_at)]
+    if (first % row).any():
+        raise _unaligned(address, op)
+    matrices = first.shape[1]
+    for count in (4, 2, 1):
+        if matrices % count or (consecutive and not held.runs(count * word)):
+            continue
+        # lane 8q + r of the i-th instruction: [warp, i, q, r]; lanes behind repeat the first
+        named = np.tile(first.reshape(len(first), -1, count * ROWS), (1, 1, 4 // count))
+        table = named.transpose(0, 2, 1).reshape(low.instance.threads, -1)
+        places, steps = table[:, 0] - table[0, 0], table[0]
+        if not np.array_equal(table, places[:, None] + steps):
+            continue
+        try:
+            fit_layout(places)
+        except LayoutError:
+            continue
+        return Matrices(count, trans, places, steps)
+    raise CompileError(
+        f"{op.atom}: where {address.buffer.name} keeps the rows is no simple function of the "
+        "threads",
+        expected="whole matrices in consecutive registers",
+        got=f"{held.fragment} in {address.buffer.layout}",
+        fix="copy with atom=threads",
+    )
+
+
+def _contiguous(low: Lowering, address: TileAddress, offsets: Indices, row: int, op: Copy) -> int:
+    """The dimension along which shared memory holds aligned rows of 16 bytes."""
+    swizzle = address.swizzle
+    fits = multiple_of(address.base, low.ranges) % row == 0 and (
+        not swizzle.bits or (1 << swizzle.base) % row == 0
+    )
+    for dim in (1, 0):
+        table = offsets if dim else offsets.T
+        if not fits or table.shape[1] % row:
+            continue
+        pieces = table.reshape(len(table), -1, row)
+        if np.array_equal(pieces, pieces[:, :, :1] + np.arange(row)):
+            return dim
+    raise _unaligned(address, op)
+
+
+def _unaligned(address: TileAddress, op: Copy) -> CompileError:
+    return CompileError(
+        f"{op.atom} needs rows of 16 contiguous bytes in {address.buffer.name}, aligned to 16",
+        got=repr(address.buffer.layout),
+        fix="pad rows to a multiple of 16 bytes, or copy with atom=threads",
+    )
+
+
+def _no_matrices(held: Held, op: Copy) -> CompileError:
+    return CompileError(
+        f"the registers of {held.region.buffer.name} are not matrices that {op.atom} moves",
+        expected="lane 4·r + c holds 32 bits of row r (or column r) of 8×8 matrices",
+        got=repr(held.fragment),
+        fix="copy with atom=threads",
+    )
+
+
 # ── which rule lowers which ──────────────────────────────────────────────────────────────────
 
 
 def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
-    rule = COPIES.get(op.atom or "")
-    if rule is None:
-        raise low.unsupported(f"copies by {op.atom} are not lowered to threads yet")
-    for region in (op.src, op.dst):
-        if region.buffer.name in low.shifts and op.atom not in ("threads", "cp_async"):
-            if op.atom in ("ldmatrix", "stmatrix"):
-                return _threads(low, op)
-            raise low.unsupported(
-                f"{region.buffer.name} begins at a place known only at run time, which {op.atom} "
+    atom = op.atom or ""
+    if any(r.buffer.name in low.shifts for r in (op.src, op.dst)):
+        if atom in ("ldmatrix", "stmatrix"):
+            atom = "threads"
+        elif atom not in ("threads", "cp_async"):
+            region = op.src if op.src.buffer.name in low.shifts else op.dst
+            raise CompileError(
+                f"{region.buffer.name} begins at a place known only at run time, which {atom} "
                 "cannot say",
-                "copy it by threads",
+                fix="copy it by threads",
             )
-    return rule(low, op)
+    return COPIES[atom](low, op)
 
 
 def _threads(low: Lowering, op: Copy) -> Iterable[Op]:
-    source, target = (isinstance(r.buffer.layout, Fragment) for r in (op.src, op.dst))
-    if source and op.dst.cta is not None:
-        return store_remote(low, op)
-    if source and target:
+    source, target = op.src.buffer.space, op.dst.buffer.space
+    held = Space.FRAGMENT in (source, target)
+    if Space.LOCAL in (source, target):
+        return _alone(low, op)
+    if source is target and held:
         return copy_fragment(low, op)
-    if source or target:
-        return copy_memory(low, op)
-    return copy_between(low, op)
+    return copy_memory(low, op) if held else copy_between(low, op)
+
+
+def _alone(low: Lowering, op: Copy) -> Iterable[Op]:
+    """What each thread copies for itself, from or to its own array."""
+    for region in (op.src, op.dst):
+        if region.buffer.space is Space.FRAGMENT:
+            raise CompileError(
+                f"{region.buffer.name} is spread over threads, which do not copy it alone"
+            )
+    loops = expand_op(op, low.names)
+    assert loops is not None
+    return low.op(unrolled(loops))
+
+
+def _remote_store(low: Lowering, op: Copy) -> Iterable[Op]:
+    if op.src.buffer.space is not Space.FRAGMENT:
+        raise CompileError("remote stores go from a fragment to shared memory")
+    if op.dst.cta is None or op.barrier is None or op.barrier.cta is not op.dst.cta:
+        raise CompileError(
+            "a remote store and its barrier are in the same block of the cluster",
+            expected="-> tile[…]@rank barrier=ready[…]@rank, with one rank",
+        )
+    return copy_memory(low, op)
 
 
 COPIES: dict[str, Callable[[Lowering, Copy], Iterable[Op]]] = {
     "bulk_load": _bulk,
     "bulk_store": _bulk,
-    "remote_store": store_remote,
-    "ldmatrix": lower_ldmatrix,
-    "stmatrix": lower_stmatrix,
+    "remote_store": _remote_store,
+    "ldmatrix": copy_matrices,
+    "stmatrix": copy_matrices,
     "threads": _threads,
     "cp_async": copy_between,
 }

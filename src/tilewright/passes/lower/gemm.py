@@ -75,22 +75,15 @@ class Operand:
 
 
 def shared_operand(
-    address: TileAddress, mn_dim: int, mn_step: int, kind: MatrixType, op: Gemm, which: str
+    address: TileAddress, mn_dim: int, mn_step: int, kind: MatrixType, which: str
 ) -> Operand:
     """How descriptors address this operand, in parts of `mn_step`×k; refused when they cannot."""
     table = address.offsets() if mn_dim == 0 else address.offsets().T
-    bits = address.buffer.dtype.bits
-    span = address.swizzle_bytes
-    candidates = []
-    if span >= 0:
-        candidates.append(_k_major(table[:mn_step, : kind.k], span, bits))
-        if kind.mn_major:
-            candidates.append(_mn_major(table[:mn_step, : kind.k], span, bits))
-    mn, k = table.shape
-    for found in candidates:
-        if found is None:
-            continue
-        mn_major, leading, stride, canonical = found
+    span, (mn, k) = address.swizzle_bytes, table.shape
+    forms = (_k_major, _mn_major) if kind.mn_major else (_k_major,)
+    for form in forms if span >= 0 else ():
+        part = table[:mn_step, : kind.k]
+        mn_major, leading, stride, canonical = form(part, span, address.buffer.dtype.bits)
         parts = (
             table[i : i + mn_step, j : j + kind.k] - table[i, j]
             for i in range(0, mn, mn_step)
@@ -115,7 +108,7 @@ def shared_operand(
 _Form = tuple[bool, int, int, "np.ndarray"]
 
 
-def _k_major(part: np.ndarray, span: int, bits: int) -> _Form | None:
+def _k_major(part: np.ndarray, span: int, bits: int) -> _Form:
     """Rows of `span` bytes along K, eight to an atom, atoms `stride` apart. Without a swizzle:
     blocks of 8 rows of 16 bytes, `leading` apart along K and `stride` along M or N."""
     mn, k = part.shape
@@ -131,7 +124,7 @@ def _k_major(part: np.ndarray, span: int, bits: int) -> _Form | None:
     return False, leading * bits // 8, stride * bits // 8, table
 
 
-def _mn_major(part: np.ndarray, span: int, bits: int) -> _Form | None:
+def _mn_major(part: np.ndarray, span: int, bits: int) -> _Form:
     """Columns of `span` bytes along M or N, eight k to an atom: `stride` to the next eight k,
     `leading` to the next column. Without a swizzle columns have 16 bytes, and the two change
     places."""
@@ -147,18 +140,15 @@ def _mn_major(part: np.ndarray, span: int, bits: int) -> _Form | None:
 
 def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
     if op.meta is not None:
-        raise low.unsupported("sparse gemm is not lowered to threads yet")
-    rule = GEMMS.get(op.atom or "")
-    if rule is None:
-        raise low.unsupported(f"gemm by {op.atom} is not lowered to threads yet")
+        raise CompileError("sparse gemm is not lowered to threads yet")
     for region in (op.a, op.b):
         if op.atom == "wgmma" and region.buffer.name in low.shifts:
-            raise low.unsupported(
+            raise CompileError(
                 f"{region.buffer.name} begins at a place known only at run time, which no matrix "
                 "descriptor says",
-                "copy it into a tile of its own",
+                fix="copy it into a tile of its own",
             )
-    return rule(low, op)
+    return GEMMS[op.atom or ""](low, op)
 
 
 def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
@@ -175,98 +165,80 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
             got=f"{m}×{n}×{k}",
             fix="make the tile larger, or use T.gemm, which chooses an instruction that fits",
         )
-    if low.instance.threads % WARPGROUP:
-        raise low.unsupported(
-            f"wgmma runs in whole warpgroups, and {low.instance.threads} threads run this",
-            "use a multiple of 128 threads, or T.gemm, which chooses an instruction that fits",
-        )
+    low.check_whole("wgmma", WARPGROUP)
     c, columns = _accumulators(low, op, kind, n)
-    blocks, steps = sorted(c.corners), range(0, k, kind.k)
+    blocks = sorted(c.corners)
     b_address = tile_address(op.b, low.ranges, None)
-    b = shared_operand(b_address, 0 if op.transpose_b else 1, columns, kind, op, "b")
-    group = _Group(low, op)
-    at_b = {(at, k0): [b.offset(n0, k0) for _, n0 in at] for at in blocks for k0 in steps}
-    b_desc, b_ops = group.descriptor(b, at_b[blocks[0], 0])
-    yield from b_ops
+    b = shared_operand(b_address, 0 if op.transpose_b else 1, columns, kind, "b")
+    right = _Descriptor(low, b, [n0 for _, n0 in blocks[0]])
+    yield from right.made
     a: Operand | None = None
-    a_desc: Var | None = None
-    a_regs: Blocks | None = None
-    at_a: dict[tuple[Corners, int], list[int]] = {}
     if isinstance(op.a.buffer.layout, Fragment):
-        a_regs = _register_operand(low, op, kind)
+        if op.transpose_a:
+            raise CompileError("an operand in registers cannot be transposed")
+        registers = _need(low, op.a, matrix_fragments("wgmma", kind)["a"], op, WARPGROUP)
     else:
         a_address = tile_address(op.a, low.ranges, None)
-        a = shared_operand(a_address, 1 if op.transpose_a else 0, M, kind, op, "a")
-        at_a = {(at, k0): [a.offset(m0, k0) for m0, _ in at] for at in blocks for k0 in steps}
-        a_desc, a_ops = group.descriptor(a, at_a[blocks[0], 0])
-        yield from a_ops
-    text = " ".join(
-        f"{key}={value}"
-        for key, value in {
-            "n": columns,
-            "a": kind.name,
-            "b": b_kind.name,
-            "d": op.c.dtype.name,
-            "from": "rs" if a is None else "ss",
-            "ta": int(a is not None and a.mn_major),
-            "tb": int(b.mn_major),
-        }.items()
-    )
+        a = shared_operand(a_address, 1 if op.transpose_a else 0, M, kind, "a")
+        left = _Descriptor(low, a, [m0 for m0, _ in blocks[0]])
+        yield from left.made
+    fields = {
+        "n": columns,
+        "a": kind.name,
+        "b": b_kind.name,
+        "d": op.c.dtype.name,
+        "from": "rs" if a is None else "ss",
+        "ta": int(a is not None and a.mn_major),
+        "tb": int(b.mn_major),
+    }
+    text = " ".join(f"{key}={value}" for key, value in fields.items())
     if not low.fenced:
         used = {r.buffer for r in (op.a, op.c)}
         yield from _fence(low, [b for b in low.instance.written if b in used])
     keep = select(op.clear, 0, 1)
-    for k0 in steps:
+    for k0 in range(0, k, kind.k):
         for at in blocks:
-            if a_desc is not None:
-                left: Expr | Region = group.advance(a_desc, at_a[at, k0], at_a[blocks[0], 0])
-            else:
-                assert a_regs is not None
-                left = _at(a_regs, tuple((m0, k0) for m0, _ in at), op, "warpgroups")
-            yield Intrinsic(
-                "wgmma",
-                (
-                    c.span(at),
-                    left,
-                    group.advance(b_desc, at_b[at, k0], at_b[blocks[0], 0]),
-                    keep if k0 == 0 else const(1),
-                ),
-                text=text,
+            args = (
+                c.span(at),
+                left.at([m0 for m0, _ in at], k0)
+                if a is not None
+                else _at(registers, tuple((m0, k0) for m0, _ in at), op, "warpgroups"),
+                right.at([n0 for _, n0 in at], k0),
+                keep if k0 == 0 else const(1),
             )
+            yield Intrinsic("wgmma", args, text=text)
     low.open_group += [op.c.buffer, op.a.buffer] if a is None else [op.c.buffer]
 
 
-@dataclass
-class _Group:
-    """The number of a thread's warpgroup, and descriptors that depend on it."""
+class _Descriptor:
+    """A descriptor of a shared operand, `made` to begin at a place for each warpgroup."""
 
-    low: Lowering
-    op: Gemm
-
-    def descriptor(self, operand: Operand, offsets: list[int]) -> tuple[Var, list[Op]]:
-        """A descriptor that begins `offsets[group]` bytes in."""
-        address, low = operand.address, self.low
+    def __init__(self, low: Lowering, operand: Operand, first: list[int]) -> None:
+        self.low, self.operand, address = low, operand, operand.address
         name = f"{address.buffer.name}_desc"
-        var = low.var(name, UINT64)
+        self.var = low.var(name, UINT64)
         code = _SWIZZLE_CODE[address.swizzle_bytes]
         text = f"leading={operand.leading >> 4} stride={operand.stride >> 4} swizzle={code}"
         where = low.span(address.buffer, address.base, 1)
-        made = Intrinsic("descriptor", (where,), var, text=text)
-        if not any(offsets):
-            return var, [made]
-        moved = low.var(name, UINT64)
-        return moved, [made, Let(moved, self.advance(var, offsets, [0] * len(offsets)))]
+        self.made: list[Op] = [Intrinsic("descriptor", (where,), self.var, text=text)]
+        self.begin = [0] * len(first)
+        begin = [operand.offset(mn, 0) for mn in first]
+        if any(begin):
+            moved = low.var(name, UINT64)
+            self.made.append(Let(moved, self.at(first, 0)))
+            self.var, self.begin = moved, begin
 
-    def advance(self, descriptor: Var, to: list[int], of: list[int]) -> Expr:
-        """`descriptor`, which begins at `of`, moved on `to` other bytes."""
-        steps = [(x - y) >> 4 for x, y in zip(to, of, strict=True)]
-        for offset in (*to, *of):
-            if offset % 16:
-                raise CompileError(f"a descriptor moves by 16 bytes, not {offset}")
-        if len(set(steps)) == 1:
-            return descriptor + steps[0] if steps[0] else descriptor
+    def at(self, mns: list[int], k: int) -> Expr:
+        """The descriptor moved on to `mns`, of each warpgroup, and `k`."""
+        steps = [self.operand.offset(mn, k) - at for mn, at in zip(mns, self.begin, strict=True)]
+        for step in steps:
+            if step % 16:
+                raise CompileError(f"a descriptor moves by 16 bytes, not {step}")
+        units = [step >> 4 for step in steps]
+        if len(set(units)) == 1:
+            return self.var + units[0] if units[0] else self.var
         number = self.low.simplify(self.low.instance.warp // (WARPGROUP // WARP))
-        return descriptor + cast(chosen(self.low, number, steps), UINT64)
+        return self.var + cast(chosen(self.low, number, units), UINT64)
 
 
 # ── registers as operands ────────────────────────────────────────────────────────────────────
@@ -289,11 +261,11 @@ class Blocks:
 
 
 def _blocks(
-    low: Lowering, region: Region, atom: Fragment, threads: int, op: Gemm, transposed: bool = False
+    low: Lowering, region: Region, atom: Fragment, threads: int, transposed: bool = False
 ) -> Blocks | None:
     """The registers of `region`, whole instructions of `atom` by `threads` each; None when they
     are not."""
-    held = Held(low, region, op)
+    held = Held(low, region)
     size = atom.values
     if held.values % size or not held.runs(size):
         return None
@@ -311,19 +283,28 @@ def _blocks(
     return Blocks(held, size, {corners: i for i, corners in enumerate(found)})
 
 
-def _need(low: Lowering, region: Region, atom: Fragment, op: Gemm, transposed: bool) -> Blocks:
-    """An operand of `mma`."""
+def _need(
+    low: Lowering,
+    region: Region,
+    atom: Fragment,
+    op: Gemm,
+    threads: int = WARP,
+    transposed: bool = False,
+) -> Blocks:
+    """An operand in registers."""
     if not isinstance(region.buffer.layout, Fragment):
         raise CompileError(
             f"mma multiplies fragments, and {region.buffer.name} is in shared memory",
             fix="copy it into a fragment first, with atom=ldmatrix",
         )
-    found = _blocks(low, region, atom, WARP, op, transposed)
+    found = _blocks(low, region, atom, threads, transposed)
     if found is None:
         raise CompileError(
-            f"{region.buffer.name} does not have the registers that mma needs",
-            expected=f"{atom}, repeated" + (", transposed" if transposed else ""),
+            f"{region.buffer.name} does not have the registers that {op.atom} needs",
+            expected=f"{atom!r} in consecutive registers, repeated"
+            + (", transposed" if transposed else ""),
             got=repr(region.buffer.layout),
+            fix="leave its layout to the compiler, and use T.gemm where the target has no wgmma",
         )
     return found
 
@@ -333,30 +314,10 @@ def _accumulators(low: Lowering, op: Gemm, kind: MatrixType, n: int) -> tuple[Bl
     for step in range(min(n, 256), 7, -8):
         if n % step == 0 and kind.has_n(step):
             atom = matrix_fragments("wgmma", kind, step)["c"]
-            found = _blocks(low, op.c, atom, WARPGROUP, op)
+            found = _blocks(low, op.c, atom, WARPGROUP)
             if found is not None:
                 return found, step
-    raise _no_blocks(op.c, matrix_fragments("wgmma", kind, 8)["c"], op)
-
-
-def _no_blocks(region: Region, atom: Fragment, op: Gemm) -> CompileError:
-    return CompileError(
-        f"{region.buffer.name} does not have the registers this instruction needs",
-        expected=f"{atom!r} in consecutive registers of every warpgroup, repeated",
-        got=repr(region.buffer.layout),
-        fix="leave its layout to the compiler, and use T.gemm where the target has no wgmma",
-    )
-
-
-def _register_operand(low: Lowering, op: Gemm, kind: MatrixType) -> Blocks:
-    """A in registers."""
-    if op.transpose_a:
-        raise low.unsupported("an operand in registers cannot be transposed")
-    atom = matrix_fragments("wgmma", kind)["a"]
-    found = _blocks(low, op.a, atom, WARPGROUP, op)
-    if found is None:
-        raise _no_blocks(op.a, atom, op)
-    return found
+    return _need(low, op.c, atom, op, WARPGROUP), 8
 
 
 def _at(blocks: Blocks, corners: Corners, op: Gemm, who: str) -> Region:
@@ -412,12 +373,11 @@ def lower_mma(low: Lowering, op: Gemm) -> Iterable[Op]:
     """Every warp multiplies what it holds: for each k step and each 16×8 of its accumulator an
     instruction."""
     a_type, b_type = matrix_types(op)
-    if low.instance.threads % WARP:
-        raise low.unsupported("mma runs in whole warps")
+    low.check_whole("mma", WARP)
     atoms = matrix_fragments("mma", a_type)
-    c = _need(low, op.c, atoms["c"], op, False)
-    a = _need(low, op.a, atoms["a"], op, op.transpose_a)
-    b = _need(low, op.b, atoms["b"], op, op.transpose_b)
+    c = _need(low, op.c, atoms["c"], op)
+    a = _need(low, op.a, atoms["a"], op, transposed=op.transpose_a)
+    b = _need(low, op.b, atoms["b"], op, transposed=op.transpose_b)
     text = f"a={a_type.name} b={b_type.name} d={op.c.dtype.name}"
     yield from _clear(low, op)
     for k0 in range(0, op.a.static_tile[0 if op.transpose_a else 1], a_type.k):
@@ -431,10 +391,10 @@ def _clear(low: Lowering, op: Gemm) -> Iterable[Op]:
     """Zeros for the accumulator where `clear` is true."""
     if op.clear is FALSE:
         return
-    held, var = Held(low, op.c, op), low.var("v")
+    held, var = Held(low, op.c), low.var("v")
     with low.restored():
         low.unrolled[var] = range(held.values)
-        place = held.first(0, 1, var, 1)
+        place = held.first(0, 1, var)
     zero = Store(low.flat(op.c.buffer), (place,), const(0, op.c.dtype))
     yield from guarded(op.clear, (unroll(var, held.values, (zero,)),))
 
@@ -446,14 +406,14 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     """Every thread computes the elements of the accumulator that it holds, from shared memory."""
     fragment = op.c.buffer.layout
     if not isinstance(fragment, Fragment) or not op.c.is_whole or len(fragment.tile) != 2:
-        raise low.unsupported("fma accumulates in a whole fragment")
+        raise CompileError("fma accumulates in a whole fragment")
     if op.c.dtype.name not in FMA_TYPES:
-        raise low.unsupported(f"fma accumulates in {', '.join(FMA_TYPES)}, not {op.c.dtype}")
+        raise CompileError(f"fma accumulates in {', '.join(FMA_TYPES)}, not {op.c.dtype}")
     for region in (op.a, op.b):
         if region.buffer.space is not Space.SHARED:
-            raise low.unsupported(
+            raise CompileError(
                 f"fma reads its operands from shared memory, and {region.buffer.name} is elsewhere",
-                "copy it to shared memory first",
+                fix="copy it to shared memory first",
             )
     i, j, k = (low.var(name) for name in "ijk")
     left = _element(op.a, (k, i) if op.transpose_a else (i, k), op)
@@ -462,9 +422,9 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     body = Store(op.c.buffer, (i, j), total)
     extents = tuple(const(e) for e in fragment.tile)
     loop = Map((i, j), extents, (body,), layout=fragment)
-    steps = int(op.a.extents[-2:][0 if op.transpose_a else 1])
+    steps = op.a.extents[-2:][0 if op.transpose_a else 1]
     yield from _clear(low, op)
-    yield from low.op(For(k, const(0), const(steps), (loop,)))
+    yield from low.op(For(k, const(0), steps, (loop,)))
 
 
 def _element(region: Region, coords: tuple[Var, ...], op: Gemm) -> Expr:

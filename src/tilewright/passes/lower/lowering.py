@@ -20,13 +20,11 @@ from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import (
     FALSE,
     TRUE,
-    Const,
     Expr,
     Load,
     Var,
     compare,
     const,
-    loads,
     logical_and,
     map_children,
     select,
@@ -35,6 +33,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout, row_major
+from tilewright.ir.marks import with_loc
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -63,13 +62,12 @@ from tilewright.ir.op import (
     read_buffers,
     regions,
     walk_ops,
-    with_loc,
     written_buffers,
 )
 from tilewright.ir.rewrite import OpT, fresh_var, map_exprs, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_map import MapHint, seen_sizes
-from tilewright.passes.canonicalize.packed_values import widened
+from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import (
     fit_index,
     fit_registers,
@@ -113,22 +111,6 @@ class Instance:
     turn_id: int | None = None
 
 
-@dataclass
-class TensorMap:
-    """One tensor map: the boxes of `tensor` that a copy moves, and how they lie in shared
-    memory."""
-
-    name: str
-    tensor: Buffer
-    box: tuple[int, ...]
-    swizzle: int
-    sizes: tuple[int, ...] = ()  # of the view of `tensor` that they are boxes of
-
-    @property
-    def said(self) -> MapHint:
-        return MapHint(self.name, self.swizzle, self.box, self.sizes)
-
-
 @dataclass(frozen=True)
 class Exchange:
     """What warps tell each other goes through `buffer`; `before`: the barrier in front of its
@@ -161,9 +143,11 @@ class Lowering:
     names: set[str]
     ranges: Ranges
     instance: Instance
+    differs: PerThread
     buffers: dict[str, Buffer] = field(default_factory=dict)
     unrolled: dict[Var, range] = field(default_factory=dict)
-    maps: dict[Any, TensorMap] = field(default_factory=dict)
+    # of each copy's boxes, and how they lie in shared memory: the tensor and its map
+    maps: dict[Any, tuple[Buffer, MapHint]] = field(default_factory=dict)
     touched: bool = False
     fixed: frozenset[str] = frozenset()  # tensors that the kernel does not write
     reaches_peers: bool = True  # bulk loads, the other blocks of a cluster
@@ -185,7 +169,6 @@ class Lowering:
     # of views of tensors: the tensor, and what their first byte is a multiple of (0: anything)
     bases: dict[str, tuple[Buffer, int]] = field(default_factory=dict)
     roots: dict[str, str] = field(default_factory=dict)  # of views: whose memory they show
-    differs: PerThread | None = None
 
     # ── names and buffers ────────────────────────────────────────────────────────────────────
 
@@ -236,36 +219,48 @@ class Lowering:
     def proves(self, cond: Expr) -> bool | None:
         return prove(cond, self.ranges)
 
-    def register_index(
-        self, starts: Sequence[Expr], index: Callable[[tuple[int, ...]], int]
+    def registers(
+        self,
+        what: str,
+        at: Iterable[Expr],
+        find: Callable[[dict[Var, Any]], Any],
+        own: tuple[Var, int] | None = None,
+        known: Iterable[Var] = (),
+        loc: Loc | None = None,
     ) -> Expr:
-        """`index(starts)` as a function of the unrolled variables in `starts`."""
-        names = sorted({v for s in starts for v in variables(s)}, key=lambda v: v.name)
-        for var in names:
+        """`find` of the unrolled variables in `at`, less those `known`: a register, or those at the
+        values of `own`, as an expression."""
+        names = {v for e in at for v in variables(e)} - {*known}
+        order = sorted(names, key=lambda v: v.name)
+        for var in order:
             if var not in self.unrolled:
                 raise CompileError(
-                    f"a register's index depends on {var.name}, which is known only at run time",
+                    f"{what} depends on {var.name}, which is known only at run time",
+                    loc=loc,
                     fix=f"unroll the loop over {var.name} (kind=unroll)",
                 )
-        values = [self.unrolled[v] for v in names]
-        table = np.zeros([len(v) for v in values], np.int64)
-        for place in np.ndindex(*table.shape):
-            at = {v: r[i] for v, r, i in zip(names, values, place, strict=True)}
-            table[place] = index(tuple(_static(s, at) for s in starts))
-        first = [r.start for r in values]
-        found = fit_registers(table, names, first, [r.step for r in values])
+        ranges = [self.unrolled[v] for v in order]
+        inner = () if own is None else (own[1],)
+        table = np.zeros([*map(len, ranges), *inner], np.int64)
+        for place in np.ndindex(*map(len, ranges)):
+            env = {v: np.int64(r[i]) for v, r, i in zip(order, ranges, place, strict=True)}
+            table[place] = find(env)
+        if own is not None:
+            order, ranges = [*order, own[0]], [*ranges, range(own[1])]
+        starts, steps = [r.start for r in ranges], [r.step for r in ranges]
+        found = fit_registers(table, order, starts, steps)
         if found is None:
-            raise CompileError("registers are not a simple function of the loop variables")
+            raise CompileError(f"{what} is not a simple function of the loop variables", loc=loc)
         return found
 
-    def tensor_map(self, tensor: Buffer, box: tuple[int, ...], swizzle: int) -> TensorMap:
+    def tensor_map(self, tensor: Buffer, box: tuple[int, ...], swizzle: int) -> MapHint:
         key = (tensor.name, box, swizzle)
         if key not in self.maps:
             name = self.var(f"{tensor.name}_map").name
             root, _ = self.base(tensor)
             sizes = () if root is tensor else seen_sizes(tensor)
-            self.maps[key] = TensorMap(name, root, box, swizzle, sizes)
-        return self.maps[key]
+            self.maps[key] = root, MapHint(name, swizzle, box, sizes)
+        return self.maps[key][1]
 
     def exchange(
         self, kind: DType, tile: tuple[int, ...], layout: Layout | None = None
@@ -347,11 +342,8 @@ class Lowering:
         prefers to wait first, and the work that the instructions were to hide is then in the
         open."""
         for buffer in self.fresh:
-            flat = self.flat(buffer)
-            count = int(flat.shape[0])
-            if flat.dtype.bits == 32 and count <= MOST_SETTLED:
-                where = self.span(buffer, const(0), count)
-                yield Intrinsic("settle", (where,), text=f"count={count}")
+            if buffer.dtype.bits == 32 and int(self.flat(buffer).shape[0]) <= MOST_SETTLED:
+                yield pin(self, buffer, "settle")
         self.fresh.clear()
 
     @property
@@ -379,13 +371,6 @@ class Lowering:
     def index(self, e: Expr) -> Expr:
         return self.simplify(self.value(e))
 
-    def by_each_thread(self, op: Op) -> bool:
-        """Whether threads run `op` each for itself: not all of them come here, or with different
-        operands. Otherwise it happens once."""
-        if self.differs is None:
-            return False
-        return id(op) in self.differs.controls or self.differs.source(expressions(op)) is not None
-
     def load(self, e: Load, indices: tuple[Expr, ...]) -> Expr:
         """An element of memory at `indices`; outside a tensor, zero."""
         flat = self.flat(e.buffer)
@@ -398,8 +383,11 @@ class Lowering:
 
     def within(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Whether an element is one of the tensor's, as far as that is not known."""
+        return self.in_box(indices, buffer.shape)
+
+    def in_box(self, indices: Iterable[Expr], sizes: Iterable[Any]) -> Expr:
         result: Expr = TRUE
-        for index, size in zip(indices, buffer.shape, strict=True):
+        for index, size in zip(indices, sizes, strict=True):
             for cond in (compare(">=", index, 0), compare("<", index, size)):
                 known = prove(cond, self.ranges)
                 if known is None:
@@ -441,8 +429,28 @@ class Lowering:
             return (Sync("block", loc=loc),)
         return (Sync("named", self.instance.sync_id, self.instance.threads, loc=loc),)
 
-    def unsupported(self, why: str, fix: str = "") -> CompileError:
-        return CompileError(why, fix=fix)
+    def check_spread(self, name: str, fragment: Fragment) -> None:
+        """Refuse a layout for other threads than those that run this."""
+        if fragment.threads != self.instance.threads:
+            raise CompileError(
+                f"{name} is spread over {fragment.threads} threads, {self.instance.threads} run "
+                "this",
+                got=repr(fragment),
+            )
+
+    def check_whole(self, atom: str, threads: int) -> None:
+        """Refuse an instruction of so many threads where the last ones are missing."""
+        if self.instance.threads % threads:
+            unit = "warps" if threads == WARP else "warpgroups"
+            raise CompileError(
+                f"{atom} runs in whole {unit}, and {self.instance.threads} threads run this",
+                fix=f"use a multiple of {threads} threads, or T.gemm, which chooses an instruction "
+                "that fits",
+            )
+
+    def note_loop(self, body: Body) -> None:
+        """Threads come to a loop's `body` from its end, too."""
+        self.touched = self.touched or touches(body, False, self.instance.threads, self.fixed)
 
 
 def located(op: Op, loc: Loc | None) -> Op:
@@ -468,24 +476,8 @@ def guarded(cond: Expr, body: Body) -> Body:
     return body if cond is TRUE or not body else (If(cond, body),)
 
 
-def trip(op: For) -> range | None:
-    """The values of the loop's variable, where they are known."""
-    if all(isinstance(e, Const) for e in (op.start, op.stop, op.step)):
-        return range(int(op.start), int(op.stop), int(op.step))
-    return None
-
-
 def read_variables(body: Body) -> set[Var]:
     return {v for op in walk_ops(body) for e in expressions(op) for v in variables(e)}
-
-
-def _static(expr: Expr, at: Mapping[Var, int]) -> int:
-    """`expr` with every variable known."""
-    if isinstance(expr, Var):
-        return at[expr]
-    if isinstance(expr, Const):
-        return int(expr.value)
-    return int(simplify(substitute(expr, {v: const(at[v]) for v in variables(expr)})))
 
 
 def _append(found: list[Op], op: Op) -> None:
@@ -518,7 +510,7 @@ def chosen(low: Lowering, number: Expr, values: Sequence[int]) -> Expr:
     """`values[number]`: as a sum of the number's parts where there is one, else by comparisons."""
     table = np.asarray(values, np.int64)
     name = low.var("n")
-    found = fit_index(table, (name,)) if len(table) > 1 else const(int(table[0]))
+    found = fit_index(table, (name,))
     if found is not None:
         return low.simplify(substitute(found, {name: number}))
     result: Expr = const(int(table[-1]))
@@ -528,11 +520,10 @@ def chosen(low: Lowering, number: Expr, values: Sequence[int]) -> Expr:
     return result
 
 
-def pin(low: Lowering, buffer: Buffer) -> Op:
+def pin(low: Lowering, buffer: Buffer, name: str = "pin") -> Op:
     """Registers stay on this side of what follows."""
-    flat = low.flat(buffer)
-    count = int(flat.shape[0])
-    return Intrinsic("pin", (low.span(buffer, const(0), count),), text=f"count={count}")
+    count = int(low.flat(buffer).shape[0])
+    return Intrinsic(name, (low.span(buffer, const(0), count),), text=f"count={count}")
 
 
 def linear_thread(kernel: Kernel) -> Expr:
@@ -553,17 +544,15 @@ def meets(op: Sync, threads: int) -> bool:
     return op.scope in ("block", "cluster") or threads == WARP
 
 
-def touches(body: Body, before: bool, threads: int, fixed: frozenset[str] = frozenset()) -> bool:
+def touches(body: Body, state: bool, threads: int, fixed: frozenset[str]) -> bool:
     """Whether, behind `body`, threads have accessed memory since they last met; that of tensors
     that are `fixed` does not count."""
-    state = before
     for op in body:
         if isinstance(op, Sync) and meets(op, threads):
             state = False
         elif isinstance(op, If):
-            sides = [touches(side, state, threads, fixed) for side in (op.then, op.orelse)]
-            state = any(sides)
-        elif any(True for _ in bodies(op)) and not isinstance(op, Map):
+            state = any(touches(side, state, threads, fixed) for side in (op.then, op.orelse))
+        elif bodies(op) and not isinstance(op, Map):
             for inner in bodies(op):
                 state = touches(inner, state, threads, fixed) or state
         elif accesses_memory(op, fixed):
@@ -580,11 +569,11 @@ def accesses_memory(op: Op, fixed: frozenset[str] = frozenset()) -> bool:
     if isinstance(op, Map) and op.atom is not None:
         return False
     for inner in walk_ops(op):
-        if isinstance(inner, Store) and inner.buffer.space in MEMORY:
+        named = [r.buffer for r in regions(inner, reads=True, writes=True)]
+        if isinstance(inner, Store):
+            named.append(inner.buffer)
+        if any(b.space in MEMORY for b in named):
             return True
-        if any(r.buffer.space in MEMORY for r in regions(inner, reads=True, writes=True)):
-            return True
-        read = [x.buffer for e in expressions(inner) for x in loads(e)]
-        if any(b.space in MEMORY and b.name not in fixed for b in read):
+        if any(x.buffer.space in MEMORY and x.buffer.name not in fixed for x in op_loads(inner)):
             return True
     return False

@@ -8,14 +8,17 @@ neighbour, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import bounds, limits, linear, prove
+from tilewright.ir.analysis.bounds import bounds, linear
+from tilewright.ir.analysis.intervals import limits
+from tilewright.ir.analysis.linear import Linear, build_sum
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import INT64, DType
 from tilewright.ir.expr import (
@@ -38,49 +41,31 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
-from tilewright.ir.layout.linear import Linear, build_sum
 from tilewright.ir.op import Body, Let, Op
-from tilewright.passes.canonicalize.packed_values import widened
+from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import evaluate, fit_registers, layout_expr
 from tilewright.passes.lower.lowering import Lowering, guarded, read_variables, unroll
-from tilewright.passes.lower.lowering import chosen as pick
 from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError, Loc
 
 EXACT = {"float32": 1 << 24, "float64": 1 << 53}  # integers up to these are floats
-_Part = tuple[tuple[int, ...], Indices]
 
 
-@dataclass
 class Held:
     """Registers of `region`, in order: the k-th holds, in each thread, element `table[thread, k]`
     of the region (row-major). Where the region begins may depend on unrolled variables, what is
     in it may not."""
 
-    low: Lowering
-    region: Region
-    op: Op
-    _parts: dict[tuple[int, ...], _Part] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        fragment = self.region.buffer.layout
-        assert isinstance(fragment, Fragment)
-        if fragment.threads != self.low.instance.threads:
-            raise CompileError(
-                f"{self.region.buffer.name} is spread over {fragment.threads} threads, "
-                f"{self.low.instance.threads} run this",
-                got=repr(fragment),
-            )
-        self.fragment = fragment
+    def __init__(self, low: Lowering, region: Region) -> None:
+        assert isinstance(region.buffer.layout, Fragment)
+        self.low, self.region, self.fragment = low, region, region.buffer.layout
+        low.check_spread(region.buffer.name, self.fragment)
+        self._parts: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.first(0)
 
     @property
     def tile(self) -> tuple[int, ...]:
         return self.region.static_tile
-
-    @property
-    def table(self) -> Indices:
-        return next(iter(self._parts.values()))[1]
 
     @property
     def values(self) -> int:
@@ -90,58 +75,53 @@ class Held:
         """[thread, k] of every dimension of the tile."""
         return tuple(np.asarray(c) for c in np.unravel_index(self.table, self.tile))
 
-    def first(self, start: int, count: int = 1, var: Var | None = None, step: int = 0) -> Expr:
+    def first(self, start: int, count: int = 1, var: Var | None = None, step: int = 1) -> Expr:
         """The first of the registers `start` … `start + count - 1`, which are consecutive; `var`
         (unrolled) times `step` further on when given."""
+        times = 1 if var is None else len(self.low.unrolled[var])
 
-        def index(place: tuple[int, ...]) -> int:
-            *corner, times = place
-            registers, _ = self._part(tuple(corner))
-            at = start + times * step
-            found = registers[at : at + count]
-            if found != tuple(range(found[0], found[0] + count)):
-                raise CompileError(
-                    f"{self.region.buffer.name} does not hold consecutive registers for this",
-                    got=repr(self.fragment),
-                )
-            return found[0]
+        def find(env: dict[Var, Any]) -> Any:
+            registers = self._part(tuple(int(evaluate(s, env)) for s in self.region.starts))
+            runs = [registers[start + k * step :][:count] for k in range(times)]
+            if any(run != tuple(range(run[0], run[0] + count)) for run in runs):
+                raise self._refused("does not hold consecutive registers for this")
+            return runs[0][0] if var is None else [run[0] for run in runs]
 
-        starts = (*self.region.starts, const(0) if var is None else var)
-        return self.low.register_index(starts, index)
+        own = None if var is None else (var, times)
+        return self.low.registers("a register's index", self.region.starts, find, own)
 
     def runs(self, count: int) -> bool:
         """Whether each `count` registers in a row are consecutive and begin at a multiple of
         it, or of those that share 32 bits, wherever the region begins."""
         pack = max(32 // self.region.dtype.bits, 1)
-        for registers, _ in self._parts.values():
+        for registers in self._parts.values():
             groups = np.array(registers).reshape(-1, count)
             whole = groups == groups[:, :1] + np.arange(count)
             if not whole.all() or (groups[:, 0] % min(pack, count)).any():
                 return False
         return True
 
-    def _part(self, starts: tuple[int, ...]) -> _Part:
+    def _part(self, starts: tuple[int, ...]) -> tuple[int, ...]:
         if starts not in self._parts:
-            self._parts[starts] = self._find(starts)
-            if not np.array_equal(self._parts[starts][1], self.table):
-                raise CompileError(
-                    f"parts of {self.region.buffer.name} are held in different ways",
-                    got=repr(self.fragment),
-                )
+            found = _part_of(self.fragment, starts, tuple(int(e) for e in self.region.extents))
+            if found is None:
+                raise self._refused("is held in different registers by different threads")
+            if not self._parts:
+                self.table = found[1]
+            if not np.array_equal(found[1], self.table):
+                raise self._refused("is held in different ways in different places")
+            self._parts[starts] = found[0]
         return self._parts[starts]
 
-    def _find(self, starts: tuple[int, ...]) -> _Part:
-        found = _part_of(self.fragment, starts, tuple(int(e) for e in self.region.extents))
-        if found is None:
-            raise CompileError(
-                f"threads hold different registers of this part of {self.region.buffer.name}",
-                got=repr(self.fragment),
-            )
-        return found
+    def _refused(self, why: str) -> CompileError:
+        name = self.region.buffer.name
+        return CompileError(f"this part of {name} {why}", got=repr(self.fragment))
 
 
 @lru_cache(maxsize=32)
-def _part_of(fragment: Fragment, starts: tuple[int, ...], extents: tuple[int, ...]) -> _Part | None:
+def _part_of(
+    fragment: Fragment, starts: tuple[int, ...], extents: tuple[int, ...]
+) -> tuple[tuple[int, ...], Indices] | None:
     """The registers of a part of a fragment, and what they hold; None where that is not the same
     ones in all threads. Whoever chooses a copy asks, and who lowers it asks again."""
     table = fragment.table()
@@ -221,45 +201,18 @@ class MapLoop:
         fragment = buffer.layout
         assert isinstance(fragment, Fragment)
         inlined = [substitute(i, self.lets) for i in indices]
-        names = sorted(
-            {v for i in inlined for v in variables(i)} - set(self.tables), key=lambda v: v.name
-        )
-        for var in names:
-            if var not in self.low.unrolled:
-                raise CompileError(
-                    f"the register of an element of {buffer.name} depends on {var.name}, which is "
-                    "known only at run time",
-                    loc=loc,
-                    fix=f"unroll the loop over {var.name} (kind=unroll)",
-                )
         if self.part is None and all(i in self.dims for i in inlined):
             dims = tuple(self.dims[i] for i in inlined)
             plain = _plain_registers(fragment, self.fragment, dims)
-            if plain is not None and self.values == 1:
-                return const(int(plain[0]))
             found = None if plain is None else fit_registers(plain, [self.var], [0], [1])
             if found is not None:
                 return found
-        if fragment.threads != self.fragment.threads:
-            raise CompileError(
-                f"{buffer.name} is spread over {fragment.threads} threads, the map over "
-                f"{self.fragment.threads}",
-                loc=loc,
-            )
-        ranges = [self.low.unrolled[v] for v in names]
-        table = np.zeros([*(len(r) for r in ranges), self.values], np.int64)
-        strides = [prod(fragment.tile[d + 1 :]) for d in range(len(fragment.tile))]
+        self.low.check_spread(buffer.name, fragment)
         idle = self.table == IDLE
-        for place in np.ndindex(*table.shape[:-1]):
-            env = {v: np.int64(r[i]) for v, r, i in zip(names, ranges, place, strict=True)}
+
+        def find(env: dict[Var, Any]) -> Indices:
             places = [evaluate(i, {**self.tables, **env}) for i in inlined]
-            needed = np.broadcast_to(
-                sum(p * s for p, s in zip(places, strides, strict=True)), idle.shape
-            )
-            inside = np.ones(idle.shape, bool)
-            for p, t in zip(places, fragment.tile, strict=True):  # scalars among them
-                inside &= (p >= 0) & (p < t)
-            columns = _columns(fragment, np.where(inside & ~idle, needed, -1), idle)
+            columns = _columns(fragment, places, idle)
             if columns is None:
                 raise CompileError(
                     f"a thread needs an element of {buffer.name} that it does not hold",
@@ -268,18 +221,11 @@ class MapLoop:
                     got=repr(fragment),
                     fix="give both the same layout, or relayout one",
                 )
-            table[place] = columns
-        steps = [*(r.step for r in ranges), 1]
-        starts = [*(r.start for r in ranges), 0]
-        if self.values == 1:
-            table, steps, starts = table[..., 0], steps[:-1], starts[:-1]
-        found = fit_registers(table, [*names, self.var][: table.ndim], starts, steps)
-        if found is None:
-            raise CompileError(
-                f"the registers of {buffer.name} are not a simple function of the map's values",
-                loc=loc,
-            )
-        return found
+            return columns
+
+        what = f"the register of an element of {buffer.name}"
+        own = self.var, self.values
+        return self.low.registers(what, inlined, find, own, self.tables, loc)
 
     # ── masks ────────────────────────────────────────────────────────────────────────────────
 
@@ -334,7 +280,7 @@ class MapLoop:
         moving, fixed = (self.low.simplify(build_sum(p, given), index=False) for p in parts)
         for part in (value, moving, fixed):
             span = bounds(part, self.low.ranges, index=False)
-            if span.lo is None or span.hi is None or max(-span.lo, span.hi) > exact:
+            if max(-span.lo, span.hi) > exact:
                 return None
         base = cast(fixed, kind)
         if not isinstance(base, Const):
@@ -370,12 +316,10 @@ class MapLoop:
     def guard(self) -> Expr:
         """Whether the slot at `value` is one of those visited."""
         cond = self.inside
-        for coord, most, size in zip(
-            self.coords, self.fragment.cover, self.fragment.tile, strict=True
-        ):
+        fragment = self.fragment
+        for coord, most, size in zip(self.coords, fragment.cover, fragment.tile, strict=True):
             if most > size:
-                test = compare("<", coord, size)
-                cond = logical_and(cond, test)
+                cond = logical_and(cond, compare("<", coord, size))
         return cond
 
     def first_copy(self) -> Expr:
@@ -391,26 +335,15 @@ class MapLoop:
         inner = 1
         for extent, stride in self.fragment.layout[0].modes():
             if stride == 0 and extent > 1:
-                test = compare("==", thread // inner % extent, 0)
-                cond = logical_and(cond, test)
+                cond = logical_and(cond, compare("==", thread // inner % extent, 0))
                 chosen &= numbers // inner % extent == 0
             inner *= extent
         owners = flat[chosen]
-        once = np.sort(owners[owners >= 0])
-        if not np.array_equal(once, distinct(real)):
-            # the first slot of each element, where whole threads are chosen by it
-            slots = self.fragment.first_slots()
-            first = np.zeros(flat.size, bool)
-            first[slots[slots >= 0]] = True
-            keep = (first.reshape(flat.shape) | (flat < 0)).all(axis=1)
-            held = np.sort(flat[keep & (flat >= 0).any(axis=1)].reshape(-1))
-            if not np.array_equal(held[held >= 0], distinct(real)):
-                raise CompileError(
-                    "threads hold the same elements in a way that no simple rule chooses one of",
-                    got=repr(self.fragment),
-                )
-            which = pick(self.low, thread, np.asarray(keep, np.int64).tolist())
-            return compare("==", which, 1)
+        if not np.array_equal(np.sort(owners[owners >= 0]), distinct(real)):
+            raise CompileError(
+                "threads hold the same elements in a way that no simple rule chooses one of",
+                got=repr(self.fragment),
+            )
         return self.low.simplify(cond)
 
     def emit(self, body: Body) -> Body:
@@ -435,12 +368,7 @@ def used(before: Iterable[Op], body: Body) -> Body:
 def map_loop(low: Lowering, fragment: Fragment, names: Sequence[Var]) -> MapLoop:
     """The map of `fragment`'s tile in the instance's threads; `names` stand for its
     coordinates."""
-    if fragment.threads != low.instance.threads:
-        raise CompileError(
-            f"the layout is for {fragment.threads} threads, the instance has "
-            f"{low.instance.threads}",
-            got=repr(fragment),
-        )
+    low.check_spread("the map", fragment)
     fragment = fragment.drop_repeats()
     loop = MapLoop(low, fragment, low.var("v"))
     apart = dimensions(fragment)
@@ -489,24 +417,18 @@ def _plain_registers(fragment: Fragment, loop: Fragment, dims: tuple[int, ...]) 
     of the map, the same in all threads; None where there is none."""
     if fragment.threads != loop.threads:
         return None
-    idle, coords = loop.table() == IDLE, _coordinates(loop)
-    needed = np.zeros(idle.shape, np.int64)
-    inside = ~idle
-    for dim, size in zip(dims, fragment.tile, strict=True):
-        needed = needed * size + coords[dim]
-        inside &= coords[dim] < size
-    return _columns(fragment, np.where(inside, needed, -1), idle)
+    coords = _coordinates(loop)
+    return _columns(fragment, [coords[dim] for dim in dims], loop.table() == IDLE)
 
 
-def _columns(fragment: Fragment, needed: Indices, idle: Indices) -> Indices | None:
-    """For each value the register of what is `needed`; None where threads disagree."""
-    found = fragment.locate(needed)
-    best = found.max(axis=0)
-    if (~idle & (found != best)).any():
-        return None
-    result: Indices = np.maximum(best, 0)
-    result.flags.writeable = False
-    return result
+def _columns(fragment: Fragment, places: Sequence[Any], idle: Indices) -> Indices | None:
+    """For each value the register of the element at `places`; None where threads disagree."""
+    needed, inside = np.zeros(idle.shape, np.int64), ~idle
+    for place, size in zip(places, fragment.tile, strict=True):
+        needed = needed * size + place
+        inside = inside & (place >= 0) & (place < size)
+    missing = np.where(idle, IDLE, fragment.elements)
+    return fragment.registers(np.where(inside, needed, missing))
 
 
 @lru_cache(maxsize=256)
@@ -529,9 +451,7 @@ def dimensions(fragment: Fragment) -> tuple[Layout, ...] | None:
     return found
 
 
-def region_loop(
-    low: Lowering, region: Region, op: Op
-) -> tuple[MapLoop, tuple[Var, ...], Callable[[], Expr]]:
+def region_loop(low: Lowering, region: Region) -> tuple[MapLoop, tuple[Var, ...], Expr]:
     """The map of what threads hold of a fragment's `region`; variables for the region's
     coordinates, unit extents dropped; the register at `value`.
 
@@ -543,27 +463,19 @@ def region_loop(
     kept = tuple(n for n, e in zip(names, region.extents, strict=True) if int(e) != 1)
     if region.is_whole:
         loop = map_loop(low, fragment, names)
-        return loop, kept, lambda: loop.register(region.buffer, names)
+        return loop, kept, loop.register(region.buffer, names)
     try:
-        held = Held(low, region, op)
-        small = Fragment.fit(held.tile, held.table)
+        held = Held(low, region)
+        loop = map_loop(low, Fragment.fit(held.tile, held.table), kept)
+        if loop.values == held.values:
+            return loop, kept, held.first(0, 1, loop.var)
     except (CompileError, LayoutError):
-        return _guarded(low, region, names, kept, op)
-    loop = map_loop(low, small, kept)
-    if loop.values != held.values:
-        return _guarded(low, region, names, kept, op)
-    return loop, kept, lambda: held.first(0, 1, loop.var if loop.values > 1 else None, 1)
-
-
-def _guarded(
-    low: Lowering, region: Region, names: tuple[Var, ...], kept: tuple[Var, ...], op: Op
-) -> tuple[MapLoop, tuple[Var, ...], Callable[[], Expr]]:
-    fragment = region.buffer.layout
-    assert isinstance(fragment, Fragment)
+        pass
     bases = tuple(low.var(n.name) for n in names)
     loop = map_loop(low, fragment, bases)
-    index = np.zeros_like(loop.fragment.table())
-    known = loop.fragment.table() != IDLE
+    register = loop.register(region.buffer, bases)
+    index = np.zeros_like(loop.table)
+    known = loop.table != IDLE
     for base, name, start, extent in zip(bases, names, region.starts, region.extents, strict=True):
         if isinstance(start, Const):
             at = loop.tables[base] - int(start)
@@ -573,14 +485,9 @@ def _guarded(
         place = low.simplify(loop.named[base] - start)
         loop.named[name] = place
         loop.lets[name] = base - start
-        for cond in (compare(">=", place, 0), compare("<", place, extent)):
-            holds = prove(cond, low.ranges)
-            if holds is None:
-                both = loop.inside
-                loop.inside = cond if both is TRUE else binary("and", both, cond)
+        loop.inside = logical_and(loop.inside, low.in_box([place], [extent]))
     if all(isinstance(s, Const) for s in region.starts):
         loop.part = np.where(known, index, IDLE)
     else:
         loop.movable = False
-    plain = MapLoop(low, loop.fragment, loop.var, tables=dict(loop.tables))
-    return loop, kept, lambda: plain.register(region.buffer, bases)
+    return loop, kept, register

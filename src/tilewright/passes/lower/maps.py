@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilewright.ir import scope
+from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import dtype
 from tilewright.ir.expr import (
     TRUE,
-    Call,
     Expr,
     Load,
     Var,
@@ -26,7 +25,6 @@ from tilewright.ir.op import (
     Body,
     Break,
     Continue,
-    Copy,
     Fill,
     For,
     Hint,
@@ -38,31 +36,26 @@ from tilewright.ir.op import (
     Store,
     While,
     bound_within,
+    marked,
     op_loads,
     regions,
     walk_ops,
 )
-from tilewright.ir.rewrite import rebuild
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.expand_copies import expand_op
+from tilewright.ir.rewrite import map_exprs, rebuild
+from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.thread_layouts import coalesced
-from tilewright.passes.lower.atomics import atomic_element, lower_sums
-from tilewright.passes.lower.foreign import foreign
+from tilewright.passes.lower.elements import atomic_element, intrinsic, lower_sums
 from tilewright.passes.lower.lowering import (
     MEMORY,
     Lowering,
     accesses_memory,
     guarded,
     located,
-    trip,
     unroll,
 )
 from tilewright.passes.lower.map_loops import MapLoop, map_loop, region_loop
 from tilewright.passes.lower.vectors import lower_groups
 from tilewright.support.errors import CompileError, at
-
-UINT32 = dtype("uint32")
-PACK = {"bfloat16": "pack_bfloat16", "float16": "pack_float16"}
 
 
 def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
@@ -123,62 +116,43 @@ def _body(loop: MapLoop, body: Body) -> Body:
 
 def _op(loop: MapLoop, op: Op) -> Iterable[Op]:
     low = loop.low
-    if isinstance(op, Store):
-        yield from _store(loop, op)
-    elif isinstance(op, Let):
+    match op:
+        case Store():
+            yield from _store(loop, op)
+        case Atomic():
+            yield from atomic_element(low, op, loop.expr, loop.index, loop.first_copy())
+        case Intrinsic():
+            if INTRINSICS[op.name].convergent:
+                raise CompileError(
+                    f"{op.name} in a map: its iterations are no threads", fix="use it outside maps"
+                )
+            yield from intrinsic(low, op, loop.expr, loop.index, loop.first_copy())
+        case Hint() if op.name != "assume":
+            return
+        case Let() | Alloc() | If() | For() | While() | Break() | Continue() | Hint():
+            yield _structure(loop, op)
+        case _:
+            raise CompileError(f"{type(op).__name__.lower()} in a map is not lowered")
+
+
+def _structure(loop: MapLoop, op: Op) -> Op:
+    """`op` with its expressions and bodies as a thread has them."""
+    low, changes = loop.low, {}
+    if isinstance(op, Let):
         loop.lets[op.var] = op.value
-        yield rebuild(op, value=loop.expr(op.value))
-    elif isinstance(op, Alloc) and op.buffer.space is Space.LOCAL:
-        yield rebuild(op, init=None if op.init is None else loop.expr(op.init))
-    elif isinstance(op, If):
-        yield rebuild(
-            op,
-            cond=loop.expr(op.cond),
-            then=_inside(loop, op, "then", op.then),
-            orelse=_inside(loop, op, "orelse", op.orelse),
-        )
-    elif isinstance(op, For):
-        yield from _for(loop, op)
-    elif isinstance(op, While):
-        yield rebuild(op, cond=loop.expr(op.cond), body=_inside(loop, op, "body", op.body))
-    elif isinstance(op, (Break, Continue)):
-        yield op
-    elif isinstance(op, Hint):
-        if op.name == "assume" and op.value is not None:
-            yield rebuild(op, value=loop.expr(op.value))
-    elif isinstance(op, Atomic):
-        yield from atomic_element(low, op, loop.expr, loop.index, loop.first_copy())
-    elif isinstance(op, Intrinsic):
-        if INTRINSICS[op.name].convergent:
-            raise low.unsupported(
-                f"{op.name} in a map: its iterations are no threads", "use it outside maps"
-            )
-        yield from foreign(low, op, loop.expr, loop.index, loop.first_copy())
-    else:
-        raise low.unsupported(f"{type(op).__name__.lower()} in a map is not lowered")
-
-
-def _inside(loop: MapLoop, op: Op, name: str, body: Body) -> Body:
-    with loop.low.restored(scope.inside(op, name, loop.low.ranges)):
-        return _body(loop, body)
-
-
-def _for(loop: MapLoop, op: For) -> Iterable[Op]:
-    low = loop.low
-    values = trip(op)
-    # registers take constant indices: a loop over what a thread holds of a fragment is unrolled
-    if values is not None and (op.kind in ("unroll", "vectorized") or _indexes_registers(op)):
-        low.unrolled[op.var] = values
-    body = _inside(loop, op, "body", op.body)
-    kind = "unroll" if low.unrolled.pop(op.var, None) is not None else "serial"
-    yield rebuild(
-        op,
-        start=loop.expr(op.start),
-        stop=loop.expr(op.stop),
-        step=loop.expr(op.step),
-        body=body,
-        kind=kind,
-    )
+    if isinstance(op, For):
+        values = values_of(op)
+        # registers take constant indices: a loop over what a thread holds of a fragment is unrolled
+        if values is not None and (op.kind in ("unroll", "vectorized") or _indexes_registers(op)):
+            low.unrolled[op.var] = values
+        changes["kind"] = "unroll" if op.var in low.unrolled else "serial"
+    new = map_exprs(op, loop.expr)
+    for f in marked(op, "body"):
+        with low.restored(scope.inside(op, f.name, low.ranges)):
+            changes[f.name] = _body(loop, getattr(op, f.name))
+    if isinstance(op, For):
+        low.unrolled.pop(op.var, None)
+    return rebuild(new, **changes)
 
 
 def _indexes_registers(loop: For) -> bool:
@@ -197,7 +171,7 @@ def _store(loop: MapLoop, op: Store) -> Iterable[Op]:
     flat = low.flat(op.buffer)
     value = loop.expr(op.value)
     if op.buffer.space is Space.FRAGMENT:
-        check_single(op.buffer, op)
+        check_single(op.buffer)
         register = loop.register(op.buffer, op.indices, op.loc)
         yield Store(flat, (register,), value)
         return
@@ -266,7 +240,7 @@ def hand_over(low: Lowering, op: Map, layout: Fragment) -> Iterable[Op]:
             yield from low.op(Map(names, op.extents, (store,), layout=layout))
 
 
-def check_single(buffer: Buffer, op: Op) -> None:
+def check_single(buffer: Buffer) -> None:
     """A fragment that is written holds each element once in a thread."""
     fragment = buffer.layout
     assert isinstance(fragment, Fragment)
@@ -290,10 +264,9 @@ def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
             registers, var = low.flat(buffer), low.var("v")
             body = Store(registers, (var,), value)
             return (unroll(var, int(registers.shape[0]), (body,)),)
-        check_single(buffer, op)
+        check_single(buffer)
         with low.restored():
-            loop, _, register = region_loop(low, op.dst, op)
-            place = register()
+            loop, _, place = region_loop(low, op.dst)
         return loop.emit((Store(low.flat(buffer), (place,), value),))
     found = expand_op(op, low.names)
     assert found is not None
@@ -318,32 +291,3 @@ def widest_layout(low: Lowering, region: Region, tile: tuple[int, ...]) -> Fragm
     while tile[-1] % vector:
         vector //= 2
     return coalesced(tile, low.instance.threads, vector)
-
-
-# ── from fragment to fragment ────────────────────────────────────────────────────────────────
-
-
-def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
-    """Registers to registers; float32 to 16 bits in pairs, one instruction each."""
-    target = op.dst.buffer
-    check_single(target, op)
-    with low.restored():
-        loop, kept, find = region_loop(low, op.dst, op)
-        register = loop.register(op.src.buffer, op.src.at(kept))
-        place = find()
-    src, dst = low.flat(op.src.buffer), low.flat(target)
-    count = int(dst.shape[0])
-    pack = PACK.get(op.dst.dtype.name) if op.src.dtype.name == "float32" else None
-    if pack is None or count % 2 or not op.dst.is_whole:
-        value = cast(Load(src, (register,), op.loc), op.dst.dtype)
-        body: Op = Store(dst, (place,), value)
-        if op.dst.is_whole:
-            return (unroll(loop.var, count, (body,)),)
-        return loop.emit((body,))
-    pair = low.var("v")
-    inside = low.ranges.where(pair, 0, count // 2 - 1)
-    places = [substitute(register, {loop.var: pair * 2 + i}) for i in (0, 1)]
-    both = tuple(Load(src, (simplify(p, inside),), op.loc) for p in places)
-    packed = Call(pack, both, UINT32)
-    body = Intrinsic("store_packed", (low.span(target, pair * 2, 2), packed))
-    return (unroll(pair, count // 2, (body,)),)

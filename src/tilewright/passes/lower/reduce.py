@@ -25,11 +25,9 @@ from tilewright.ir.expr import (
     Call,
     Expr,
     Load,
-    Var,
     cast,
     compare,
     const,
-    logical_and,
     select,
     substitute,
     truth,
@@ -50,7 +48,7 @@ from tilewright.ir.op import (
     Store,
 )
 from tilewright.ir.rewrite import rebuild
-from tilewright.passes.layout.addresses import fit_index, fit_registers
+from tilewright.passes.layout.addresses import fit_registers
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll
 from tilewright.passes.lower.map_loops import MapLoop, region_loop, used
@@ -153,20 +151,22 @@ def lower_reduce(low: Lowering, op: Reduce) -> Iterable[Op]:
     if op.src.buffer.space is not Space.FRAGMENT:
         layout = widest_layout(low, op.src, tile)
         return _held(low, op, dim, layout, lambda to: Copy(op.src, to, atom="threads"))
-    if op.src.dtype.bits < 8 or op.dst.dtype.bits < 8:
-        raise low.unsupported(f"reductions of {op.src.dtype} are not lowered")
     with low.restored():
-        loop, kept, find = region_loop(low, op.src, op)
+        loop, kept, register = region_loop(low, op.src)
         if not loop.movable or any(k not in loop.tables for k in kept):
-            raise low.unsupported(
+            raise CompileError(
                 f"the part of {op.src.buffer.name} that is reduced begins at a place known only at "
                 "run time",
-                "unroll the loop around, or copy the part out first",
+                fix="unroll the loop around, or copy the part out first",
             )
         coords = [loop.tables[k] for k in kept]
-        if all(np.array_equal(t, t[:, :1] + t[:1] - t[0, 0]) for t in coords):
-            low.unrolled[loop.var] = range(loop.values)
-            return _reduced(low, op, loop, find(), kept, dim, tile)
+        places = [loop.named[k] for k in kept]
+        if len(coords) < len(tile):  # a unit dimension is reduced
+            coords.insert(dim, np.zeros_like(loop.table))
+            places.insert(dim, const(0))
+        parts = find_parts(coords, loop.table, dim, tile)
+        if parts is not None:
+            return _reduced(low, op, loop, register, parts, places, dim, tile)
     # threads that hold parts of several rows
     layout = coalesced(tile, low.instance.threads)
     return _held(low, op, dim, layout, lambda to: Relayout(op.src, to, via="shared"))
@@ -192,11 +192,15 @@ def _axis(op: Reduce) -> tuple[int, tuple[int, ...]]:
         left = tile[: op.dim] + tile[op.dim + 1 :]
         if tuple(e for e in left if e != 1) == target:
             return op.dim, tile
-    extents = tuple(int(e) for e in op.src.extents)
-    before = sum(1 for e in extents[: op.dim] if e != 1)
-    if extents[op.dim] != 1:
+    before = _within_tile(op.src, op.dim)
+    if int(op.src.extents[op.dim]) != 1:
         return before, tile
     return before, (*tile[:before], 1, *tile[before:])
+
+
+def _within_tile(region: Region, dim: int) -> int:
+    """How many dimensions of the region's tile come before `dim` of its extents."""
+    return sum(int(e) != 1 for e in region.extents[:dim])
 
 
 def _reduced(
@@ -204,26 +208,18 @@ def _reduced(
     op: Reduce,
     loop: MapLoop,
     register: Expr,
-    kept: tuple[Var, ...],
+    parts: Parts,
+    places: list[Expr],
     dim: int,
     tile: tuple[int, ...],
 ) -> Iterable[Op]:
     kind, folding = accumulates_in(op.op, op.src.dtype, op.dst.dtype), FOLDS[op.op]
-    coords = [loop.tables[k] for k in kept]
-    places = [loop.named[k] for k in kept]
-    if len(coords) < len(tile):  # a unit dimension is reduced
-        coords.insert(dim, np.zeros_like(loop.table))
-        places.insert(dim, const(0))
-    parts = find_parts(coords, loop.table, dim, tile)
-    if isinstance(parts, str):
-        got = repr(loop.fragment)
-        raise CompileError(f"this reduction is not lowered: {parts}", got=got)
     direct = _direct(low, op, parts)
     if direct is not None:
         parts = replace(parts, members=[parts.members[u] for u in direct])
-    rows, (count, *uneven) = len(parts.members), {len(m) for m in parts.members}
+    rows, count = len(parts.members), len(parts.members[0])
     alike = direct is not None and kind == op.src.dtype == op.dst.dtype and op.op not in TRUTHS
-    chains = CHAINS if alike and not (uneven or count % CHAINS or count < 4 * CHAINS) else 1
+    chains = CHAINS if alike and not count % CHAINS and count >= 4 * CHAINS else 1
     name = low.var(f"{op.dst.buffer.name}_part").name
     partial = Buffer(name, (const(rows * chains),), kind, Space.LOCAL)
     target = low.flat(op.dst.buffer)
@@ -255,7 +251,8 @@ def _reduced(
 
     size = prod(tile) // tile[dim]
     scratch, met = low.exchange(kind, (parts.ranks * size,))
-    body += (*met, *_tell(low, op, loop, partial, scratch, parts, places, dim, tile))
+    others = [(p, e) for d, (p, e) in enumerate(zip(places, tile, strict=True)) if d != dim]
+    body += (*met, *_tell(low, op, loop, partial, low.flat(scratch), parts, others))
     gather = _gather(low, op, scratch, parts.ranks, size)
     return (*used(loop.before, tuple(body)), *body, *low.join(), *low.op(gather))
 
@@ -280,16 +277,20 @@ class Parts:
 
 def find_parts(
     coords: Sequence[Indices], held: Indices, dim: int, tile: Sequence[int]
-) -> Parts | str:
-    """How threads hold the rows of a tile along `dim`: [thread, value] of each coordinate, a
-    function of the thread plus one of the value, and of the element. Where they do not fold into
-    one result a row, why."""
+) -> Parts | None:
+    """How threads hold the rows of a tile along `dim`: [thread, value] of each coordinate and of
+    the element. None where coordinates are no function of the thread plus one of the value, or
+    parts do not fold into one result a row."""
+    if not all(np.array_equal(t, t[:, :1] + t[:1] - t[0, 0]) for t in coords):
+        return None
     threads, values = held.shape
     own = [t[:, 0] for t in coords]
     others = [d for d in range(len(tile)) if d != dim]
     steps = [(coords[d][0] - own[d][0]).tolist() for d in others]
     keys = list(zip(*steps, strict=True)) or [()] * values
     members = [[v for v in range(values) if keys[v] == key] for key in sorted(set(keys))]
+    if len({len(group) for group in members}) > 1:
+        return None
 
     firsts = [group[0] for group in members]
     rows = np.zeros((threads, len(members)), np.int64)
@@ -321,10 +322,10 @@ def find_parts(
     elements = np.sort(held[once], axis=None)
     elements = elements[elements != IDLE]
     if len(elements) != prod(tile) or (elements[1:] == elements[:-1]).any():
-        return "threads hold parts of a row that overlap or leave some of it out"
+        return None  # parts of a row overlap, or leave some of it out
     told_rows = rows[first] * len(parts) + rank[first][:, None]
     if len(distinct(told_rows[rows[first] >= 0])) * tile[dim] != len(parts) * prod(tile):
-        return "rows are held in different numbers of parts"
+        return None  # rows are held in different numbers of parts
     return Parts(members, rows, tuple(lanes), rank, len(parts), first)
 
 
@@ -386,37 +387,26 @@ def _fold_registers(
         cond = low.simplify(substitute(guard, swap))
         if cond is not TRUE:
             folded = select(cond, folded, identity(op.op, kind))
-        if more or old is not None:
-            before = (
-                Load(partial, slot, op.loc) if more or old is None else Load(old, (row,), op.loc)
-            )
-            folded = folding.fold(before, folded)
+        if more:
+            folded = folding.fold(Load(partial, slot, op.loc), folded)
+        elif old is not None:
+            folded = folding.fold(Load(old, (row,), op.loc), folded)
         return Store(partial, slot, folded)
 
     rows, count = len(members), len(members[0]) // chains
-
-    def fold(table: Indices, first: int, end: int) -> Op | None:
-        """The values `first` … `end - 1` of each row and chain."""
+    table = np.array(members).reshape(rows, count, chains).transpose(1, 0, 2)
+    for first, end in ((0, 1), (1, count)):
         k, d, c = (low.var(stem) for stem in "kdc")
         index = fit_registers(table, (k, d, c), (0, 0, 0), (1, 1, 1))
         if index is None:
-            return None
+            raise CompileError("the registers of a row are no simple function of its elements")
         low.ranges = low.ranges.where(k, first, end - 1).where(d, 0, rows - 1)
         chain = c if chains > 1 else const(0)
         body = step(index if first else substitute(index, {k: const(0)}), d, chain, first > 0)
         body = body if chains == 1 else unroll(c, chains, (body,))
         body = unroll(d, rows, (body,))
-        return unroll(k, end, (body,), start=first) if first else body
-
-    if all(len(m) == count * chains for m in members):
-        table = np.array(members).reshape(rows, count, chains).transpose(1, 0, 2)
-        start, rest = fold(table, 0, 1), fold(table, 1, count)
-        if start is not None and rest is not None:
-            yield from (start, rest)[: min(count, 2)]
-            return
-    for row, values in enumerate(members):
-        for i, value in enumerate(values):
-            yield step(const(value), const(row), const(i % chains), i >= chains)
+        if end > first:
+            yield unroll(k, end, (body,), start=first) if first else body
 
 
 def _final(op: Reduce, total: Expr, target: Buffer, spot: tuple[Expr, ...]) -> Expr:
@@ -435,42 +425,30 @@ def _tell(
     partial: Buffer,
     scratch: Buffer,
     parts: Parts,
-    places: list[Expr],
-    dim: int,
-    tile: tuple[int, ...],
+    others: list[tuple[Expr, int]],
 ) -> Iterable[Op]:
-    """Partial results into `scratch[rank, row]`."""
+    """Partial results into `scratch[rank, row]`; `others` are the coordinates and extents that
+    make the row."""
     row: Expr = const(0)
-    inside: Expr = TRUE
-    for d, (place, extent) in enumerate(zip(places, tile, strict=True)):
-        if d != dim:
-            row = row * extent + place
-            for cond in (compare(">=", place, 0), compare("<", place, extent)):
-                if low.proves(cond) is not True:
-                    inside = logical_and(inside, cond)
-    thread, flat = low.instance.thread, low.flat(scratch)
-    size = prod(tile) // tile[dim]
+    for place, extent in others:
+        row = row * extent + place
+    inside = low.in_box(*zip(*others, strict=True)) if others else TRUE
+    size = prod(extent for _, extent in others)
+    thread = low.instance.thread
     rank = chosen(low, thread, parts.rank.tolist()) if parts.ranks > 1 else const(0)
     name, let = low.let("rank", rank)
     yield let
     firsts = np.array([group[0] for group in parts.members])
     u = low.var("u")
     low.ranges = low.ranges.where(u, 0, len(firsts) - 1).where(name, 0, parts.ranks - 1)
-
-    def store(at: Expr, v: Expr) -> Body:
-        place = low.simplify(name * size + substitute(row, {loop.var: v}))
-        found = Store(flat, (place,), Load(partial, (at,), op.loc))
-        return guarded(low.simplify(substitute(inside, {loop.var: v})), (found,))
-
-    value = fit_index(firsts, (u,)) if len(firsts) > 1 else const(int(firsts[0]))
-    stores: list[Op] = []
-    if value is not None:
-        stores.append(unroll(u, len(firsts), store(u, value)))
-    else:
-        for i, v in enumerate(firsts):
-            stores += store(const(i), const(int(v)))
+    value = fit_registers(firsts, (u,), (0,), (1,))
+    assert value is not None  # members of one tile
+    at = {loop.var: value}
+    place = low.simplify(name * size + substitute(row, at))
+    store = Store(scratch, (place,), Load(partial, (u,), op.loc))
+    body = guarded(low.simplify(substitute(inside, at)), (store,))
     once = TRUE if parts.first.all() else _chooses(low, parts.first)
-    yield from guarded(once, tuple(stores))
+    yield from guarded(once, (unroll(u, len(firsts), body),))
 
 
 def _chooses(low: Lowering, keep: Indices) -> Expr:
@@ -505,30 +483,26 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
         final = _final(op, value, op.dst.buffer, spot)
         return (*body, Store(op.dst.buffer, spot, final))
 
-    return tile_map(low, op.dst, op, fold)
+    return tile_map(low, op.dst, fold)
 
 
 # ── scans ────────────────────────────────────────────────────────────────────────────────────
 
 
 def lower_scan(low: Lowering, op: Scan) -> Iterable[Op]:
-    if op.op not in FOLDS or op.op in TRUTHS:
-        raise low.unsupported(f"there is no scan by {op.op}")
-    if op.src.dtype.bits < 8 or op.dst.dtype.bits < 8:
-        raise low.unsupported(f"scans of {op.src.dtype} are not lowered")
     tile, dim = op.src.static_tile or (1,), op.dim
     if dim >= len(op.src.static_tile):
-        extents = tuple(int(e) for e in op.src.extents)
-        dim = sum(1 for e in extents[:dim] if e != 1) if extents and extents[dim] != 1 else -1
+        unit = not op.src.extents or int(op.src.extents[dim]) == 1
+        dim = -1 if unit else _within_tile(op.src, dim)
     kind = accumulates_in(op.op, op.src.dtype, op.dst.dtype)
     scratch, met = low.exchange(kind, tile)
     yield from met
-    yield from low.op(through_scratch(low, op.src, scratch, op, True))
+    yield from low.op(through_scratch(low, op.src, scratch, op.loc, True))
     yield from low.join()
     if dim >= 0:
         yield from low.op(_lines(low, op, scratch, tile, dim))
         yield from low.join()
-    yield from low.op(through_scratch(low, op.dst, scratch, op, False))
+    yield from low.op(through_scratch(low, op.dst, scratch, op.loc, False))
 
 
 def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim: int) -> Op:

@@ -21,7 +21,7 @@ from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import WARP, Lowering, chosen, unroll
 from tilewright.passes.lower.map_loops import Held
 from tilewright.support.distinct import distinct
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, Loc
 
 # issue slots: a shuffle or a shared access takes two, a select one; two barriers and the latency
 # of a store and a load through shared memory
@@ -30,22 +30,15 @@ SHUFFLE, ACCESS, SELECT, TRIP = 2, 2, 1, 60
 
 @dataclass(frozen=True)
 class Step:
-    """One register of the result: `lane[thread]` says who has it, `register[thread]` where. When
-    `asked` is given every thread offers register `asked[thread]` and one shuffle does; otherwise
-    there is one for each register that anybody needs. `lane` None: everybody has it himself."""
+    """One register of the result: `lane[thread]` says who has it, `register[thread]` where, one
+    shuffle for each register that anybody needs. `lane` None: everybody has it himself."""
 
     register: tuple[int, ...]
     lane: tuple[int, ...] | None = None
-    asked: tuple[int, ...] | None = None
 
     @property
     def cost(self) -> int:
-        if self.lane is None:
-            return SELECT * len(set(self.register))
-        if self.asked is not None:
-            return SHUFFLE + SELECT * (len(set(self.asked)) - 1)
-        needed = len(set(self.register))
-        return needed * (SHUFFLE + SELECT)
+        return len(set(self.register)) * (SELECT if self.lane is None else SHUFFLE + SELECT)
 
 
 @lru_cache(maxsize=256)
@@ -55,8 +48,6 @@ def plan_relayout(src: Fragment, dst: Fragment) -> tuple[Step, ...] | None:
         return None
     need = dst.table()
     here = src.locate(need)
-    threads = src.threads
-    number = np.arange(threads)
     steps = []
     for k in range(dst.values):
         free = need[:, k] == IDLE
@@ -68,14 +59,7 @@ def plan_relayout(src: Fragment, dst: Fragment) -> tuple[Step, ...] | None:
         if found is None:
             return None
         lane, register = found
-        asked = np.full(threads, -1)
-        source = number // WARP * WARP + lane
-        taken = ~free
-        asked[source[taken]] = register[taken]
-        offered = None
-        if np.array_equal(asked[source[taken]], register[taken]):
-            offered = _settled(asked, np.asarray(asked < 0))
-        steps.append(Step(_settled(register, free), tuple(lane.tolist()), offered))
+        steps.append(Step(_settled(register, free), tuple(lane.tolist())))
     return tuple(steps)
 
 
@@ -141,75 +125,43 @@ def _same(lane: tuple[int, ...]) -> bool:
 def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
     src, dst = op.src.buffer.layout, op.dst.buffer.layout
     assert isinstance(src, Fragment) and isinstance(dst, Fragment)
-    if not (op.src.is_whole and op.dst.is_whole) or src.tile != dst.tile:
-        yield from _through_shared(low, op)
-        return
-    if src.threads != low.instance.threads or dst.threads != low.instance.threads:
-        raise low.unsupported(
-            f"{op.src.buffer.name} and {op.dst.buffer.name} are not spread over the "
-            f"{low.instance.threads} threads that run this",
-        )
-    kind = op.via or relayout_cost(src, dst, op.src.dtype)[0]
+    low.check_spread(op.src.buffer.name, src)
+    low.check_spread(op.dst.buffer.name, dst)
+    whole = op.src.is_whole and op.dst.is_whole and src.tile == dst.tile
+    kind = (op.via or relayout_cost(src, dst, op.src.dtype)[0]) if whole else "shared"
     if kind == "shared":
         yield from _through_shared(low, op)
         return
     steps = plan_relayout(src, dst)
     if steps is None or (kind == "registers" and any(s.lane is not None for s in steps)):
-        raise low.unsupported(
+        raise CompileError(
             f"threads do not hold what they need of {op.src.buffer.name} for via={kind}",
-            "leave via= out, or use via=shared",
+            fix="leave via= out, or use via=shared",
         )
     source, target = low.flat(op.src.buffer), low.flat(op.dst.buffer)
     if all(s.lane is None and len(set(s.register)) == 1 for s in steps):
-        registers = np.array([s.register[0] for s in steps])
         var = low.var("v")
-        index = fit_index(registers, (var,)) if len(steps) > 1 else const(int(registers[0]))
+        index = fit_index(np.array([s.register[0] for s in steps]), (var,))
         if index is not None:
             body: Op = Store(target, (var,), Load(source, (index,), op.loc))
             yield unroll(var, len(steps), (body,))
             return
     thread = low.instance.thread
     for k, step in enumerate(steps):
-        yield from _step(low, op, step, source, target, k, thread)
-
-
-def _step(
-    low: Lowering, op: Relayout, step: Step, source: Buffer, target: Buffer, k: int, thread: Expr
-) -> Iterable[Op]:
-    def one_of(registers: tuple[int, ...]) -> Expr:
-        return _select(low, registers, lambda r: Load(source, (const(r),), op.loc), thread)
-
-    place = (const(k),)
-    if step.lane is None:
-        yield Store(target, place, one_of(step.register))
-        return
-    lane = chosen(low, low.simplify(thread % WARP), step.lane[:WARP])
-    if step.asked is not None:
-        got = low.var("got", source.dtype)
-        yield Intrinsic("shfl_sync", (one_of(step.asked), lane), got)
-        yield Store(target, place, got)
-        return
-    found: dict[int, Expr] = {}
-    for register in sorted(set(step.register)):
-        got = low.var("got", source.dtype)
-        value = Load(source, (const(register),), op.loc)
-        yield Intrinsic("shfl_sync", (value, lane), got)
-        found[register] = got
-    yield Store(target, place, _select(low, step.register, found.__getitem__, thread))
-
-
-def _select(
-    low: Lowering, wanted: tuple[int, ...], value: Callable[[int], Expr], thread: Expr
-) -> Expr:
-    """`value(wanted[thread])`."""
-    options = sorted(set(wanted))
-    result: Expr = value(options[-1])
-    if len(options) == 1:
-        return result
-    which = chosen(low, thread, [options.index(w) for w in wanted])
-    for i in reversed(range(len(options) - 1)):
-        result = select(compare("==", which, i), value(options[i]), result)
-    return result
+        options = sorted(set(step.register))
+        values: list[Expr] = [Load(source, (const(register),), op.loc) for register in options]
+        if step.lane is not None:
+            lane = chosen(low, low.simplify(thread % WARP), step.lane[:WARP])
+            for i, value in enumerate(values):
+                got = low.var("got", source.dtype)
+                yield Intrinsic("shfl_sync", (value, lane), got)
+                values[i] = got
+        result = values.pop()
+        if values:
+            which = chosen(low, thread, [options.index(r) for r in step.register])
+            for i, value in reversed([*enumerate(values)]):
+                result = select(compare("==", which, i), value, result)
+        yield Store(target, (const(k),), result)
 
 
 # ── through shared memory ────────────────────────────────────────────────────────────────────
@@ -229,26 +181,26 @@ def _through_shared(low: Lowering, op: Relayout) -> Iterable[Op]:
     tile = op.src.static_tile or (1,)
     scratch, met = low.exchange(op.src.dtype, tile, _padded(tile, op.src.dtype))
     yield from met
-    yield from low.op(through_scratch(low, op.src, scratch, op, True))
+    yield from low.op(through_scratch(low, op.src, scratch, op.loc, True))
     yield from low.join()
-    yield from low.op(through_scratch(low, op.dst, scratch, op, False))
+    yield from low.op(through_scratch(low, op.dst, scratch, op.loc, False))
 
 
-def through_scratch(low: Lowering, region: Region, scratch: Buffer, op: Op, out: bool) -> Op:
+def through_scratch(
+    low: Lowering, region: Region, scratch: Buffer, loc: Loc | None, out: bool
+) -> Op:
     """A tile into `scratch`, or out of it."""
 
     def element(coords: tuple[Expr, ...]) -> tuple[Op]:
         here, there = (region.buffer, region.at(coords)), (scratch, coords or (const(0),))
         (source, spot), (target, place) = (here, there) if out else (there, here)
-        value = cast(Load(source, spot, op.loc), target.dtype)
+        value = cast(Load(source, spot, loc), target.dtype)
         return (Store(target, place, value),)
 
-    return tile_map(low, region, op, element)
+    return tile_map(low, region, element)
 
 
-def tile_map(
-    low: Lowering, region: Region, op: Op, body: Callable[[tuple[Expr, ...]], Body]
-) -> Map:
+def tile_map(low: Lowering, region: Region, body: Callable[[tuple[Expr, ...]], Body]) -> Map:
     """A map of `body`, of an element's coordinates, over a region: a fragment's in the threads that
     hold it, memory in all threads."""
     fragment, tile = region.buffer.layout, region.static_tile
@@ -257,7 +209,7 @@ def tile_map(
     elif region.is_whole:
         layout = fragment.drop_repeats()
     else:
-        held = Held(low, region, op)
+        held = Held(low, region)
         try:
             layout = Fragment.fit(held.tile or (1,), held.table)
         except LayoutError:

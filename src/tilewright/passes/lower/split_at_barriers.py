@@ -9,20 +9,18 @@ a guard around shuffles need not be: it becomes a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tilewright.ir.analysis.uniform import per_thread
-from tilewright.ir.bind import static_value
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import BOOL, DTYPES, INT32, DType
 from tilewright.ir.expr import (
     TRUE,
-    Bin,
-    Cmp,
-    Const,
     Expr,
     Load,
     Var,
@@ -31,11 +29,11 @@ from tilewright.ir.expr import (
     compare,
     const,
     is_pure,
+    logical_and,
     logical_not,
     select,
     transform,
     truth,
-    variables,
     walk,
 )
 from tilewright.ir.intrinsics import INTRINSICS
@@ -65,7 +63,6 @@ from tilewright.ir.op import (
     bodies,
     bound,
     expressions,
-    marked,
     named_buffers,
     walk_ops,
     written_buffers,
@@ -73,6 +70,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import (
     fresh_name,
     fresh_var,
+    map_bodies,
     map_body,
     map_kernels,
     map_operands,
@@ -81,22 +79,14 @@ from tilewright.ir.rewrite import (
     substitute_vars,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.lower.lowering import linear_thread
+from tilewright.passes.layout.addresses import evaluate
+from tilewright.passes.lower.lowering import WARP, guarded, linear_thread, read_variables
+from tilewright.passes.lower.reduce import identity
 from tilewright.support.errors import CompileError
 
-WARP = 32
 _COLLECTIVE = (Map, Gemm, Reduce, Scan)
-
-
-@dataclass
-class _Group:
-    """Statements that every thread runs without waiting for another."""
-
-    ops: list[Op] = field(default_factory=list)
-    mask: Expr = TRUE
-
-
-_Item = Op | _Group | tuple[Op, dict[str, list["_Item"]]]
+_FOLDS = {"any_sync": "or", "all_sync": "and", "ballot": "or"}
+_SYMBOLS = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}
 
 
 def split_at_barriers(program: Program, target: Target) -> Program:
@@ -110,10 +100,12 @@ def _convergent(op: Op) -> bool:
 
 
 def _prints(op: Op) -> bool:
-    return any(isinstance(each, Intrinsic) and each.name == "print" for each in walk_ops((op,)))
+    return any(each.name == "print" for each in walk_ops(op, Intrinsic))
 
 
 class _Splitter:
+    """The stretches of a kernel, `groups`: maps over its thread indices."""
+
     def __init__(self, kernel: Kernel, names: set[str]) -> None:
         # an index that has one value makes nothing differ between threads
         single: dict[Var, Expr] = {
@@ -131,17 +123,15 @@ class _Splitter:
         self.count = prod(kernel.threads)
         self.lin = linear_thread(kernel)
         self.tiles: list[Op] = []
-        self.stored: dict[Var, Buffer] = {}
-        self.reaching: frozenset[int] | None = frozenset(range(self.count))
+        self.groups: list[Map] = []
+        self.reaching: Any = np.ones(self.count, bool)  # threads that come here; None: unknown
 
     def _spread(self) -> set[str]:
         """Uniform locals that get a place per thread all the same: written in a loop that
         threads leave on their own, which therefore each thread runs by itself."""
         found: set[str] = set()
-        for loop in walk_ops(self.kernel.body):
-            if not isinstance(loop, (For, While)) or not any(
-                id(leave) in self.controls for leave in _leaves(loop.body)
-            ):
+        for loop in walk_ops(self.kernel.body, For, While):
+            if not any(id(op) in self.controls for op in _outside_loops(loop.body) if _leaves(op)):
                 continue
             inside = list(walk_ops(loop.body))
             if any(isinstance(op, (Sync, *_COLLECTIVE)) or _convergent(op) for op in inside):
@@ -157,9 +147,14 @@ class _Splitter:
         for op in walk_ops(self.kernel.body):
             if isinstance(op, _COLLECTIVE):
                 self._check_spread(op)
-        items = self.items(self.kernel.body, TRUE)
-        self._place_values(items)
-        body = self.emit(items)
+        body = self.body(self.kernel.body, TRUE)
+        self._place_values()
+        numbers = {id(group): number for number, group in enumerate(self.groups)}
+
+        def finish(op: Op) -> Body | None:
+            return self._finish(op, numbers[id(op)]) if id(op) in numbers else None
+
+        body = map_body(body, finish)
         return replace(self.kernel, body=(*self.tiles, *body))
 
     def _check_spread(self, op: Op) -> None:
@@ -189,26 +184,9 @@ class _Splitter:
             for node in walk(e)
         )
 
-    def threaded(self, op: Op) -> bool:
-        if isinstance(op, Map):
-            # a map's own locals are private to its iterations, whoever else has locals
-            own = {b.name for inner in walk_ops(op.body) for b in written_buffers(inner)
-                   if b.space is Space.LOCAL}  # fmt: skip
-            kept, self.buffers = self.buffers, self.buffers - own
-            found = any(self.mentions(inner) for inner in walk_ops(op))
-            self.buffers = kept
-            return found
-        return self.mentions(op) or any(
-            self.threaded(inner) for body in bodies(op) for inner in body
-        )
-
     def waits(self, op: Op) -> bool:
         """Something in `op` needs all threads of the block or warp."""
-        if isinstance(op, Sync) or _convergent(op):
-            return True
-        if isinstance(op, Map):
-            return not self.threaded(op)
-        if isinstance(op, _COLLECTIVE):
+        if isinstance(op, (Sync, *_COLLECTIVE)) or _convergent(op):
             return True
         return any(self.waits(inner) or self.once(inner) for body in bodies(op) for inner in body)
 
@@ -221,45 +199,52 @@ class _Splitter:
 
     # ── grouping ─────────────────────────────────────────────────────────────────────────────
 
-    def items(self, body: Body, mask: Expr) -> list[_Item]:
-        out: list[_Item] = []
-        group = _Group(mask=mask)
+    def body(self, body: Body, mask: Expr) -> Body:
+        """`body` with maps over the threads in place of what each thread does by itself."""
+        out: list[Op] = []
+        group: list[Op] = []
 
         def flush() -> None:
-            nonlocal group
-            if group.ops:
-                out.append(group)
-            group = _Group(mask=mask)
+            if group:
+                vars_ = tuple(reversed(self.kernel.thread_vars))
+                extents = tuple(const(n) for n in reversed(self.kernel.threads))
+                inside = guarded(mask, tuple(group))
+                self.groups.append(Map(vars_, extents, inside, loc=group[0].loc))
+                out.append(self.groups[-1])
+                group.clear()
 
         for op in body:
             if isinstance(op, Sync):
                 self._check_sync(op, mask)
                 flush()
             elif isinstance(op, Intrinsic) and _convergent(op):
-                before, after = self._exchange(op, group, mask)
-                flush()
+                before, store, between, after = self._exchange(op, mask)
+                if before:
+                    flush()
                 out += before
-                group.ops += after
+                group.append(store)
+                flush()
+                out += between
+                group += after
             elif self.waits(op):
                 flush()
                 out += self._structure(op, mask)
-            elif self.threaded(op) or mask is not TRUE:
+            elif mask is not TRUE or any(map(self.mentions, walk_ops(op))):
                 _check_group(op)
                 if _prints(op):  # in the order of the text, for all threads
                     flush()
-                group.ops.append(_loops(op) if isinstance(op, Map) else op)
+                group.append(op)
                 if _prints(op):
                     flush()
-            elif (isinstance(op, Let) and is_pure(op.value)) or (
-                isinstance(op, (Alloc, Hint, Fence)) and getattr(op, "init", None) is None
-            ):
-                # nothing the group does can change it
-                out.append(op)
             else:
-                flush()
+                # nothing the group does can change a pure value
+                if not (isinstance(op, Let) and is_pure(op.value)) and not (
+                    isinstance(op, (Alloc, Hint, Fence)) and getattr(op, "init", None) is None
+                ):
+                    flush()
                 out.append(op)
         flush()
-        return out
+        return tuple(out)
 
     def _check_sync(self, op: Sync, mask: Expr) -> None:
         if op.arrive or op.scope == "cluster":
@@ -268,8 +253,8 @@ class _Splitter:
                 loc=op.loc,
                 fix="run it with target='interp', or compile it for target='cuda'",
             )
-        alone = op.scope == "named" and self.reaching is not None
-        if alone and op.threads == len(self.reaching or ()):
+        known = op.scope == "named" and self.reaching is not None
+        if known and op.threads == np.count_nonzero(self.reaching):
             return  # the guard lets through exactly the threads that meet here
         if mask is not TRUE and op.scope != "warp":
             raise CompileError(
@@ -278,7 +263,7 @@ class _Splitter:
                 fix="move sync_threads out of the guard",
             )
 
-    def _structure(self, op: Op, mask: Expr) -> list[_Item]:
+    def _structure(self, op: Op, mask: Expr) -> Body:
         """A statement that has barriers inside."""
         if isinstance(op, _COLLECTIVE):
             if mask is not TRUE:
@@ -287,7 +272,7 @@ class _Splitter:
                     loc=op.loc,
                     fix="make the guard uniform, or write it with thread-level loads and stores",
                 )
-            return [op]
+            return (op,)
         if isinstance(op, If) and (self.differs(op.cond) or mask is not TRUE):
             return self._masked(op, mask)
         if self.mentions(op):
@@ -297,34 +282,29 @@ class _Splitter:
                 expected="loop bounds and conditions that all threads of the block share",
                 fix="take the barrier out, or guard the statements inside instead",
             )
-        return [(op, _inner(op, lambda body: self.items(body, mask)))]
+        return (map_bodies(op, lambda body: self.body(body, mask)),)
 
-    def _masked(self, op: If, mask: Expr) -> list[_Item]:
+    def _masked(self, op: If, mask: Expr) -> Body:
         flag, place = self._tile("guard", BOOL), (self.lin,)
-        held = Load(flag, place)
-        out: list[_Item] = [_Group([Store(flag, place, truth(op.cond), loc=op.loc)], mask)]
-        outer, taken = self.reaching, self._where(op.cond)
-        self.reaching = None if outer is None or taken is None else outer & taken
-        out += self.items(op.then, binary("and", mask, held))
-        self.reaching = None if outer is None or taken is None else outer - taken
-        out += self.items(op.orelse, binary("and", mask, logical_not(held)))
+        held, outer = Load(flag, place), self.reaching
+        taken = None if outer is None else self._where(op.cond)
+        out = self.body((Store(flag, place, truth(op.cond), loc=op.loc),), mask)
+        self.reaching = None if taken is None else outer & taken
+        out += self.body(op.then, binary("and", mask, held))
+        self.reaching = None if taken is None else outer & ~taken
+        out += self.body(op.orelse, binary("and", mask, logical_not(held)))
         self.reaching = outer
         return out
 
-    def _where(self, cond: Expr) -> frozenset[int] | None:
+    def _where(self, cond: Expr) -> Any:
         """The threads for which a condition over thread indices alone holds."""
-        used = set(variables(cond))
-        plain = all(isinstance(node, (Var, Const, Bin, Cmp)) for node in walk(cond))
-        if not plain or not used <= set(self.kernel.thread_vars):
+        values, rest = {}, np.arange(self.count)
+        for var, extent in zip(self.kernel.thread_vars, self.kernel.threads, strict=True):
+            values[var], rest = rest % extent, rest // extent
+        try:
+            return np.broadcast_to(evaluate(cond, values), (self.count,)) != 0
+        except (CompileError, KeyError):  # it reads something else
             return None
-        found = set()
-        for thread in range(self.count):
-            values, rest = {}, thread
-            for var, extent in zip(self.kernel.thread_vars, self.kernel.threads, strict=True):
-                values[var], rest = rest % extent, rest // extent
-            if static_value(cond, values):
-                found.add(thread)
-        return frozenset(found)
 
     def _tile(self, stem: str, dtype: DType, shape: tuple[int, ...] = (), count: int = 0) -> Buffer:
         """Memory with one element per thread, thread index innermost."""
@@ -335,62 +315,43 @@ class _Splitter:
 
     # ── exchanges between threads ────────────────────────────────────────────────────────────
 
-    def _exchange(self, op: Intrinsic, group: _Group, mask: Expr) -> tuple[list[_Item], list[Op]]:
-        """(what runs between the groups, what the next group starts with)."""
-        arguments = [Load(a.buffer, a.starts) if isinstance(a, Region) else a for a in op.args]
-        value, result = arguments[0], op.result
-        if op.name in ("ballot", "any_sync", "all_sync"):
-            value = truth(value)
-        me = self.lin
+    def _exchange(self, op: Intrinsic, mask: Expr) -> tuple[Body, Op, Body, Body]:
+        """What runs before the group that ends here, what ends it, what runs behind it, and what
+        the next group starts with."""
+        value, *more = (Load(a.buffer, a.starts) if isinstance(a, Region) else a for a in op.args)
+        width, me = op.width or WARP, self.lin
         if op.name.startswith("shfl_"):
             tile = self._tile("lane", value.dtype)
-            group.ops.append(Store(tile, (me,), value, loc=op.loc))
-            source = self._source(op.name.removeprefix("shfl_"), arguments[1], op.width or WARP)
-            return [], self._result(result, Load(tile, (source,)), op)
+            source = self._source(op.name.removeprefix("shfl_"), more[0], width)
+            result = self._result(op, Load(tile, (source,)))
+            return (), Store(tile, (me,), value, loc=op.loc), (), result
+        if op.name in _FOLDS:
+            value = truth(value)
+        fold = _FOLDS.get(op.name) or op.name.removeprefix("warp_reduce_")
         padded = -(-self.count // WARP) * WARP
         tile = self._tile("lane", value.dtype, count=padded)
-        kind = {"any_sync": "or", "all_sync": "and", "ballot": "ballot"}.get(op.name)
-        kind = kind or op.name.removeprefix("warp_reduce_")
-        neutral = _neutral(kind, value.dtype)
+        w, lane = fresh_var("w", self.names), fresh_var("l", self.names)
+        fill: Body = ()
         if mask is not TRUE or padded != self.count:
             # a lane that is switched off, or does not exist, must not count
             every = fresh_var("w", self.names)
-            fill = Map((every,), (const(padded),), (Store(tile, (every,), neutral),))
-            head: list[_Item] = [_Group(list(group.ops), group.mask)] if group.ops else []
-            group.ops.clear()
-            head += [fill, _Group([Store(tile, (me,), value, loc=op.loc)], mask)]
-        else:
-            group.ops.append(Store(tile, (me,), value, loc=op.loc))
-            head = []
-        if kind == "ballot":
-            return self._ballot(op, tile, padded, head)
-        width = op.width or WARP
-        half = width // 2
-        while half:
-            g, k = fresh_var("g", self.names), fresh_var("k", self.names)
-            low = g * width + k
-            folded = binary(_SYMBOLS[kind], Load(tile, (low,)), Load(tile, (low + half,)))
-            store = Store(tile, (low,), folded, loc=op.loc)
-            head.append(Map((g, k), (const(padded // width), const(half)), (store,)))
-            half //= 2
-        return head, self._result(result, Load(tile, (me // width * width,)), op)
+            neutral = Store(tile, (every,), identity(fold, value.dtype))
+            fill = (Map((every,), (const(padded),), (neutral,)),)
+        part: Expr = Load(tile, (w * width + lane,))
+        if op.name == "ballot":
+            word = DTYPES["uint32"]
+            part = cast(part, word) << cast(lane, word)
+        total, spot = self._tile("total", part.dtype, count=padded // width), (w,)
+        folded = binary(_SYMBOLS[fold], Load(total, spot), part)
+        step = For(lane, const(0), const(width), (Store(total, spot, folded, loc=op.loc),))
+        start = Store(total, spot, identity(fold, part.dtype))
+        folds = Map((w,), (const(padded // width),), (start, step))
+        result = self._result(op, Load(total, (me // width,)))
+        return fill, Store(tile, (me,), value, loc=op.loc), (folds,), result
 
-    def _ballot(
-        self, op: Intrinsic, tile: Buffer, padded: int, head: list[_Item]
-    ) -> tuple[list[_Item], list[Op]]:
-        word = DTYPES["uint32"]
-        votes = self._tile("votes", word, count=padded // WARP)
-        w, lane = fresh_var("w", self.names), fresh_var("l", self.names)
-        bit = cast(Load(tile, (w * WARP + lane,)), word)
-        added = Load(votes, (w,)) | (bit << cast(lane, word))
-        add = Store(votes, (w,), added, loc=op.loc)
-        clear = Store(votes, (w,), const(0, word))
-        loop = For(lane, const(0), const(WARP), (add,))
-        head.append(Map((w,), (const(padded // WARP),), (clear, loop)))
-        return head, self._result(op.result, Load(votes, (self.lin // WARP,)), op)
-
-    def _result(self, result: Var | None, value: Expr, op: Op) -> list[Op]:
-        return [] if result is None else [Let(result, cast(value, result.dtype), loc=op.loc)]
+    def _result(self, op: Intrinsic, value: Expr) -> Body:
+        result = op.result
+        return () if result is None else (Let(result, cast(value, result.dtype), loc=op.loc),)
 
     def _source(self, kind: str, by: Expr, width: int) -> Expr:
         """The thread each thread reads from, itself where there is none."""
@@ -405,196 +366,115 @@ class _Splitter:
             "down": lane + by,
         }[kind]
         other = me - lane + target
-        inside = binary(
-            "and",
-            binary("and", compare(">=", target, base), compare("<", target, base + width)),
-            compare("<", other, self.count),
-        )
-        return select(inside, other, me)
+        inside = logical_and(compare(">=", target, base), compare("<", target, base + width))
+        return select(logical_and(inside, compare("<", other, self.count)), other, me)
 
     # ── values that outlive a group ──────────────────────────────────────────────────────────
 
-    def _groups(self, items: list[_Item]) -> list[_Group]:
-        found = []
-        for item in items:
-            if isinstance(item, _Group):
-                found.append(item)
-            elif isinstance(item, tuple):
-                found += [each for inner in item[1].values() for each in self._groups(inner)]
-        return found
-
-    def _place_values(self, items: list[_Item]) -> None:
-        groups = self._groups(items)
-        used: dict[str, set[int]] = {}
-        allocated: dict[str, int] = {}
-        buffers: dict[str, Buffer] = {}
-        defined: dict[Var, int] = {}
-        reads: dict[Var, set[int]] = {}
-        for number, group in enumerate(groups):
-            for op in walk_ops(tuple(group.ops)):
-                for buffer in _buffers(op):
-                    if buffer.name in self.buffers:
-                        used.setdefault(buffer.name, set()).add(number)
-                        buffers[buffer.name] = buffer
-                if isinstance(op, Alloc) and op.buffer.name in self.buffers:
-                    allocated[op.buffer.name] = number
-                for var in {v for e in expressions(op) for v in variables(e)} & self.vars:
-                    reads.setdefault(var, set()).add(number)
-                for var in bound(op):
-                    defined[var] = number
+    def _place_values(self) -> None:
+        """Places for what threads keep from one group to another."""
+        self.home: dict[Buffer | Var, int] = {}
+        uses: dict[Buffer | Var, set[int]] = {}
+        for number, group in enumerate(self.groups):
+            for op in walk_ops(group.body):
+                made = (op.buffer,) if isinstance(op, Alloc) else ()
+                self.home.update(dict.fromkeys((*made, *bound(op)), number))
+                for each in (*_buffers(op), *read_variables((op,))):
+                    uses.setdefault(each, set()).add(number)
         self.expanded: dict[str, Buffer] = {}
-        for name, where in used.items():
-            buffer = buffers[name]
-            if where != {allocated.get(name)} and buffer.space is Space.LOCAL:
-                self.expanded[name] = self._tile(name, buffer.dtype, buffer.static_shape)
-        for var, home in defined.items():
-            if reads.get(var, set()) - {home}:
-                self.stored[var] = self._tile(var.name, var.dtype)
-        self.home = defined
-        self.number = {id(group): number for number, group in enumerate(groups)}
+        for each, where in uses.items():
+            if not isinstance(each, Buffer) or each.name not in self.buffers:
+                continue
+            if each.space is Space.LOCAL and where != {self.home.get(each)}:
+                self.expanded[each.name] = self._tile(each.name, each.dtype, each.static_shape)
+        self.stored = {
+            var: self._tile(var.name, var.dtype)
+            for var, home in self.home.items()
+            if isinstance(var, Var) and var in self.vars and uses.get(var, set()) - {home}
+        }
 
-    # ── output ───────────────────────────────────────────────────────────────────────────────
-
-    def emit(self, items: list[_Item]) -> Body:
-        out: list[Op] = []
-        for item in items:
-            if isinstance(item, _Group):
-                out += self._map(item)
-            elif isinstance(item, tuple):
-                op, inner = item
-                out.append(rebuild(op, **{name: self.emit(part) for name, part in inner.items()}))
-            else:
-                out.append(item)
-        return tuple(out)
-
-    def _map(self, group: _Group) -> list[Op]:
-        number = self.number[id(group)]
-        inside = self._keep(
-            op
-            for op in group.ops
-            if not (isinstance(op, Alloc) and op.buffer.name in self.expanded and op.init is None)
-        )
+    def _finish(self, group: Op, number: int) -> Body:
+        """`group` with what it keeps, and what others kept for it, in its place per thread."""
+        assert isinstance(group, Map)
+        inside = map_body(group.body, self._kept)
         if not inside:
-            return []
-        if group.mask is not TRUE:
-            inside = (If(group.mask, inside),)
-        read = {v for op in walk_ops(inside) for e in expressions(op) for v in variables(e)}
-        wanted = {v for v in read & self.stored.keys() if self.home[v] != number}
-        locals_ = self._renamed(sorted(wanted, key=lambda v: v.name))
-        lead = [Let(own, Load(self.stored[v], (self.lin,))) for v, own in locals_.items()]
-        inside = (*lead, *substitute_vars(inside, dict(locals_)))
-        inside = _expand_locals(inside, self.expanded, self.lin)
+            return ()
+        wanted = {v for v in read_variables(inside) & self.stored.keys() if self.home[v] != number}
+        own = self._renamed(sorted(wanted, key=lambda v: v.name))
+        lead = [Let(name, Load(self.stored[v], (self.lin,))) for v, name in own.items()]
+        inside = (*lead, *substitute_vars(inside, dict(own)))
         vars_ = self._renamed(self.kernel.thread_vars)
         inside = substitute_vars(inside, dict(vars_))
-        extents = tuple(const(n) for n in reversed(self.kernel.threads))
-        return [Map((*reversed(vars_.values()),), extents, inside, loc=group.ops[0].loc)]
+        return (rebuild(group, vars=(*reversed(vars_.values()),), body=inside),)
 
     def _renamed(self, old: Iterable[Var]) -> dict[Var, Var]:
         return {v: fresh_var(v.name, self.names, v.dtype) for v in old}
 
-    def _keep(self, body: Iterable[Op]) -> Body:
-        """Values other groups need are stored where they are made."""
-        out: list[Op] = []
-        for op in body:
-            out.append(rebuild(op, **_inner(op, self._keep)))
-            kept = [var for var in bound(op) if var in self.stored]
-            out += [Store(self.stored[var], (self.lin,), var, loc=op.loc) for var in kept]
-        return tuple(out)
+    def _kept(self, op: Op) -> Body:
+        """`op` on its thread's share of expanded buffers; values that other groups need are stored
+        where they are made."""
+        big, lin = self.expanded, self.lin
+
+        def node(e: Expr) -> Expr | None:
+            if isinstance(e, Load) and e.buffer.name in big:
+                return Load(big[e.buffer.name], (*e.indices, lin), e.loc)
+            return None
+
+        def share(x: Any) -> Any:
+            if not isinstance(x, Region) or x.buffer.name not in big:
+                return x
+            return Region(big[x.buffer.name], (*x.starts, lin), (*x.extents, const(1)))
+
+        op = map_operands(op, lambda e: transform(e, node))
+        match op:
+            case If(then=(), orelse=()):
+                return ()
+            case Store() if op.buffer.name in big:
+                op = replace(op, buffer=big[op.buffer.name], indices=(*op.indices, lin))
+            case Alloc() if op.buffer.name in big:
+                if op.init is None:
+                    return ()
+                op = Store(big[op.buffer.name], (lin,), op.init, loc=op.loc)
+            case Atomic():
+                op = replace(op, dst=share(op.dst))
+            case Intrinsic():
+                op = replace(op, args=tuple(map(share, op.args)))
+        kept = [var for var in bound(op) if var in self.stored]
+        return (op, *(Store(self.stored[var], (lin,), var, loc=op.loc) for var in kept))
 
 
-_SYMBOLS = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}
+def _outside_loops(body: Body) -> Iterator[Op]:
+    """Every op of `body`, less what stands in loops there."""
+    for op in body:
+        yield op
+        if not isinstance(op, (For, While)):
+            for inner in bodies(op):
+                yield from _outside_loops(inner)
 
 
-def _neutral(kind: str, dtype: DType) -> Expr:
-    if dtype.is_bool:
-        return const(kind == "and", BOOL)
-    low, high = dtype.min_value, dtype.max_value
-    if dtype.is_float:
-        low, high = float("-inf"), float("inf")
-    values = {"max": low, "min": high, "and": -1 if dtype.kind == "int" else high}
-    return const(values.get(kind, 0), dtype)
+def _leaves(op: Op) -> bool:
+    return isinstance(op, (Break, Continue))
 
 
-def _check_group(op: Op) -> None:
+def _check_group(group: Op) -> None:
     """No thread may leave, on its own, a loop that all threads run together; nor see its own
     memory under two names."""
-    if isinstance(op, View):
-        raise CompileError(
-            f"{op.buffer.name} is a view of {op.source.name}, which every thread has its own of",
-            loc=op.loc,
-            fix="index the buffer itself",
-        )
-    if isinstance(op, (Break, Continue)):
-        raise CompileError(
-            "a thread leaves, on its own, a loop in which the block does something together",
-            got="a barrier, a tile operation, or a store that does not depend on the thread",
-            loc=op.loc,
-            fix="break on a condition that all threads of the block share",
-        )
-    if not isinstance(op, (For, While)):
-        for body in bodies(op):
-            for inner in body:
-                _check_group(inner)
-
-
-def _leaves(body: Body) -> list[Op]:
-    """The `Break`s and `Continue`s of the loop around `body`."""
-    found: list[Op] = []
-    for op in body:
-        if isinstance(op, (Break, Continue)):
-            found.append(op)
-        elif not isinstance(op, (For, While)):
-            found += [leave for inner in bodies(op) for leave in _leaves(inner)]
-    return found
-
-
-def _loops(op: Map) -> Op:
-    """A map that each thread runs on its own."""
-    body: Body = op.body
-    for var, extent in zip(reversed(op.vars), reversed(op.extents), strict=True):
-        body = (For(var, const(0, var.dtype), extent, body, loc=op.loc),)
-    return body[0]
+    for op in _outside_loops((group,)):
+        if isinstance(op, View):
+            raise CompileError(
+                f"{op.buffer.name} is a view of {op.source.name}, which every thread has its own "
+                "of",
+                loc=op.loc,
+                fix="index the buffer itself",
+            )
+        if _leaves(op):
+            raise CompileError(
+                "a thread leaves, on its own, a loop in which the block does something together",
+                got="a barrier, a tile operation, or a store that does not depend on the thread",
+                loc=op.loc,
+                fix="break on a condition that all threads of the block share",
+            )
 
 
 def _buffers(op: Op) -> tuple[Buffer, ...]:
     return (*named_buffers(op), *written_buffers(op))
-
-
-def _inner(op: Op, fn: Callable[[Body], Any]) -> dict[str, Any]:
-    """By the name of each of the op's bodies, what `fn` makes of it."""
-    return {f.name: fn(getattr(op, f.name)) for f in marked(op, "body")}
-
-
-def _expand_locals(body: Body, expanded: dict[str, Buffer], lin: Expr) -> Body:
-    """Accesses of a thread's buffer become accesses of its share of the expanded one."""
-    if not expanded:
-        return body
-
-    def node(e: Expr) -> Expr | None:
-        if isinstance(e, Load) and e.buffer.name in expanded:
-            return Load(expanded[e.buffer.name], (*e.indices, lin), e.loc)
-        return None
-
-    def share(region: Region) -> Region:
-        big = expanded[region.buffer.name]
-        return Region(big, (*region.starts, lin), (*region.extents, const(1)))
-
-    def rewrite(op: Op) -> Op:
-        op = map_operands(op, lambda e: transform(e, node))
-        match op:
-            case Store() if op.buffer.name in expanded:
-                return replace(op, buffer=expanded[op.buffer.name], indices=(*op.indices, lin))
-            case Alloc() if op.buffer.name in expanded:
-                assert op.init is not None  # those without one are gone
-                return Store(expanded[op.buffer.name], (lin,), op.init, loc=op.loc)
-            case Atomic() if op.dst.buffer.name in expanded:
-                return replace(op, dst=share(op.dst))
-            case Intrinsic():
-                args = tuple(
-                    share(a) if isinstance(a, Region) and a.buffer.name in expanded else a
-                    for a in op.args
-                )
-                return replace(op, args=args)
-        return op
-
-    return map_body(body, rewrite)

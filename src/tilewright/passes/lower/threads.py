@@ -23,15 +23,15 @@ from math import gcd, prod
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.aliases import places
-from tilewright.ir.analysis.bounds import bounds, multiple_of
+from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.analysis.effects import written_by
+from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import TRUE, Const, Expr, Load, compare, const, loads
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -66,10 +66,9 @@ from tilewright.ir.op import (
     read_buffers,
     walk_ops,
 )
-from tilewright.ir.rewrite import program_names, rebuild
+from tilewright.ir.rewrite import map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.layout.thread_layouts import same_registers
-from tilewright.passes.lower.atomics import lower_atomic
 from tilewright.passes.lower.cluster import (
     before_unrolled,
     crossing_barriers,
@@ -78,13 +77,12 @@ from tilewright.passes.lower.cluster import (
     peer_fence,
 )
 from tilewright.passes.lower.copies import lower_copy, lower_map_op
-from tilewright.passes.lower.foreign import lower_intrinsic
+from tilewright.passes.lower.elements import lower_atomic, lower_intrinsic
 from tilewright.passes.lower.gemm import lower_fence, lower_gemm, written_by_threads
 from tilewright.passes.lower.lowering import (
     BULK_ATOMS,
     GROUP_WARPS,
     MEMORY,
-    NAMED_BARRIERS,
     WARP,
     Instance,
     Lowering,
@@ -93,12 +91,11 @@ from tilewright.passes.lower.lowering import (
     meets,
     pin,
     read_variables,
-    touches,
-    trip,
 )
 from tilewright.passes.lower.maps import lower_fill
 from tilewright.passes.lower.reduce import lower_reduce, lower_scan
 from tilewright.passes.lower.relayout import lower_relayout
+from tilewright.passes.overlap.roles import free_barriers
 from tilewright.passes.sync.scratch import settle_scratch
 from tilewright.support.errors import CompileError
 
@@ -108,10 +105,10 @@ from tilewright.support.errors import CompileError
 def _for(low: Lowering, op: For) -> Iterable[Op]:
     op = low.plain(op)
     # how often it runs may be known only at run time: then it stays a loop
-    values = trip(op) if op.kind in ("unroll", "vectorized") else None
+    values = values_of(op) if op.kind in ("unroll", "vectorized") else None
     if values is not None:
         low.unrolled[op.var] = values
-    low.touched = touches(op.body, low.touched, low.instance.threads, low.fixed) or low.touched
+    low.note_loop(op.body)
     ordered = low.ordered
     if values is not None:
         yield from before_unrolled(low, op.body)
@@ -125,7 +122,7 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
 
 def _while(low: Lowering, op: While) -> Iterable[Op]:
     op = low.plain(op)
-    low.touched = touches(op.body, low.touched, low.instance.threads, low.fixed) or low.touched
+    low.note_loop(op.body)
     body = low.inside(op, "body", op.body)
     low.fenced = False
     yield rebuild(op, body=body)
@@ -252,7 +249,7 @@ def _warpgroup(low: Lowering) -> Expr:
 
 
 def _accumulators(body: Body) -> tuple[Buffer, ...]:
-    found = [op.c.buffer for op in walk_ops(body) if isinstance(op, Gemm) and op.atom == "wgmma"]
+    found = [op.c.buffer for op in walk_ops(body, Gemm) if op.atom == "wgmma"]
     return tuple(dict.fromkeys(found))
 
 
@@ -315,13 +312,11 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
     buffer, source = op.buffer, op.source
     low.roots[buffer.name] = low.root(source)
     if buffer.space is Space.FRAGMENT:
-        new, old = buffer.layout, source.layout
-        assert isinstance(new, Fragment) and isinstance(old, Fragment)
         if op.offset is not const(0) or not same_registers(buffer, source):
             raise CompileError(
                 f"{buffer.name} is no view of the registers of {source.name}",
-                expected=f"the elements of {old!r}, in the same registers",
-                got=repr(new),
+                expected=f"the elements of {source.layout!r}, in the same registers",
+                got=repr(buffer.layout),
                 fix="copy it instead",
             )
         if buffer.dtype == source.dtype:
@@ -333,16 +328,13 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         low.bases[buffer.name] = (root, gcd(least, step))
         if buffer.dtype.bits > root.dtype.bits:
             yield Hint("align", root, detail=(buffer.dtype.bits // 8,))
-        yield rebuild(op, offset=low.value(op.offset))
-        return
     elif buffer.space is Space.SHARED:
         if not isinstance(op.offset, Const) or source.name in low.shifts:
             yield from _shifted_view(low, op)
             return
         place = low.places[source.name] + int(op.offset) * buffer.dtype.bits // 8
         low.places[buffer.name] = place
-        flat = low.flat(buffer)
-        yield Alloc(flat, place=place)
+        yield Alloc(low.flat(buffer), place=place)
         return
     yield rebuild(op, buffer=low.flat(buffer), source=low.flat(source), offset=low.value(op.offset))
 
@@ -353,9 +345,9 @@ def _shifted_view(low: Lowering, op: View) -> Iterable[Op]:
     buffer, source = op.buffer, op.source
     before = low.shifts.get(source.name, const(0))
     if source.dtype.bits % buffer.dtype.bits and before is not const(0):
-        raise low.unsupported(
+        raise CompileError(
             f"{buffer.name} begins within an element of {buffer.dtype}",
-            f"view {source.name} as {buffer.dtype} before taking a part of it",
+            fix=f"view {source.name} as {buffer.dtype} before taking a part of it",
         )
     first = before * (source.dtype.bits // buffer.dtype.bits or 1) + low.value(op.offset)
     shift, let = low.let(f"{buffer.name}_first", low.simplify(first))
@@ -373,7 +365,7 @@ def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
 
 
 def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
-    if low.differs is not None and id(op) in low.differs.controls:
+    if id(op) in low.differs.controls:
         # under a guard of threads those that come here arrive, each for itself: `count` is how many
         yield rebuild(op, count=const(0 if op.count is const(0) else 1))
         return
@@ -435,12 +427,12 @@ def _turn(low: Lowering, op: Turn) -> Iterable[Op]:
 
 
 def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
-    each = low.by_each_thread(op)
+    each = low.differs.runs_apart(op)
     op = low.plain(op)
     if op.buffer.space is Space.FRAGMENT:
-        raise low.unsupported(
+        raise CompileError(
             f"{op.buffer.name} is a fragment and is stored to outside a tile op",
-            "store to it in a map",
+            fix="store to it in a map",
         )
     once = not (each or low.instance.solo) and _reads_what_it_writes(low, op)
     if once:
@@ -487,7 +479,7 @@ def _exchanging(rule: Rule) -> Rule:
         found = tuple(rule(low, op))
         sure = low.instance.instances == 1 and meets_inside(op, low.instance.threads)
         if sure and len(low.exchanges) == before:
-            raise low.unsupported("warps need each other's registers here, and do not meet")
+            raise CompileError("warps need each other's registers here, and do not meet")
         return found
 
     return lower
@@ -496,71 +488,61 @@ def _exchanging(rule: Rule) -> Rule:
 def lower_threads(program: Program, target: Target) -> Program:
     """Every tile op of every kernel as code of one thread."""
     names = program_names(program)
-    kernels = tuple(_lower_kernel(kernel, program, names, target) for kernel in program.kernels)
-    return dataclasses.replace(program, kernels=kernels)
+    return map_kernels(program, lambda kernel: _lower_kernel(kernel, program, names, target))
 
 
 def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Target) -> Lowering:
     """What the lowering of `kernel` begins with."""
-    linear = linear_thread(kernel)
-    whole = Instance(prod(kernel.threads), linear, linear // WARP)
-    low = Lowering(kernel, RULES, names, scope.entry(kernel, program.dims), whole)
-    low.anywhere = target.internal.rows == "any"
-    low.reaches_peers = Feature.MULTICAST in target.features
+    threads, linear = prod(kernel.threads), linear_thread(kernel)
+    read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
+    tensors = {b.name for b in read if b.space is Space.GLOBAL}
+    low = Lowering(
+        kernel,
+        RULES,
+        names,
+        scope.entry(kernel, program.dims),
+        Instance(threads, linear, linear // WARP),
+        per_thread(kernel),
+        anywhere=target.internal.rows == "any",
+        reaches_peers=Feature.MULTICAST in target.features,
+        places={buffer.name: place for buffer, place in places(kernel).items()},
+        free_ids=free_barriers(kernel),
+        fixed=frozenset(tensors - written_by(kernel)),
+        crossing=crossing_barriers(kernel),
+        peer_fence=peer_fence(kernel),
+    )
     low.warp = low.var("warp")
-    low.differs = per_thread(kernel)
-    low.places |= {buffer.name: place for buffer, place in places(kernel).items()}
     if not _has_roles(kernel):
         low.instance = dataclasses.replace(
-            whole,
+            low.instance,
             warp=low.warp,
             accumulators=_accumulators(kernel.body),
             written=written_by_threads(kernel.body),
         )
-    low.ranges = low.ranges.where(low.warp, 0, -(-prod(kernel.threads) // WARP) - 1)
-    low.free_ids = free_barriers(kernel)
-    read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
-    tensors = {b.name for b in read if b.space is Space.GLOBAL}
-    low.fixed = frozenset(tensors - written_by(kernel))
-    low.crossing = crossing_barriers(kernel)
-    low.peer_fence = peer_fence(kernel)
+    low.ranges = low.ranges.where(low.warp, 0, -(-threads // WARP) - 1)
     return low
 
 
 def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Target) -> Kernel:
-    linear = linear_thread(kernel)
+    linear, loc = linear_thread(kernel), kernel.loc
     low = lowering_of(kernel, program, names, target)
     body = low.body(kernel.body)
     start: list[Op] = []
     if _has_roles(kernel) or low.warp in read_variables(body):
-        start.append(Intrinsic("warp_index", (linear,), low.warp, loc=kernel.loc))
-    for found in low.maps.values():
-        detail = found.said.detail
-        start.append(Hint("tensor_map", found.tensor, detail=detail, loc=kernel.loc))
+        start.append(Intrinsic("warp_index", (linear,), low.warp, loc=loc))
+    for tensor, found in low.maps.values():
+        start.append(Hint("tensor_map", tensor, detail=found.detail, loc=loc))
     arrays, body = settle_scratch(kernel, body, low.exchanges, target)
     start += arrays
-    prefetch = tuple(
-        Intrinsic("prefetch_map", text=f"map={m.name}", loc=kernel.loc) for m in low.maps.values()
-    )
+    texts = [f"map={found.name}" for _, found in low.maps.values()]
+    prefetch = tuple(Intrinsic("prefetch_map", text=text, loc=loc) for text in texts)
     if prefetch:
-        start.append(If(compare("==", linear, 0), prefetch, loc=kernel.loc))
+        start.append(If(compare("==", linear, 0), prefetch, loc=loc))
     return rebuild(kernel, body=(*start, *body))
 
 
 def _has_roles(kernel: Kernel) -> bool:
-    return any(isinstance(op, Role) for op in walk_ops(kernel))
-
-
-def free_barriers(kernel: Kernel) -> list[int]:
-    """Named barriers that `kernel` does not use; 0 is the whole block's."""
-    ids = [op.id for op in walk_ops(kernel) if isinstance(op, Sync) and op.id is not None]
-    used = {0, *(int(i.value) for i in ids if isinstance(i, Const))}
-    others = any(not isinstance(i, Const) for i in ids)
-    for op, ranges in scope.walk_ranges(kernel) if others else ():
-        if isinstance(op, Sync) and op.id is not None:
-            low, high = bounds(op.id, ranges)[:2]
-            used |= set(range(max(low or 0, 0), (NAMED_BARRIERS - 1 if high is None else high) + 1))
-    return [i for i in range(NAMED_BARRIERS) if i not in used]
+    return any(walk_ops(kernel, Role))
 
 
 RULES: dict[type[Op], Rule] = {

@@ -1,27 +1,64 @@
 """Give every shared buffer and barrier of a kernel its place in the block's shared memory.
 
 Swizzled tiles begin on 1024 bytes, so that address bits and offset bits agree; other buffers on
-128, which is what bulk copies ask for; barriers come last. The places are `hint place` ops.
-`reuse_shared` lays buffers over one another where that is worth it; otherwise each has its own.
+128, which is what bulk copies ask for; barriers come last.
+
+**Reuse** (`reuse_shared`) lays buffers that are not needed at the same time over one another. Only
+where it is worth a barrier: when the buffers do not all fit into a block's shared memory one behind
+the other, or when fewer bytes let more blocks share a multiprocessor. Otherwise `place_shared`
+gives every buffer its own place.
+
+Only what the whole block touches in the order of the text is laid over something else: kernels
+with roles of their own, placements or clusters, and buffers that threads touch each for itself,
+keep their own bytes. Beside a derived producer that is done only where they would not fit
+otherwise: a result may lie over the tiles that it was made of, once the last of them has been read.
+Barriers always keep their bytes. Between the last use of one buffer and the first of the next,
+threads meet; where one of them is touched by the asynchronous proxy, behind a fence (`hazards`
+knows who shares bytes, and `insert_syncs` adds what is missing).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
 from tilewright.ir.analysis.aliases import aliases, places
-from tilewright.ir.buffer import Space
+from tilewright.ir.analysis.effects import mentioned
+from tilewright.ir.analysis.lifetimes import Lifetimes, fragment_words, lifetimes
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.chips import Chip
 from tilewright.ir.layout.layout import ComposedLayout
-from tilewright.ir.op import Alloc, Kernel, View, walk_ops
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Copy,
+    For,
+    Hint,
+    Kernel,
+    Map,
+    Op,
+    Reduce,
+    Relayout,
+    Role,
+    Scan,
+    View,
+    WaitGroup,
+    While,
+    walk_ops,
+)
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
+from tilewright.passes.reasons import because
+from tilewright.passes.sync.insert_syncs import mended
 from tilewright.support.errors import CompileError, Loc
 
 SWIZZLE_ALIGNMENT = 1024
 BULK_ALIGNMENT = 128
 BARRIER_BYTES = 8
+SCRATCH = 4096  # bytes that exchanges between warps may take behind everything else
+PLAIN_REGISTERS = 24  # of a thread, besides fragments: addresses, counters
 
 
 class TooMuchShared(CompileError):
@@ -39,78 +76,163 @@ def too_much(what: str, tiles: Mapping[str, int], loc: Loc | None, **said: Any) 
     return error
 
 
+def _refusal(
+    kernel: Kernel, target: Target, tiles: Mapping[str, int], loc: Loc | None, got: str
+) -> TooMuchShared:
+    what = f"kernel {kernel.name} needs more shared memory than a block has"
+    expected = f"at most {target.chip.shared} bytes on {target.arch}"
+    return too_much(what, tiles, loc or kernel.loc, expected=expected, got=got)
+
+
 def place_shared(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with a `hint place` for each of its shared buffers that has none (`reuse_shared`
-    gives some), one behind the other."""
-    places, offset = stacked(kernel)
-    if offset > target.chip.shared:
-        tiles, barriers = shared_allocs(kernel)
-        raise too_much(
-            f"kernel {kernel.name} needs more shared memory than a block has",
-            {op.buffer.name: op.buffer.shared_bytes for op in (*tiles, *barriers)},
-            kernel.loc,
-            expected=f"at most {target.chip.shared} bytes on {target.arch}",
-            got=f"{offset} bytes",
-        )
-    return with_places(kernel, places)
+    """`kernel` with a place for each of its shared buffers that has none (`reuse_shared` gives
+    some), one behind the other."""
+    places, size = stacked(kernel)
+    if size > target.chip.shared:
+        tiles = {buffer.name: buffer.shared_bytes for buffer in alignments(kernel)}
+        raise _refusal(kernel, target, tiles, kernel.loc, f"{size} bytes")
+    return _with_places(kernel, places)
 
 
-def shared_allocs(kernel: Kernel) -> tuple[list[Alloc], list[Alloc]]:
-    """Where shared tiles are allocated, those that begin on most bytes first, and barriers."""
-    allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc)]
-    tiles = [op for op in allocs if op.buffer.space is Space.SHARED]
-    aligned = alignments(kernel)
-    tiles.sort(key=lambda op: -aligned[op.buffer.name])  # stable: declared order within
-    return tiles, [op for op in allocs if op.buffer.space is Space.BARRIER]
+def alignments(kernel: Kernel) -> dict[Buffer, int]:
+    """The kernel's shared tiles and barriers, and what each begins on a multiple of, given its own
+    layout and those of its views. The largest multiples come first, barriers last."""
+    found: dict[str, int] = {}
+    roots = aliases(kernel)
+    for op in walk_ops(kernel, Alloc, View):
+        swizzled = isinstance(op.buffer.layout, ComposedLayout)
+        align = SWIZZLE_ALIGNMENT if swizzled else BULK_ALIGNMENT
+        if op.buffer.space is Space.BARRIER:
+            align = BARRIER_BYTES
+        root = roots[op.buffer.name]
+        found[root] = max(found.get(root, 1), align)
+    allocs = [op.buffer for op in walk_ops(kernel, Alloc)]
+    shared = [b for b in allocs if b.space in (Space.SHARED, Space.BARRIER)]
+    return {b: found[b.name] for b in sorted(shared, key=lambda b: -found[b.name])}
 
 
 def stacked(kernel: Kernel) -> tuple[dict[str, int], int]:
     """Places of shared buffers one behind the other, behind those that have one, and how many
     bytes all of them take."""
-    tiles, barriers = shared_allocs(kernel)
-    aligned, given, found = alignments(kernel), places(kernel), dict[str, int]()
+    given, found = places(kernel), dict[str, int]()
     offset = max((at + buffer.shared_bytes for buffer, at in given.items()), default=0)
-    for op in (*tiles, *barriers):
-        if op.buffer not in given:
-            align = aligned[op.buffer.name]
-            offset = found[op.buffer.name] = -(-offset // align) * align
-            offset += op.buffer.shared_bytes
+    for buffer, align in alignments(kernel).items():
+        if buffer not in given:
+            offset = found[buffer.name] = -(-offset // align) * align
+            offset += buffer.shared_bytes
     return found, offset
 
 
-def with_places(kernel: Kernel, places: Mapping[str, int]) -> Kernel:
+def _with_places(kernel: Kernel, places: Mapping[str, int]) -> Kernel:
     """`kernel` with its shared buffers at these places. What is allocated inside loops and branches
     comes to the front: it is one per block however often the op runs."""
-    allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc)]
-
     top = {op.buffer.name for op in kernel.body if isinstance(op, Alloc)}
-    inner = {name for name in places if name not in top}
-    if inner:
-        front = tuple(op for op in allocs if op.buffer.name in inner)
-        rest = map_body(
-            kernel.body,
-            lambda op: () if isinstance(op, Alloc) and op.buffer.name in inner else op,
-        )
-        kernel = rebuild(kernel, body=(*front, *rest))
-    body = (
-        rebuild(op, place=places[op.buffer.name])
-        if isinstance(op, Alloc) and op.buffer.name in places
-        else op
-        for op in kernel.body
+    front: list[Op] = []
+
+    def rule(op: Op) -> Op | Body | None:
+        if not isinstance(op, Alloc) or op.buffer.name not in places:
+            return None
+        new = rebuild(op, place=places[op.buffer.name])
+        if op.buffer.name in top:
+            return new
+        front.append(new)
+        return ()
+
+    body = map_body(kernel.body, rule)
+    return rebuild(kernel, body=(*front, *body))
+
+
+# ── reuse ────────────────────────────────────────────────────────────────────────────────────
+
+
+def reuse_shared(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` with places for its shared buffers where some of them should share theirs."""
+    sizes = {b.name: b.shared_bytes for b in alignments(kernel) if b.space is Space.SHARED}
+    if len(sizes) < 2 or prod(kernel.cluster or (1,)) > 1 or not _in_order(kernel):
+        return kernel
+    _, apart = stacked(kernel)
+    drained = _drained(kernel)
+    lives = _lives(drained)
+    places, together = packed(drained, lives)
+    if together >= apart:
+        return kernel
+    chip = target.chip
+    exchanges = any(isinstance(op, (Reduce, Relayout, Scan)) for op in walk_ops(kernel))
+    room = apart + (SCRATCH if exchanges else 0)
+    before, after = (_blocks(kernel, chip, n) for n in (apart, together))
+    if room <= chip.shared and (after <= before or any(walk_ops(kernel, Role))):
+        return kernel
+    if together > chip.shared:
+        position, live = lives.peak(sizes)
+        kept = {n: size for n, size in sizes.items() if n in live or n not in lives.together}
+        got = f"{together} bytes, what is not needed at the same time laid over one another"
+        raise _refusal(kernel, target, kept, lives.ops[position].loc, got)
+    why = f"instead of {apart}: " + (
+        f"more than the {chip.shared} of a block"
+        if room > chip.shared
+        else f"{after} blocks instead of {before} fit a multiprocessor"
     )
-    return rebuild(kernel, body=tuple(body))
+    because(kernel.name, "shared memory", why)
+    return mended(_with_places(drained, places))
 
 
-def alignments(kernel: Kernel) -> dict[str, int]:
-    """By buffer: what its own layout and those of its views need."""
-    found: dict[str, int] = {}
-    roots = aliases(kernel)
-    for op in walk_ops(kernel):
-        if isinstance(op, (Alloc, View)):
-            swizzled = isinstance(op.buffer.layout, ComposedLayout)
-            align = SWIZZLE_ALIGNMENT if swizzled else BULK_ALIGNMENT
-            if op.buffer.space is Space.BARRIER:
-                align = BARRIER_BYTES
-            root = roots[op.buffer.name]
-            found[root] = max(found.get(root, 1), align)
-    return found
+def _in_order(kernel: Kernel) -> bool:
+    """Whether all warps but a derived producer's run the same text, and nothing has a place yet."""
+    return not any(
+        (isinstance(op, Role) and not op.derived)
+        or (isinstance(op, Hint) and op.name == "ws")
+        or (isinstance(op, Alloc) and op.place is not None)
+        for op in walk_ops(kernel)
+    )
+
+
+def _lives(kernel: Kernel) -> Lifetimes:
+    """Lives in the consumers' text. What a producer fills lives from the beginning: it runs ahead.
+    It ends with the consumers' last use, as they wait for every fill."""
+    rest = tuple(op for op in kernel.body if not isinstance(op, Role))
+    lives = lifetimes(rebuild(kernel, body=rest))
+    for name in {name for role in walk_ops(kernel, Role) for name in mentioned(role)}:
+        if name in lives.spans:
+            lives.spans[name] = (0, lives.spans[name][1])
+    return lives
+
+
+def _drained(kernel: Kernel) -> Kernel:
+    """`kernel` with a wait behind each of its loops that fills by `cp.async`: the last iterations
+    may leave groups open, empty ones too, and then lives would not end."""
+    body: list[Op] = []
+    for op in kernel.body:
+        body.append(op)
+        moves = walk_ops(op, Copy, Map) if isinstance(op, (For, While)) else ()
+        if any(inner.atom == "cp_async" for inner in moves):
+            body.append(WaitGroup("cp_async", 0, loc=op.loc))
+    return rebuild(kernel, body=tuple(body)) if len(body) != len(kernel.body) else kernel
+
+
+def packed(kernel: Kernel, lives: Lifetimes) -> tuple[dict[str, int], int]:
+    """The lowest places that keep apart what lives at the same time, the largest buffers first,
+    and how many bytes that takes."""
+    aligned = alignments(kernel)
+    sizes = {b.name: b.shared_bytes for b in aligned}
+    places: dict[str, int] = {}
+    rank = {b: (-aligned[b], -sizes[b.name] if b.space is Space.SHARED else 0) for b in aligned}
+    for b in sorted(aligned, key=lambda b: rank[b]):
+        in_the_way = [
+            (start, start + sizes[other])
+            for other, start in places.items()
+            if not {b.name, other} <= lives.together or not lives.apart(b.name, other)
+        ]
+        at = 0
+        while ends := [end for start, end in in_the_way if at < end and start < at + sizes[b.name]]:
+            at = -(-max(ends) // aligned[b]) * aligned[b]
+        places[b.name] = at
+    return places, max((at + sizes[name] for name, at in places.items()), default=0)
+
+
+def _blocks(kernel: Kernel, chip: Chip, shared: int) -> int:
+    """Blocks that share a multiprocessor, as far as that is known before registers are: fragments
+    that live at the same time need theirs."""
+    sizes = fragment_words(kernel)
+    _, live = lifetimes(kernel, (Space.FRAGMENT,)).peak(sizes)
+    registers = sum(sizes[name] for name in live) + PLAIN_REGISTERS
+    return chip.resident(prod(kernel.threads), shared, registers)

@@ -20,14 +20,15 @@ nothing but themselves: the announcement has to be the sender's.) Blocks meet on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from math import prod
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
+from tilewright.ir.analysis.accesses import Box, apart
 from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.bounds import linear
+from tilewright.ir.analysis.effects import leaves_early
 from tilewright.ir.buffer import Buffer, Region, Space, element, whole
 from tilewright.ir.dtype import BARRIER, INT32
 from tilewright.ir.expr import Const, Expr, Load, Select, Var, compare, const, loads
@@ -36,8 +37,6 @@ from tilewright.ir.op import (
     Arrive,
     BarrierInit,
     Body,
-    Break,
-    Continue,
     Copy,
     Fence,
     For,
@@ -52,13 +51,19 @@ from tilewright.ir.op import (
     View,
     Wait,
     While,
-    bodies,
     read_buffers,
     regions,
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
+from tilewright.ir.rewrite import (
+    fresh_name,
+    fresh_var,
+    map_body,
+    map_kernels,
+    program_names,
+    rebuild,
+)
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.lower.cluster import passes_tensors
@@ -74,155 +79,157 @@ def count_stores(program: Program, target: Target) -> Program:
     return map_kernels(program, lambda kernel: _kernel(kernel, names))
 
 
+def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
+    if prod(kernel.cluster or (1,)) == 1 or any(walk_ops(kernel, Role)):
+        return kernel
+    loops = [op for op in kernel.body if isinstance(op, (For, While))]
+    direct = [op for body in (kernel.body, *(loop.body for loop in loops)) for op in body]
+    nested = sum(map(_is_meeting, walk_ops(kernel))) > sum(map(_is_meeting, direct))
+    remote = sum(map(_is_remote, walk_ops(kernel)))
+    if not remote or nested or passes_tensors(kernel):
+        return kernel
+    work = _Counted(kernel, names)
+    body, *inner = (work.count(part) for part in (kernel, *loops))
+    if work.stores != remote:
+        return kernel
+    early = kernel.body[: next(k for k, op in enumerate(kernel.body) if _meets(op))]
+    if not any(isinstance(op, Fence) and op.kind == "barrier_init" for op in early):
+        work.start.append(Fence("barrier_init", loc=kernel.loc))
+    made = dict(zip(map(id, loops), inner, strict=True))
+    top: list[Op] = []
+    for op in body:
+        if id(op) in work.met and not any(map(_is_meeting, top)):
+            top.append(work.met[id(op)])
+        top.append(rebuild(op, body=made[id(op)]) if id(op) in made else op)
+
+    def rule(op: Op) -> Op | None:
+        slots = work.slots.get(op.buffer.name) if isinstance(op, Alloc) else None
+        return None if slots is None else rebuild(op, buffer=slots)
+
+    return rebuild(kernel, body=map_body((*work.start, *top), rule))
+
+
+class _Exchange(NamedTuple):
+    """What blocks tell each other between the meetings `first` and `last` of a body: `stores`, by
+    their places."""
+
+    first: int
+    last: int
+    stores: dict[int, Copy]
+
+
 @dataclass
-class _Work:
-    """What a kernel gets beside its counted stores: `start` at its beginning, two `slots` for some
-    tiles, and meetings before some of its loops."""
+class _Counted:
+    """What a kernel gets beside its counted `stores`: `start` at its beginning, two `slots` for
+    some tiles, and meetings (`met`) before some of its loops."""
 
     kernel: Kernel
     names: set[str]
+    stores: int = 0
     start: list[Op] = field(default_factory=list)
     slots: dict[str, Buffer] = field(default_factory=dict)
     met: dict[int, Op] = field(default_factory=dict)
 
+    def count(self, part: Kernel | For | While) -> Body:
+        """The body of the kernel or of a loop, with its stores counted; as it is where it has none,
+        or something keeps one from being counted."""
+        body, blocks = part.body, prod(self.kernel.cluster)
+        meetings = [k for k, op in enumerate(body) if _is_meeting(op)]
+        exchanges: list[_Exchange] = []
+        for first, last in pairwise(meetings):
+            between = range(first + 1, last)
+            stores = {k: op for k in between if _is_countable(op := body[k], self.kernel)}
+            if not self.is_read_behind(stores.values(), body[last + 1 :]):
+                return body
+            exchanges += [_Exchange(first, last, stores)] if stores else []
+        # an iteration has all of its exchanges or none: one number counts them
+        if not exchanges or leaves_early(body[meetings[0] : exchanges[-1].last]):
+            return body
+        turn: Expr = const(0)
+        before: Body = ()
+        if isinstance(part, For) and not (
+            leaves_early(body) or loads(part.start) or loads(part.step)
+        ):
+            turn = (part.var - part.start) // part.step
+        elif not isinstance(part, Kernel):
+            counter = Buffer(fresh_name("exchange", self.names), (), INT32, Space.LOCAL)
+            turn = var = fresh_var("turn", self.names)
+            self.start.append(Alloc(counter, const(0), loc=part.loc))
+            count = Store(counter, (), turn + 1, loc=part.loc)
+            before = (Let(var, Load(counter, ()), loc=part.loc), count)
+        slots = self.take_turns(part, [e.stores.values() for e in exchanges])
+        slot, phase = (turn % 2, turn // 2 % 2) if slots else (const(0), turn % 2)
+        meeting = body[meetings[0]]
+        if slots:
+            self.slots |= slots
+            self.met[id(part)] = meeting
+        changes: dict[int, Body] = {meetings[0]: before if slots else (*before, meeting)}
+        for first, last, stores in exchanges:
+            self.stores += len(stores)
+            tile, loc = next(iter(stores.values())).dst.buffer.name, body[last].loc
+            name, count_of = fresh_name(f"{tile}_landed", self.names), const(2 if slots else 1)
+            barrier = Buffer(name, (count_of,), BARRIER, Space.BARRIER)
+            here, arrivals = element(barrier, slot), const(blocks if slots else 1)
+            self.start += [Alloc(barrier, loc=loc), BarrierInit(whole(barrier), arrivals, loc=loc)]
+            for k, store in stores.items():
+                there = replace(here, cta=store.dst.cta)
+                changes[k] = (rebuild(store, atom="remote_store", barrier=there),)
+            # expected early, where no thread has to wait for others' accesses to say so
+            rank = fresh_var("peer", self.names) if slots else _rank(self.kernel)
+            told = _bytes(stores.values(), rank, blocks)
+            expected: Op = Arrive(here, told, loc=loc)
+            if slots:
+                tell = Arrive(replace(here, cta=rank), simplify(told // blocks), loc=loc)
+                assert isinstance(rank, Var)
+                expected = For(rank, const(0), const(blocks), (tell,), kind="unroll", loc=loc)
+            changes[first] = (*changes.get(first, (body[first],)), expected)
+            changes[last] = (Wait(here, phase, loc=loc),)
+        found = tuple(op for k, each in enumerate(body) for op in changes.get(k, (each,)))
+        return tuple(slotted(op, slots, slot) for op in found) if slots else found
 
-def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
-    if prod(kernel.cluster or (1,)) == 1 or any(walk_ops(kernel, Role)):
-        return kernel
-    remote = [op for op in walk_ops(kernel) if _is_remote(op)]
-    loops = [op for op in kernel.body if isinstance(op, (For, While))]
-    places = [(kernel.body, None), *((op.body, op) for op in loops)]
-    direct = sum(_is_meeting(op) for body, _ in places for op in body)
-    inside = sum(map(_is_meeting, walk_ops(kernel))) - direct
-    if not remote or inside or passes_tensors(kernel):
-        return kernel
-    work = _Work(kernel, names)
-    made: dict[int, tuple[Op, ...]] = {}
-    counted = 0
-    for body, loop in places:
-        found = _count(work, body, loop)
-        if found is None:
-            return kernel
-        made[id(loop)], stores = found
-        counted += stores
-    if counted != len(remote):
-        return kernel
-    meets = (k for k, op in enumerate(kernel.body) if any(map(_is_meeting, walk_ops((op,)))))
-    early = kernel.body[: next(meets)]
-    if not any(isinstance(op, Fence) and op.kind == "barrier_init" for op in early):
-        work.start.append(Fence("barrier_init", loc=kernel.loc))
-    top: list[Op] = []
-    met = False
-    for op in made[id(None)]:
-        met = met or _is_meeting(op)
-        if id(op) in work.met and not met:
-            top.append(work.met[id(op)])
-            met = True
-        top.append(rebuild(op, body=made[id(op)]) if id(op) in made else op)
-    body = map_body(
-        (*work.start, *top),
-        lambda op: (
-            (rebuild(op, buffer=work.slots[op.buffer.name]),)
-            if isinstance(op, Alloc) and op.buffer.name in work.slots
-            else None
-        ),
-    )
-    return rebuild(kernel, body=body)
+    def take_turns(
+        self, loop: Kernel | For | While, exchanges: list[Iterable[Copy]]
+    ) -> dict[str, Buffer]:
+        """Two slots for each of the tiles, where they make the loop's first meeting needless: in
+        every exchange each block tells all of them something."""
+        ops, tiles = self.kernel.body, {op.dst.buffer for stores in exchanges for op in stores}
+        at = next((k for k, op in enumerate(ops) if op is loop), 0)
+        made = {op.buffer for op in ops[:at] if isinstance(op, Alloc)}
+        hinted = {op.buffer for op in walk_ops(self.kernel, Hint)}
+        ranks = set(range(prod(self.kernel.cluster)))
+        told = [{_rank_told(op) for op in stores} for stores in exchanges]
+        if sum(tile.bytes for tile in tiles) > TWICE or any(each != ranks for each in told):
+            return {}
+        if not tiles <= made - hinted or {b.name for b in tiles} & aliases(self.kernel).viewed:
+            return {}
+        return {tile.name: slots_of(tile, tile.name, 2) for tile in tiles}
 
-
-def _count(work: _Work, body: Body, loop: For | While | None) -> tuple[Body, int] | None:
-    """`body`, of the kernel or a loop, with its stores counted, and how many they are."""
-    kernel, start = work.kernel, work.start
-    meetings = [k for k, op in enumerate(body) if _is_meeting(op)]
-    exchanges: list[tuple[int, int, dict[int, Copy]]] = []
-    for first, last in pairwise(meetings):
-        stores = {k: op for k in range(first + 1, last) if _is_countable(op := body[k], kernel)}
-        if not stores:
-            continue
-        behind = body[last + 1 :]
-        if not _is_read_behind(kernel, stores.values(), behind) or not _are_apart(stores.values()):
-            return None
-        exchanges.append((first, last, stores))
-    if not exchanges:
-        return body, 0
-    # an iteration has all of its exchanges or none: one number counts them
-    if _jumps(body[meetings[0] : exchanges[-1][1]]):
-        return None
-    changes: dict[int, tuple[Op, ...]] = {}
-    before: tuple[Op, ...] = ()
-    turn: Expr = const(0)
-    if isinstance(loop, For) and not (_jumps(body) or loads(loop.start) or loads(loop.step)):
-        turn = (loop.var - loop.start) // loop.step
-    elif loop is not None:
-        counter = Buffer(fresh_name("exchange", work.names), (), INT32, Space.LOCAL)
-        turn = Var(fresh_name("turn", work.names))
-        start.append(Alloc(counter, const(0), loc=loop.loc))
-        count = Store(counter, (), turn + 1, loc=loop.loc)
-        before = (Let(turn, Load(counter, ()), loc=loop.loc), count)
-    twice = loop is not None and _take_turns(work, loop, [e[2].values() for e in exchanges])
-    slot, phase = (turn % 2, turn // 2 % 2) if twice else (const(0), turn % 2)
-    tiles = {
-        op.dst.buffer.name: op.dst.buffer for *_, stores in exchanges for op in stores.values()
-    }
-    slots: dict[str, Buffer] = {}
-    if twice and loop is not None:
-        slots = {name: slots_of(tile, name, 2) for name, tile in tiles.items()}
-        work.slots |= slots
-        work.met[id(loop)] = body[meetings[0]]
-    changes[meetings[0]] = before if twice else (*before, body[meetings[0]])
-    for first, last, stores in exchanges:
-        tile = next(iter(stores.values())).dst.buffer.name
-        name, count_of = fresh_name(f"{tile}_landed", work.names), const(2 if twice else 1)
-        barrier = Buffer(name, (count_of,), BARRIER, Space.BARRIER)
-        here, loc = element(barrier, slot), body[last].loc
-        arrivals = const(prod(kernel.cluster) if twice else 1)
-        start += [Alloc(barrier, loc=loc), BarrierInit(whole(barrier), arrivals, loc=loc)]
-        for k, store in stores.items():
-            there = Region(barrier, here.starts, here.extents, store.dst.cta)
-            changes[k] = (rebuild(store, atom="remote_store", barrier=there),)
-        # expected early, where no thread has to wait for others' accesses to say so
-        expected: Op = Arrive(here, _bytes(kernel, stores.values()), loc=loc)
-        if twice:
-            peer = Var(fresh_name("peer", work.names))
-            there = Region(barrier, here.starts, here.extents, peer)
-            told = _bytes(kernel, stores.values(), peer) // prod(kernel.cluster)
-            tell = (Arrive(there, simplify(told), loc=loc),)
-            expected = For(
-                peer, const(0), const(prod(kernel.cluster)), tell, kind="unroll", loc=loc
-            )
-        earlier = changes.get(first, (body[first],))
-        changes[first] = (*earlier, expected)
-        changes[last] = (Wait(here, phase, loc=loc),)
-    found = tuple(op for k, each in enumerate(body) for op in changes.get(k, (each,)))
-    if slots:
-        found = tuple(slotted(op, slots, slot) for op in found)
-    return found, sum(len(stores) for *_, stores in exchanges)
+    def is_read_behind(self, stores: Iterable[Copy], behind: Body) -> bool:
+        """The tiles that are stored to are read, and only read, `behind` the meeting; and no two
+        stores go to the same element: nothing says which lands last."""
+        roots = aliases(self.kernel)
+        tiles, own = {store.dst.buffer.name for store in stores}, set(map(id, stores))
+        everywhere, later = (Counter(map(id, walk_ops(ops))) for ops in (self.kernel, behind))
+        for op in walk_ops(self.kernel):
+            if id(op) in own or isinstance(op, (Alloc, Hint, View)):
+                continue
+            touched = {roots[b.name] for b in written_buffers(op)}
+            if later[id(op)] < everywhere[id(op)]:
+                touched |= {roots[b.name] for b in read_buffers(op)}
+            if tiles & touched:
+                return False
+        return not tiles & roots.keys() and all(
+            a.cta is not b.cta or a.buffer != b.buffer or apart(_box(a), _box(b), fresh=True)
+            for a, b in combinations([store.dst for store in stores], 2)
+        )
 
 
-def _take_turns(work: _Work, loop: For | While, exchanges: list[Collection[Copy]]) -> bool:
-    """Whether two slots for each of the tiles make the loop's first meeting needless: in every
-    exchange each block tells all of them something."""
-    kernel = work.kernel
-    ranks = set(range(prod(kernel.cluster)))
-    tiles = {op.dst.buffer for stores in exchanges for op in stores}
-    ops = list(walk_ops(kernel))
-    made = kernel.body[: next(k for k, op in enumerate(kernel.body) if op is loop)]
-    return (
-        sum(tile.bytes for tile in tiles) <= TWICE
-        and all({_rank_told(op) for op in stores} == ranks for stores in exchanges)
-        and all(any(isinstance(op, Alloc) and op.buffer == tile for op in made) for tile in tiles)
-        and not any(isinstance(op, Hint) and op.buffer in tiles for op in ops)
-        and not any(isinstance(op, View) and op.source in tiles for op in ops)
-    )
+def _box(region: Region) -> Box:
+    return tuple((s, int(e)) for s, e in zip(region.starts, region.extents, strict=True))
 
 
-def _jumps(body: Body) -> bool:
-    """Whether something in the body of a loop ends its iteration, or the loop."""
-    return any(
-        isinstance(op, (Break, Continue))
-        or (not isinstance(op, (For, While)) and any(map(_jumps, bodies(op))))
-        for op in body
-    )
+def _meets(op: Op) -> bool:
+    return any(map(_is_meeting, walk_ops(op)))
 
 
 def _is_meeting(op: Op) -> bool:
@@ -244,10 +251,7 @@ def _is_countable(op: Op, kernel: Kernel) -> TypeGuard[Copy]:
         isinstance(op, Copy)
         and isinstance(op.dst.cta, Const)
         and 0 <= op.dst.cta.value < prod(kernel.cluster)
-        and op.src.cta is None
-        and op.atom is None
-        and op.barrier is None
-        and op.reduce is None
+        and op.src.cta is op.atom is op.barrier is op.reduce is None
         and op.src.buffer.space is Space.FRAGMENT
         and op.dst.buffer.space is Space.SHARED
         and op.src.dtype == op.dst.dtype
@@ -256,57 +260,19 @@ def _is_countable(op: Op, kernel: Kernel) -> TypeGuard[Copy]:
     )
 
 
-def _is_read_behind(kernel: Kernel, stores: Iterable[Copy], behind: Body) -> bool:
-    """The tiles that are stored to are read, and only read, `behind` the meeting."""
-    roots = aliases(kernel)
-    tiles = {store.dst.buffer.name for store in stores}
-    if tiles & set(roots):
-        return False
-    own = {id(store) for store in stores}
-    everywhere, later = (Counter(map(id, walk_ops(ops))) for ops in (kernel, behind))
-    for op in walk_ops(kernel):
-        if id(op) in own or isinstance(op, (Alloc, Hint, View)):
-            continue
-        written = {roots[b.name] for b in written_buffers(op)}
-        touched = written | {roots[b.name] for b in read_buffers(op)}
-        if tiles & (written if later[id(op)] == everywhere[id(op)] else touched):
-            return False
-    return True
-
-
-def _are_apart(stores: Iterable[Copy]) -> bool:
-    """No two of them go to the same element: nothing says which lands last."""
-    return all(a.dst.cta is not b.dst.cta or _apart(a, b) for a, b in combinations(stores, 2))
-
-
-def _apart(a: Copy, b: Copy) -> bool:
-    if a.dst.buffer != b.dst.buffer:
-        return True
-    for dim, (start, other) in enumerate(zip(a.dst.starts, b.dst.starts, strict=True)):
-        gap = linear(other - start)
-        if gap is None or gap.terms:
-            continue
-        if not -int(b.dst.extents[dim]) < gap.const < int(a.dst.extents[dim]):
-            return True
-    return False
-
-
 def _rank_told(store: Copy) -> int:
     assert isinstance(store.dst.cta, Const)
     return int(store.dst.cta.value)
 
 
-def _bytes(kernel: Kernel, stores: Iterable[Copy], rank: Expr | None = None) -> Expr:
-    """What a block receives, this one or that of `rank`: of each store that goes to it, once from
-    every block."""
-    blocks = prod(kernel.cluster)
+def _bytes(stores: Iterable[Copy], rank: Expr, blocks: int) -> Expr:
+    """What the block of `rank` receives: of each store that goes to it, once from every block."""
     totals = [0] * blocks
     for store in stores:
         size = store.dst.dtype.storage_bytes(prod(store.dst.static_tile))
         totals[_rank_told(store)] += size * blocks
     found: Expr = const(totals[0])
-    rank = _rank(kernel) if rank is None else rank
-    for number, total in enumerate(totals[1:], 1):
+    for number, total in enumerate(totals):
         if total != totals[0]:
             found = Select(compare("==", rank, number), const(total), found)
     return found

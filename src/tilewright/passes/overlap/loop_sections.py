@@ -14,24 +14,35 @@ assembler could not tell (C7514).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tilewright.ir.analysis.effects import mentioned
-from tilewright.ir.buffer import Buffer, element
-from tilewright.ir.expr import Const, Expr, Load, Var, compare, const, substitute
-from tilewright.ir.op import Arrive, Body, For, If, Kernel, Let, Op, Store, Wait, walk_ops
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.expr import Const, Expr, compare, const, substitute
+from tilewright.ir.op import Body, For, If, Kernel, Let, Op, walk_ops
 from tilewright.ir.rewrite import (
     fresh_name,
+    fresh_var,
+    let_values,
     map_body,
     rebuild,
     rename_unique,
     replace_buffers,
     substitute_vars,
 )
-from tilewright.passes.overlap.rings import Place, Ring, Skew, slotted
+from tilewright.passes.overlap.rings import Ring, Skew, slotted
 from tilewright.passes.sync.matrix_groups import NumberedGemm, Release
+
+
+class Place(NamedTuple):
+    """Where a slot is filled again, or handed back to who does: behind (`ahead`: before) statement
+    `at`, `lag` iterations after the one that read it."""
+
+    at: int
+    ahead: bool = False
+    lag: int = 0
 
 
 @dataclass
@@ -42,10 +53,10 @@ class Copies:
     tiles: dict[Buffer, Buffer] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
 
-    def swapped(self, ops: Sequence[Op], turn: int) -> list[Op]:
+    def swapped(self, ops: Iterable[Op], turn: int) -> Body:
         """`ops` of the iteration `turn`, by its own tiles."""
         if not self.tiles or turn % 2 == 0:
-            return list(ops)
+            return tuple(ops)
 
         def number(op: Op) -> Op | None:
             if isinstance(op, NumberedGemm):
@@ -54,58 +65,50 @@ class Copies:
                 return rebuild(op, numbers=tuple(self.numbers.get(n, n) for n in op.numbers))
             return None
 
-        return list(map_body(replace_buffers(tuple(ops), self.tiles), number))
-
-    @property
-    def all_numbers(self) -> tuple[int, ...]:
-        return (*self.numbers, *self.numbers.values())
+        return map_body(replace_buffers(tuple(ops), self.tiles), number)
 
 
 def copies_of(tiles: Iterable[Buffer], kernel: Kernel, names: set[str]) -> Copies:
     """A second tile for each of `tiles`, and numbers for the products into it."""
-    found = Copies({t: dataclasses.replace(t, name=fresh_name(t.name, names)) for t in tiles})
+    twins = {t: dataclasses.replace(t, name=fresh_name(t.name, names)) for t in tiles}
     products = list(walk_ops(kernel, NumberedGemm))
     most = max((op.number for op in products), default=0)
-    copied = [op.number for op in products if op.c.buffer in found.tiles]
-    found.numbers.update((number, number + most) for number in copied)
-    return found
+    return Copies(twins, {op.number: op.number + most for op in products if op.c.buffer in twins})
 
 
+@dataclass
 class Section:
-    """Code of one section: the statements whose `shifts` it has, and the slots they use. `turn`:
-    its iteration is an even or an odd one."""
+    """Code of one section: statements of the iteration itself (shift 0), late ones of the iteration
+    before (1), or both. `turn`: its iteration is an even or an odd one; `head`: names of slots."""
 
-    def __init__(self, work: Sections, name: str, shifts: tuple[int, ...], turn: int = 0) -> None:
-        self.work = work
-        self.name = name
-        self.shifts = shifts
-        self.turn = turn
-        self.head: list[Op] = []
-        self._slots: dict[tuple[Buffer, int], Expr] = {}
+    loop: For
+    names: set[str]
+    shifts: tuple[int, ...] = ()
+    turn: int = 0
+    head: list[Op] = field(default_factory=list)
+    slots: dict[tuple[Buffer, Expr | int], Expr] = field(default_factory=dict)
 
-    def slot(self, ring: Ring, behind: int) -> Expr:
-        """The slot that the iteration `behind` this one uses."""
+    def slot(self, ring: Ring, ahead: Expr | int = 0, kind: str = "slot") -> Expr:
+        """The slot of the iteration that comes so far ahead."""
         if ring.stages == 1:
             return const(0)
-        key = ring.counter, behind % ring.stages
-        if key not in self._slots:
-            loop = self.work.loop
-            kind = "slot" if not behind else "done"
-            var = Var(fresh_name(f"{loop.var.name}_{kind}", self.work.names))
-            value = ring.slot(ring.stages - behind) if behind else ring.slot()
-            self.head.append(Let(var, value, loc=loop.loc))
-            self._slots[key] = var
-        return self._slots[key]
+        key = ring.counter, ahead % ring.stages
+        if key not in self.slots:
+            var = fresh_var(f"{self.loop.var.name}_{kind}", self.names)
+            self.head.append(Let(var, ring.slot(ahead), loc=self.loop.loc))
+            self.slots[key] = var
+        return self.slots[key]
+
+    def behind(self, ring: Ring, count: int) -> Expr:
+        """The slot of the iteration that came so far before."""
+        return self.slot(ring, ring.stages - count, "done") if count else self.slot(ring)
 
 
-Mark: TypeAlias = Callable[[Section], list[Op]]
+Mark: TypeAlias = Callable[[Section], Iterable[Op]]
 
 
 def always(ops: list[Op]) -> Mark:
     return lambda section: ops
-
-
-WHOLE, FIRST, REST, LAST = "whole", "first", "rest", "last"
 
 
 class Sections:
@@ -120,19 +123,14 @@ class Sections:
         self.rings: list[Ring] = []
         self.skewed = skew is not None
         self.late = skew.late if skew else frozenset[int]()
-        everything = range(len(parts))
-        self.order = list(skew.order) if skew else list(everything)
-        self._before: dict[int, list[Mark]] = {}
-        self._behind: dict[int, list[Mark]] = {}
+        self.order = list(skew.order if skew else range(len(parts)))
+        self._marks: dict[tuple[int, bool], list[Mark]] = {}
         self._ends: list[Mark] = []
         self.after: list[Op] = []  # behind the loop, if it ran at all
-        self.values: dict[Var, Expr] = {}
         self.copies = Copies()
         self.settled = True  # no product into a copy runs where the loop begins again
-        if skew:  # names stand for their values: statements of two iterations use them
-            for op in loop.body:
-                if isinstance(op, Let):
-                    self.values[op.var] = substitute(op.value, self.values)
+        # names stand for their values: statements of two iterations use them
+        self.values = let_values(loop.body) if skew else {}
 
     def shift(self, k: int) -> int:
         return int(k in self.late)
@@ -141,23 +139,17 @@ class Sections:
         """In the order in which an iteration's own come."""
         return sorted(statements, key=lambda k: (self.shift(k), self.order.index(k)))
 
-    def before(self, k: int, mark: Mark, *, early: bool = False) -> None:
-        marks = self._before.setdefault(k, [])
-        marks.insert(0, mark) if early else marks.append(mark)
-
     def at(self, place: Place, mark: Mark) -> None:
-        (self._before if place.ahead else self._behind).setdefault(place.at, []).append(mark)
+        self._marks.setdefault(place[:2], []).append(mark)
+
+    def before(self, k: int, mark: Mark) -> None:
+        """`mark` first of all that comes before statement `k`."""
+        self._marks.setdefault((k, True), []).insert(0, mark)
 
     def waited_for(self, ring: Ring, k: int) -> None:
         """Statement `k` is the first that uses what a slot of `ring` brings."""
-
-        def mark(section: Section) -> list[Op]:
-            assert ring.full is not None
-            behind = self.shift(k)
-            full = element(ring.full, section.slot(ring, behind))
-            return [Wait(full, ring.phase(behind), loc=self.loop.body[k].loc)]
-
-        self.before(k, mark, early=True)
+        behind, loc = self.shift(k), self.loop.body[k].loc
+        self.before(k, lambda section: [ring.wait(section.behind(ring, behind), loc, behind)])
 
     def handed_back(
         self, ring: Ring, last: int, place: Place, free: list[Op], warps: int, again: bool
@@ -165,38 +157,27 @@ class Sections:
         """A slot of `ring`, used by statement `last` at last, is the producer's again at `place`,
         where `free` says what must be over. `again`: the last iteration's slots are needed too."""
         loop, behind = self.loop, self.shift(last) + place.lag
+        missing = (0,) if behind else (1,)  # the section that has no such iteration
 
-        def arrive(slot: Expr) -> list[Op]:
-            assert ring.free is not None
-            free, count = element(ring.free, slot), const(warps)
-            places = [free]
-            if ring.peers > 1:  # whoever fills the slot asks all who use it
-                places = [dataclasses.replace(free, cta=const(p)) for p in range(ring.peers)]
-            return [Arrive(place, count=count, by="warps", loc=loop.loc) for place in places]
+        def mark(section: Section) -> Iterable[Op]:
+            if self.skewed and section.shifts == missing:
+                return ()
+            found = ring.release(section.behind(ring, behind), warps, loop.loc)
+            if behind and not self.skewed:
+                begun = compare(">", loop.var, loop.start)
+                return *free, If(begun, tuple(found), loc=loop.loc)
+            return *self.copies.swapped(free, section.turn - behind), *found
 
-        def mark(section: Section) -> list[Op]:
-            if section.name == (LAST if not behind else FIRST):
-                return []
-            found = arrive(section.slot(ring, behind))
-            if section.name == WHOLE and behind:
-                guarded = If(compare(">", loop.var, loop.start), tuple(found), loc=loop.loc)
-                return [*free, guarded]
-            return [*self.copies.swapped(free, section.turn - behind), *found]
+        def end(section: Section) -> Iterable[Op]:
+            """Where the place's own statement is missing."""
+            over = section.shifts == (1,) and not again
+            return () if over or self.shift(place.at) in section.shifts else mark(section)
 
         self.at(place, mark)
-
-        def end(section: Section) -> list[Op]:
-            """Where the place's own statement is missing."""
-            if self.shift(place.at) in section.shifts:
-                return []
-            if section.name == LAST and not again:
-                return []
-            return mark(section)
-
         self._ends.append(end)
         if place.lag > self.shift(place.at) and again:
-            behind_all = Section(self, LAST, ())
-            back = arrive(behind_all.slot(ring, behind))
+            behind_all = Section(loop, self.names)
+            back = ring.release(behind_all.behind(ring, behind), warps, loop.loc)
             latest = [rebuild(op, lag=0) if isinstance(op, Release) else op for op in free]
             self.after += [*latest, *behind_all.head, *back]
 
@@ -204,88 +185,74 @@ class Sections:
 
     def loops(self, finish: Callable[[list[Op]], Body], runs: bool) -> list[Op]:
         """All sections, each body `finish`ed. `runs`: the loop is known to have iterations."""
-        loop = self.loop
+        loop, step = self.loop, self.loop.step
         kind = "persistent" if loop.kind == "persistent" else "serial"
         plain = rebuild(loop, kind=kind, stages=0, order=None, stage=None)
 
-        def guarded(body: Iterable[Op]) -> list[Op]:
-            if runs:
-                return list(body)
+        def guarded(body: list[Op]) -> list[Op]:
+            if runs or not body:
+                return body
             return [If(compare("<", loop.start, loop.stop), tuple(body), loc=loop.loc)]
 
+        def code(value: Expr, *shifts: int, turn: int = 0) -> Body:
+            return finish(self.code(Section(loop, self.names, shifts, turn), value))
+
+        def again(value: Expr, *shifts: int, turn: int = 0) -> Body:
+            return rename_unique(code(value, *shifts, turn=turn), self.names)
+
         if not self.skewed:
-            body = finish(self.code(Section(self, WHOLE, (0,)), loop.var))
-            return [rebuild(plain, body=body), *(guarded(self.after) if self.after else ())]
-        turns = (loop.stop - loop.start - 1) // loop.step
-        end = Var(fresh_name(f"{loop.var.name}_last", self.names), loop.var.dtype)
-
-        def rest(turn: int, value: Expr) -> Body:
-            section = Section(self, REST, (0, 1), turn)
-            return finish(self.code(section, value, value - loop.step))
-
-        def last(turn: int) -> Body:
-            return finish(self.code(Section(self, LAST, (1,), turn), end, end))
-
-        def again(body: Body) -> Body:
-            return rename_unique(body, self.names)
-
-        first = finish(self.code(Section(self, FIRST, (0,)), loop.start))
-        body = rest(1, loop.var)
-        stop, step = loop.stop, loop.step
+            return [rebuild(plain, body=code(loop.var, 0)), *guarded(self.after)]
+        turns = (loop.stop - loop.start - 1) // step
+        end = fresh_var(f"{loop.var.name}_last", self.names, loop.var.dtype)
+        first, body = code(loop.start, 0), code(loop.var, 0, 1, turn=1)
+        stop = loop.stop
         if not self.copies.tiles:
-            left = last(0)
-            first, left = again(first), again(left)
+            left = code(end, 1)
+            first, left = (rename_unique(each, self.names) for each in (first, left))
         else:
-            body = (*body, *again(rest(0, loop.var + loop.step)))
+            body += again(loop.var + step, 0, 1)
             if self.settled:
-                body = (*body, Release(self.copies.all_numbers, loc=loop.loc))
-            stop, step = loop.stop - loop.step, loop.step * 2
-            even, odd = again(last(1)), (*again(rest(1, end)), *again(last(0)))
+                numbers = self.copies.numbers
+                body += (Release((*numbers, *numbers.values()), loc=loop.loc),)
+            stop, step = stop - step, step * 2
+            even = again(end, 1, turn=1)
+            odd = again(end, 0, 1, turn=1) + again(end, 1)
             is_odd = compare("!=", turns % 2, 0)
+            left = (If(is_odd, odd, even, loc=loop.loc),)
             if isinstance(is_odd, Const):
                 left = odd if is_odd.value else even
-            else:
-                left = (If(is_odd, odd, even, loc=loop.loc),)
-            first = again(first)
-        sections = (
-            *first,
-            rebuild(plain, start=loop.start + loop.step, stop=stop, step=step, body=body),
-            Let(end, loop.start + turns * loop.step, loc=loop.loc),
-            *left,
-            *self.after,
-        )
-        return guarded(sections)
+            first = rename_unique(first, self.names)
+        rest = rebuild(plain, start=loop.start + loop.step, stop=stop, step=step, body=body)
+        last = Let(end, loop.start + turns * loop.step, loc=loop.loc)
+        return guarded([*first, rest, last, *left, *self.after])
 
-    def code(self, section: Section, value: Expr, late: Expr | None = None) -> list[Op]:
-        """The section's statements. The loop's variable is `value`, and `late` in late ones."""
+    def code(self, section: Section, value: Expr) -> list[Op]:
+        """The section's statements. The loop's variable is `value`: in late ones beside others, the
+        iteration's before."""
         body: list[Op] = []
         for k in self.order:
-            if self.shift(k) not in section.shifts:
-                continue
-            for mark in self._before.get(k, ()):
-                body += mark(section)
-            body += self.statement(
-                k, section, late if late is not None and k in self.late else value
-            )
-            for mark in self._behind.get(k, ()):
-                body += mark(section)
+            if self.shift(k) in section.shifts:
+                late = self.shift(k) and 0 in section.shifts
+                for mark in self._marks.get((k, True), ()):
+                    body += mark(section)
+                body += self.statement(k, section, value - self.loop.step if late else value)
+                for mark in self._marks.get((k, False), ()):
+                    body += mark(section)
         for mark in self._ends:
             body += mark(section)
-        tail: list[Op] = []
-        if section.name != LAST:
-            for counter in dict.fromkeys(ring.counter for ring in self.rings):
-                turned = Load(counter, ()) + 1
-                tail.append(Store(counter, (), turned, loc=self.loop.loc))
-        return [*section.head, *body, *tail]
+        if section.shifts != (1,):  # the iteration is the next one's
+            counters = {ring.counter: ring for ring in self.rings}
+            body += [ring.advance(self.loop.loc) for ring in counters.values()]
+        return [*section.head, *body]
 
     def statement(self, k: int, section: Section, value: Expr) -> Body:
         found = tuple(self.parts[k])
         for ring in self.rings:
             if any(not ring.slots.keys().isdisjoint(mentioned(op)) for op in found):
-                slot = section.slot(ring, self.shift(k))
+                slot = section.behind(ring, self.shift(k))
                 found = tuple(slotted(op, ring.slots, slot) for op in found)
         own = {self.loop.var: value}
         values = {name: substitute(e, own) for name, e in self.values.items()}
         if value is not self.loop.var or values:
             found = substitute_vars(found, {**values, **own})
-        return tuple(self.copies.swapped(found, section.turn - self.shift(k)))
+        return self.copies.swapped(found, section.turn - self.shift(k))

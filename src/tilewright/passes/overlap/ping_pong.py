@@ -102,7 +102,7 @@ from tilewright.passes.overlap.roles import (
     scalars_of,
     why_not,
 )
-from tilewright.passes.overlap.stage_stores import planned_bytes
+from tilewright.passes.overlap.stages import planned_bytes
 from tilewright.passes.reasons import because
 
 ABOUT = "tiles of warpgroups"

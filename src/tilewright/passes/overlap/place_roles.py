@@ -21,7 +21,7 @@ from math import prod
 from typing import TypeAlias, TypeGuard
 
 from tilewright.ir.analysis.aliases import Aliases, aliases
-from tilewright.ir.analysis.flow import Flow, Loop, goes_into
+from tilewright.ir.analysis.flow import ENTERED, Flow, Loop
 from tilewright.ir.analysis.uniform import TILE_OPS
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Expr, const
@@ -48,8 +48,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_bodies, map_body, rebuild, replace_buffers
 from tilewright.ir.target import Target
-from tilewright.passes.lower.threads import free_barriers
-from tilewright.passes.overlap.roles import GROUP, WARP
+from tilewright.passes.overlap.roles import GROUP, WARP, free_barriers
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 
@@ -328,7 +327,7 @@ class _Order(Flow[Pending]):
         if isinstance(op, Continue) and self.loops and isinstance(self.loops[-1], While):
             op = self.loops[-1]  # its condition is next
         who = warps_of(op) if isinstance(op, Role) else None
-        touched = touched_within(map_bodies(op, lambda _: ()) if goes_into(op) else op)
+        touched = touched_within(map_bodies(op, lambda _: ()) if isinstance(op, ENTERED) else op)
         new = {
             Access(self.roots[buffer.name], who, writes)
             for buffer, writes in touched

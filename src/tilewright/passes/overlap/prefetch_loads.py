@@ -14,13 +14,24 @@ Behind the last iteration it reads what is not needed, or zeros outside the tens
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges
-from tilewright.ir.analysis.effects import leaves_early, written_by
+from tilewright.ir.analysis.effects import leaves_early
 from tilewright.ir.buffer import Buffer, Space, whole
-from tilewright.ir.expr import Const, Expr, Load, Select, Var, loads, substitute, variables
+from tilewright.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    loads,
+    map_children,
+    substitute,
+    variables,
+)
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -39,32 +50,34 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import (
     fresh_name,
+    let_values,
     map_body,
     map_kernels,
     map_ops,
     program_names,
     rebuild,
 )
-from tilewright.ir.scope import counted
+from tilewright.ir.scope import inside
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.prefetchable import Ahead
+from tilewright.passes.overlap.rings import load_into, own_vars
 from tilewright.passes.reasons import at_line, because
 
-MOST = 20  # registers of a thread for what a nest loads early
+MOST = 20  # registers of a thread for what a map loads early
 ROWS = 256  # elements of a vector that several threads hold,
 SHARED_BY = 16  # about as many as share one,
-COLUMNS = 4  # and if it goes along a nest's rows: a thread of a product's tile has so many
+COLUMNS = 4  # and if it goes along a map's rows: a thread of a product's tile has so many
 
 
 def prefetch_loads(program: Program, target: Target) -> Program:
-    """Every kernel with the loads of its pipelined loops' nests early, where they can be."""
+    """Every kernel with the loads of its pipelined loops' maps early, where they can be."""
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
-        if any(isinstance(op, Role) for op in walk_ops(kernel)):
+        if any(walk_ops(kernel, Role)):
             return kernel
-        work = _Prefetch(kernel, names, written_by(kernel), Ahead(kernel, program, target))
+        work = _Prefetch(kernel, names, Ahead(kernel, program, target))
         return rebuild(kernel, body=map_body(kernel.body, work.loop))
 
     return map_kernels(program, one)
@@ -72,21 +85,16 @@ def prefetch_loads(program: Program, target: Target) -> Program:
 
 @dataclass
 class _Early:
-    """A value of each point over some of a nest's variables: `early` holds it for the next
+    """A value of each point over some of a map's variables: `early` holds it for the next
     iteration, `now` for this one."""
 
     value: Expr
     vars: tuple[Var, ...]
-    extents: tuple[Expr, ...]
     early: Buffer
     now: Buffer
 
-    def loaded(self, turn: dict[Var, Expr], op: Map, names: set[str]) -> Op:
-        """What loads it, for the iteration that `turn` says."""
-        own = tuple(Var(fresh_name(v.name, names), v.dtype) for v in self.vars)
-        value = substitute(self.value, {**dict(zip(self.vars, own, strict=True)), **turn})
-        store = Store(self.early, own, value, loc=op.loc)
-        return Map(own, self.extents, (store,), loc=op.loc) if own else store
+    def loaded(self, op: Map, names: set[str], at: Mapping[Var, Expr]) -> Op:
+        return load_into(self.value, self.vars, self.early, op, names, at)
 
     def taken(self, op: Map) -> Op:
         """What makes the next iteration's this one's."""
@@ -100,11 +108,9 @@ def _needed(body: list[Op]) -> Body:
     kept: list[Op] = []
     asked: set[Var] = set()
     for op in reversed(body):
-        if isinstance(op, Let) and op.var not in asked and loads(op.value):
-            continue
-        for inner in walk_ops(op):
-            asked |= {v for e in expressions(inner) for v in variables(e)}
-        kept.append(op)
+        if not isinstance(op, Let) or op.var in asked or not loads(op.value):
+            asked |= {v for i in walk_ops(op) for e in expressions(i) for v in variables(e)}
+            kept.append(op)
     return tuple(reversed(kept))
 
 
@@ -112,37 +118,28 @@ def _needed(body: list[Op]) -> Body:
 class _Prefetch:
     kernel: Kernel
     names: set[str]
-    written: set[str]
     ahead: Ahead
-    # what nests of the same loop have early, by its value over points that are only counted
+    # what maps of the same loop have early, by its value over points that are only counted
     known: dict[tuple[Expr, tuple[Expr, ...]], _Early] = field(default_factory=dict)
 
     def loop(self, op: Op) -> Body | None:
         if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 2:
             return None
-        if op.order is not None:
-            return None  # its author has counted the statements
-        step = op.step
-        if leaves_early(op.body) or not isinstance(step, Const) or int(step) <= 0:
+        # where there is an order, its author has counted the statements
+        if op.order is not None or leaves_early(op.body) or not isinstance(op.step, Const):
             return None
         before: list[Op] = []
         body: list[Op] = []
-        lets: dict[Var, Expr] = {}
-        inner = {v for each in op.body for v in bound_within(each)}
         self.known = {}
-        for each in op.body:
-            if isinstance(each, Let):
-                lets[each.var] = substitute(each.value, lets)
-            runs_ahead = id(each) in self.ahead.copies
-            if not isinstance(each, Map) or each.layout is not None or runs_ahead:
-                body.append(each)
-                continue
-            nest, found = self.nest(each, op.var, lets, inner)
-            for one in found:
-                before += [Alloc(one.early, loc=each.loc), Alloc(one.now, loc=each.loc)]
-                before.append(one.loaded({op.var: op.start}, each, self.names))
-                body.append(one.taken(each))
-                body.append(one.loaded({op.var: op.var + step}, each, self.names))
+        for k, each in enumerate(op.body):
+            nest, found = each, list[_Early]()
+            if isinstance(each, Map) and each.layout is None and id(each) not in self.ahead.copies:
+                nest, found = self.nest(each, op, let_values(op.body[:k]))
+                for one in found:
+                    before += [Alloc(one.early, loc=each.loc), Alloc(one.now, loc=each.loc)]
+                    before.append(one.loaded(each, self.names, {op.var: op.start}))
+                    body.append(one.taken(each))
+                    body.append(one.loaded(each, self.names, {op.var: op.var + op.step}))
             if found:
                 said = f"loads of the nest {at_line(each.loc)} one iteration early"
                 if id(each) in self.ahead.against:
@@ -151,66 +148,59 @@ class _Prefetch:
             body.append(nest)
         return (*before, rebuild(op, body=_needed(body))) if before else None
 
-    def nest(
-        self, op: Map, turn: Var, outer: dict[Var, Expr], inner: set[Var]
-    ) -> tuple[Map, list[_Early]]:
+    def nest(self, op: Map, loop: For, outer: dict[Var, Expr]) -> tuple[Map, list[_Early]]:
         """`op` with what it may load early in registers, and these."""
-        lets = dict(outer)
-        for each in walk_ops(op.body):
-            if isinstance(each, Let):
-                lets[each.var] = substitute(each.value, lets)
-        found: dict[Expr, _Early] = {}
+        lets = let_values(walk_ops(op.body), outer)
+        inner = {v for each in loop.body for v in bound_within(each)} - set(op.vars)
+        found: list[_Early] = []
         left = MOST
 
         def is_ready(e: Expr) -> bool:
             # nothing but the load: what is computed with it would wait for it
-            if isinstance(e, Select) and not (isinstance(e.a, Load) and isinstance(e.b, Const)):
-                return False
-            if not isinstance(e, (Load, Select)):
+            if isinstance(e, Select):
+                if not (isinstance(e.a, Load) and isinstance(e.b, Const)):
+                    return False
+            elif not isinstance(e, Load):
                 return False
             read = loads(e)
-            if not any(turn in variables(x) for x in read):
-                return False
             tensors = [x.buffer for x in read]
-            if any(b.space is not Space.GLOBAL or b.name in self.written for b in tensors):
-                return False
-            return not (variables(e) & inner) - set(op.vars) and e.dtype.bits >= 8
+            return (
+                any(loop.var in variables(x) for x in read)
+                and all(
+                    b.space is Space.GLOBAL and b.name not in self.ahead.written for b in tensors
+                )
+                and not variables(e) & inner
+                and e.dtype.bits >= 8
+            )
 
         def early(e: Expr) -> Expr | None:
             """`e`, its names resolved, out of registers; None where there are too few."""
             nonlocal left
-            if e not in found:
-                own = tuple(v for v in op.vars if v in variables(e))
-                extents = tuple(op.extents[op.vars.index(v)] for v in own)
-                if not all(isinstance(x, Const) for x in extents):
-                    return None
-                point = {v: Var(f" {n}", v.dtype) for n, v in enumerate(own)}
-                key = substitute(e, dict(point)), extents
-                if key in self.known:
-                    return Load(self.known[key].now, own)
+            own, extents = own_vars(e, op)
+            key = substitute(e, {v: Var(f" {n}", v.dtype) for n, v in enumerate(own)}), extents
+            if key not in self.known:
                 size = prod(int(x) for x in extents)
-                words = size * e.dtype.bits // 32
+                words, shared_by = size * e.dtype.bits // 32, 1
                 if own == op.vars:
-                    words = -(-words // prod(self.kernel.threads))
+                    shared_by = prod(self.kernel.threads)
                 elif own == op.vars[-1:]:
-                    words = -(-words // COLUMNS)
+                    shared_by = COLUMNS
                 elif size <= ROWS:
-                    words = -(-words // SHARED_BY)
+                    shared_by = SHARED_BY
+                words = -(-words // shared_by)
                 if words > left:
                     return None
                 left -= words
                 space = Space.FRAGMENT if own else Space.LOCAL
-                held = [
+                buffers = (
                     Buffer(fresh_name(name, self.names), extents, e.dtype, space)
                     for name in ("early", "now")
-                ]
-                found[e] = self.known[key] = _Early(e, own, extents, *held)
-            one = found[e]
-            return Load(one.now, one.vars)
+                )
+                self.known[key] = _Early(e, own, *buffers)
+                found.append(self.known[key])
+            return Load(self.known[key].now, own)
 
-        points = Ranges()
-        for var, extent in zip(op.vars, op.extents, strict=True):
-            points = counted(points, var, extent)
+        points = inside(op, "body", Ranges())
 
         def swap(e: Expr) -> Expr:
             resolved = substitute(e, lets)
@@ -218,13 +208,9 @@ class _Prefetch:
                 # (b * 128 + j) // 128 is the same for all j < 128: a number, not a row of them
                 resolved = simplify(resolved, points, index=False)
             new = early(resolved) if is_ready(resolved) else None
-            if new is not None:
-                return new
-            children = tuple(swap(c) for c in e.children)
-            same = all(a is b for a, b in zip(children, e.children, strict=True))
-            return e if same else e.rebuild(children)
+            return map_children(e, swap) if new is None else new
 
         def rule(each: Op) -> Op | None:
             return rebuild(each, value=swap(each.value)) if isinstance(each, Store) else None
 
-        return map_ops(op, rule), list(found.values())
+        return map_ops(op, rule), found

@@ -1,60 +1,84 @@
-"""Which copies of pipelined loops may run ahead of their readers, and what can make them."""
+"""What may be filled ahead of its readers in pipelined loops, and by which filler.
+
+- **Copies** of tensors to shared tiles, by the bulk engine or `cp.async` (`Ahead`).
+- **Gathers**, maps that move elements from wherever an expression says, by `cp.async`:
+
+      for k { map i, j { tile[i, j] = X[table[i], k * 64 + j] } … }
+
+  A thread copies 16 bytes at a time (8 or 4 where that is all that lies together), zeros where a
+  guard or the tensor's edge says so.
+- **Guarded copies**, as copies of loops of one iteration or none (`loops_of_guards`).
+- **Tiles that threads compute** for products (`thread_fills`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.bounds import Ranges, bounds
-from tilewright.ir.analysis.effects import leaves_early, mentioned, written_by, written_in
+from tilewright.ir.analysis.bounds import Ranges, bounds, multiple_of
+from tilewright.ir.analysis.effects import (
+    leaves_early,
+    mentioned,
+    touched,
+    used_outside,
+    written_by,
+    written_in,
+)
+from tilewright.ir.analysis.lifetimes import overwrites
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     TRUE,
+    Bin,
+    Cmp,
     Const,
     Expr,
-    Load,
+    Select,
     Var,
     const,
     loads,
     substitute,
     variables,
 )
-from tilewright.ir.gather import as_gather, filled_by, gather_of
+from tilewright.ir.gather import Gather, as_gather, filled_by, gather_of, is_tile_load, reads_inside
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
     Body,
     Copy,
     For,
-    Hint,
     If,
     Kernel,
-    Let,
     Map,
     Op,
     Program,
     View,
-    bodies,
     bound_within,
+    expressions,
     read_buffers,
     walk_ops,
-    written_buffers,
 )
-from tilewright.ir.rewrite import rebuild
+from tilewright.ir.rewrite import (
+    fresh_var,
+    let_values,
+    map_body,
+    map_region,
+    rebuild,
+    substitute_vars,
+)
+from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import Common, blocks_of_cluster
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes
-from tilewright.passes.overlap.gathers import gather_bytes
-from tilewright.passes.overlap.rings import (
-    BULK,
-    CP_ASYNC,
-    Fill,
-    Plan,
-    copy_at,
-    part_of,
-)
+from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Fill, Plan, ThreadFill, part_of
+from tilewright.passes.sync.matrix_groups import NumberedGemm
+
+SIZES = (16, 8, 4)  # bytes of one `cp.async`
+WIDE = SIZES[0]
+MOST_SLOTS = 3  # of a tile that threads fill
 
 
 class Ahead:
@@ -69,141 +93,111 @@ class Ahead:
     def __init__(
         self, kernel: Kernel, program: Program, target: Target, *, tiles: bool = False
     ) -> None:
-        self.kernel = kernel
+        self.kernel, self.target = kernel, target
         self.tiles = tiles
-        self.target = target
         self.tensors = {t.name for t in program.tensors}
-        views = [op for op in walk_ops(kernel) if isinstance(op, View)]
         self.viewed = aliases(kernel).viewed
-        self.mapped = _mapped(program, views)
+        self.mapped = _mapped(program, walk_ops(kernel, View))
         self.written = written_by(kernel)
-        self.copies: set[int] = set()
         self.by_threads: set[int] = set()  # copies that could run ahead, if there were an engine
-        self.against: dict[int, str] = {}  # of nests that only move: why they do not run ahead
+        self.against: dict[int, str] = {}  # of maps that only move: why they do not run ahead
         self.common = Common(kernel)
-        self.plans = self.find_plans(program)
-
-    def find_plans(self, program: Program) -> dict[int, Plan]:
-        """By the id of each pipelined loop."""
-        plans: dict[int, Plan] = {}
-        for op, ranges in scope.walk_ranges(self.kernel, program.dims):
-            if isinstance(op, For) and self.is_pipelined(op):
-                plan = Plan(op if op.stages else rebuild(op, stages=1))
-                step, extent = op.step, bounds(op.stop - op.start, ranges)
-                forward = (bounds(step, ranges).lo or 0) > 0
-                forward = forward and (isinstance(step, Const) or op.kind == "persistent")
-                runs = extent.hi is None or extent.hi > 0  # otherwise nothing would be filled
-                if forward and runs and not leaves_early(op.body):
-                    for at, each in enumerate(op.body):
-                        found = self.runs_ahead(plan.loop, at, each, ranges)
-                        if found is not None:
-                            plan.fills[found.tile.name] = found
-                plans[id(op)] = plan
+        self.plans = {
+            id(op): self.plan(op, ranges)
+            for op, ranges in scope.walk_ranges(kernel, program.dims)
+            if isinstance(op, For)
+            and (tiles if op.kind == "persistent" else op.kind == "pipelined" and op.stages >= 1)
+        }
         # a ring holds a buffer's values only where every use stands in a loop that fills it
-        outside = self.uses_outside(self.kernel.body, plans)
-        for plan in plans.values():
-            plan.fills = {n: f for n, f in plan.fills.items() if n not in outside}
-            self.copies |= {id(plan.loop.body[fill.at]) for fill in plan.fills.values()}
-        return plans
+        plans = self.plans.values()
+        for name in {fill.tile.name for fill in self.fills}:
+            loops = {plan.loop.var for plan in plans if name in plan.fills}
+            if name in used_outside(kernel.body, loops):
+                for plan in plans:
+                    plan.fills.pop(name, None)
+        self.copies = {id(p.loop.body[fill.at]) for p in plans for fill in p.fills.values()}
 
-    def is_pipelined(self, loop: For) -> bool:
-        if loop.kind == "persistent":
-            return self.tiles
-        return loop.kind == "pipelined" and loop.stages >= 1
+    @property
+    def fills(self) -> list[Fill]:
+        return [fill for plan in self.plans.values() for fill in plan.fills.values()]
 
-    def uses_outside(self, body: Body, plans: dict[int, Plan]) -> set[str]:
-        """Buffers used in `body` outside the loops that fill them ahead."""
-        found: set[str] = set()
-        for op in body:
-            if isinstance(op, (Alloc, Hint)):
-                continue
-            inner = set().union(*(self.uses_outside(b, plans) for b in bodies(op)))
-            head = {b.name for b in (*read_buffers(op), *written_buffers(op))}
-            if id(op) in plans:
-                inner -= set(plans[id(op)].fills)
-            found |= head | inner
-        return found
+    def plan(self, op: For, ranges: Ranges) -> Plan:
+        plan = Plan(op if op.stages else rebuild(op, stages=1))
+        forward = isinstance(op.step, Const) or op.kind == "persistent"
+        forward = forward and bounds(op.step, ranges).lo > 0
+        runs = bounds(op.stop - op.start, ranges).hi > 0  # otherwise nothing would be filled
+        if forward and runs and not leaves_early(op.body):
+            fills = [self.fill(plan.loop, at, ranges) for at in range(len(op.body))]
+            plan.fills = {fill.tile.name: fill for fill in fills if fill is not None}
+        return plan
 
-    def runs_ahead(self, loop: For, at: int, op: Op, ranges: Ranges) -> Fill | None:
-        """Statement `at` of `loop` as a copy that may be made in an earlier iteration."""
-        if isinstance(op, Map):
-            return self.gathers_ahead(loop, at, op, ranges)
-        if not isinstance(op, Copy) or op.atom is not None or op.prefer == "sync":
+    def fill(self, loop: For, at: int, ranges: Ranges) -> Fill | None:
+        """Statement `at` of `loop` as a copy or a gather that may run in an earlier iteration."""
+        op, names = loop.body[at], let_values(loop.body[:at])
+        new: Copy | Map | None = None
+        if isinstance(op, Map) and op.layout is None and op.atom is None:
+            if loop.kind == "pipelined" and loop.stages > 1 and loop.order is None:
+                new = as_gather(op, names)
+        elif isinstance(op, Copy) and _loads_tile(op):
+            new = rebuild(op, src=map_region(op.src, lambda e: substitute(e, names)))
+        if new is None:
             return None
-        if op.multicast is not None or op.barrier is not None or op.reduce is not None:
-            return None
-        tensor, tile = op.src.buffer, op.dst.buffer
-        if tensor.space is not Space.GLOBAL or tile.space is not Space.SHARED:
-            return None
-        uses = self.uses_of(loop, at, op, tile)
-        if not op.dst.is_whole or uses is None:
-            return None
-        if isinstance(tile.layout, Fragment) or tensor.name in written_in(loop.body):
-            return None
-        copy = self.resolved(loop, at, op)
-        if copy is None:
-            return None
-        how, width = self.engine(copy, loop, ranges)
-        if how is None:
-            if tensor.name not in self.written:
-                self.by_threads.add(id(op))
-            return None
-        # the bulk engine alone sends to other blocks
-        return Fill(at, copy, how, uses, self.peers(copy) if how == BULK else 1, width)
-
-    def gathers_ahead(self, loop: For, at: int, op: Map, ranges: Ranges) -> Fill | None:
-        """Statement `at` of `loop` as a nest of `cp.async` that may run in an earlier iteration."""
-        if loop.kind != "pipelined" or loop.stages < 2 or loop.order is not None:
-            return None
-        if op.layout is not None or op.atom is not None:
-            return None
-        nest = as_gather(op, self.names_before(loop, at))
-        if nest is None:
-            return None
-        uses = self.uses_of(loop, at, op.body[-1], filled_by(nest))
-        width, against = 0, "something else uses the tile"
-        if uses is not None:
-            width, against = self.gathered(loop, nest, ranges)
-        if not width or uses is None:
-            self.against[id(op)] = against
-            return None
-        return Fill(at, nest, CP_ASYNC, uses, width=width)
-
-    def gathered(self, loop: For, nest: Map, ranges: Ranges) -> tuple[int, str]:
-        """How many bytes one `cp.async` of a nest moves; 0, and why none can make it."""
-        found, tile = gather_of(nest), filled_by(nest)
-        assert found is not None
-        value = found.store.value
-        if self.target.internal.async_gathers is False:
-            return 0, "as asked for"
-        if Feature.CP_ASYNC not in self.target.features:
-            return 0, f"{self.target.arch} has none"
-        if isinstance(tile.layout, Fragment):
-            return 0, "threads hold the tile"
-        if not self.is_steady(loop, value, set(nest.vars)):
-            return 0, "the loop decides what is moved"
-        if found.cond is not TRUE and not all(_is_safe(x, nest) for x in loads(value)):
-            return 0, "a guard decides what may be read"
-        places = [(substitute(value, {loop.var: v}), r) for v, r in self.places(loop, ranges)]
-        width = min(
-            gather_bytes(rebuild(nest, body=(rebuild(found.store, value=v),)), r) for v, r in places
-        )
-        return width, "fewer than 4 aligned bytes are known to lie together"
-
-    def uses_of(self, loop: For, at: int, op: Op, tile: Buffer) -> list[int] | None:
-        """The statements that read `tile`, which `op`, in statement `at`, fills before; None where
-        anything else writes it, or it is seen under other names."""
-        if not tile.is_static or tile.name in self.viewed:
-            return None
-        writers = [i for o in loop.body for i in walk_ops(o) if tile.name in written_in((i,))]
+        tile, gathers = filled_by(new), isinstance(new, Map)
         uses = [k for k, o in enumerate(loop.body) if k != at and tile.name in mentioned(o)]
-        own = [i for i in writers if not any(True for _ in bodies(i))]
-        if isinstance(op, If):  # a value, or zero
-            sides = {id(i) for i in (*op.then, *op.orelse)}
-            own = [i for i in own if id(i) not in sides] + [op]
-        if len(own) != 1 or own[0] is not op or not uses or min(uses) < at:
-            return None
-        return uses
+        alone = tile.is_static and tile.name not in self.viewed and bool(uses) and uses[0] > at
+        against = {
+            "something else uses the tile": not alone
+            or any(touched(loop.body[k])[tile.name] for k in uses),
+            "as asked for": gathers and self.target.internal.async_gathers is False,
+            "threads hold the tile": isinstance(tile.layout, Fragment),
+            "the loop decides what is moved": not self.is_steady(loop, new),
+            "a guard decides what may be read": isinstance(new, Map) and not _is_safe(new),
+        }
+        why = next((why for why, holds in against.items() if holds), None)
+        how = why or self.engine(new, loop, ranges)
+        if not isinstance(how, str):
+            # the bulk engine alone sends to other blocks
+            peers = self.peers(new) if isinstance(new, Copy) and how[0] == BULK else 1
+            return Fill(at, new, how[0], uses, peers, how[1])
+        if gathers:
+            self.against[id(op)] = how
+        elif why is None:
+            self.by_threads.add(id(op))
+        return None
+
+    def is_steady(self, loop: For, op: Op) -> bool:
+        """Whether `op` asks for nothing that the loop computes, nor a tensor that is written: that
+        is not read behind the threads' back."""
+        changed, ops = written_in(loop.body), list(walk_ops(op))
+        inner = {v for each in loop.body for v in bound_within(each)} - {*bound_within(op)}
+        return not any(variables(e) & inner for each in ops for e in expressions(each)) and not any(
+            b.name in (self.written if b.space is Space.GLOBAL else changed)
+            for each in ops
+            for b in read_buffers(each)
+        )
+
+    def engine(self, op: Copy | Map, loop: For, ranges: Ranges) -> tuple[str, int] | str:
+        """What makes the copy wherever it ends up, before the loop or iterations ahead in it, and
+        how many bytes `cp.async` moves at a time; or why nothing does."""
+        turn, count = Var(" turn", loop.var.dtype), loop.stages
+        ahead = scope.inside(loop, "body", ranges)
+        places = [(loop.start + turn * loop.step, ranges.where(turn, 0, count - 1))]
+        places += [(loop.var + loop.step * n, ahead) for n in (count, count - 1)]
+        moved = [(substitute_vars(op, {loop.var: v}), known) for v, known in places]
+        features = self.target.features
+        if isinstance(op, Copy) and op.prefer != "cp_async" and Feature.BULK_COPY in features:
+            copies = [(copy, known) for copy, known in moved if isinstance(copy, Copy)]
+            if op.src.buffer.name in self.mapped and all(bulk_eligible(*each) for each in copies):
+                return BULK, 0
+        if Feature.CP_ASYNC not in features:
+            return f"{self.target.arch} has none"
+        width = min(
+            cp_async_bytes(new, known) if isinstance(new, Copy) else gather_bytes(new, known)
+            for new, known in moved
+        )
+        return (
+            (CP_ASYNC, width) if width else "fewer than 4 aligned bytes are known to lie together"
+        )
 
     def peers(self, copy: Copy) -> int:
         """Blocks of the cluster, where all of them need the same tile at the same time."""
@@ -213,63 +207,11 @@ class Ahead:
         alike = self.common.control and self.common.region(copy.src)
         return count if alike and part_of(copy, count, const(0)) is not None else 1
 
-    def resolved(self, loop: For, at: int, op: Copy) -> Copy | None:
-        """`op` in terms of the loop's variable and what holds in all iterations; None where it
-        needs something that the body computes."""
-        values = self.names_before(loop, at)
-        src = Region(
-            op.src.buffer,
-            tuple(substitute(s, values) for s in op.src.starts),
-            tuple(substitute(e, values) for e in op.src.extents),
-            op.src.cta,
-        )
-        if not all(self.is_steady(loop, e) for e in (*src.starts, *src.extents)):
-            return None
-        return rebuild(op, src=src)
 
-    def names_before(self, loop: For, at: int) -> dict[Var, Expr]:
-        """What names of the body stand for at statement `at`."""
-        values: dict[Var, Expr] = {}
-        for earlier in loop.body[:at]:
-            if isinstance(earlier, Let):
-                values[earlier.var] = substitute(earlier.value, values)
-        return values
-
-    def is_steady(self, loop: For, expr: Expr, own: Iterable[Var] = ()) -> bool:
-        """Whether `expr` asks for nothing that the loop computes, but for the variables `own`."""
-        inner = {v for each in loop.body for v in bound_within(each)}
-        if (variables(expr) & inner) - set(own):
-            return False
-        changed = written_in(loop.body)
-        return not any(
-            load.buffer.name in (self.written if load.buffer.space is Space.GLOBAL else changed)
-            for load in loads(expr)
-        )
-
-    def places(self, loop: For, ranges: Ranges) -> tuple[tuple[Expr, Ranges], ...]:
-        """What the loop's variable stands for wherever a copy ends up, before the loop or
-        iterations ahead in it; and what holds there."""
-        turn = Var(" turn", loop.var.dtype)
-        before = ranges.where(turn, 0, loop.stages - 1)
-        ahead = scope.inside(loop, "body", ranges)
-        return (
-            (loop.start + turn * loop.step, before),
-            (loop.var + loop.step * loop.stages, ahead),
-            (loop.var + loop.step * (loop.stages - 1), ahead),
-        )
-
-    def engine(self, copy: Copy, loop: For, ranges: Ranges) -> tuple[str | None, int]:
-        """What makes the copy wherever it ends up, and how many bytes threads copy at a time."""
-        places = [(copy_at(copy, loop, v), known) for v, known in self.places(loop, ranges)]
-        features = self.target.features
-        # a tensor that this kernel writes is not read behind the threads' back
-        if copy.src.buffer.name in self.written:
-            return None, 0
-        bulk = Feature.BULK_COPY in features and copy.src.buffer.name in self.mapped
-        if bulk and copy.prefer != "cp_async" and all(bulk_eligible(c, r) for c, r in places):
-            return BULK, 0
-        width = min(cp_async_bytes(c, r) for c, r in places)
-        return (CP_ASYNC, width) if Feature.CP_ASYNC in features and width else (None, 0)
+def _loads_tile(op: Copy) -> bool:
+    """Whether a copy of a tensor fills a whole tile of shared memory, whichever way."""
+    plain = (op.atom, op.multicast, op.barrier, op.reduce) == (None,) * 4 and op.prefer != "sync"
+    return plain and is_tile_load(op) and op.dst.is_whole
 
 
 def _mapped(program: Program, views: Iterable[View]) -> set[str]:
@@ -287,13 +229,175 @@ def _mapped(program: Program, views: Iterable[View]) -> set[str]:
     return set(found)
 
 
-def _is_safe(load: Load, nest: Map) -> bool:
-    """Whether an element may be read though the nest's guard does not ask for it: tensors have
-    zeros outside, and others are read at the nest's own points."""
-    if load.buffer.space is Space.GLOBAL:
-        return True
-    extents = dict(zip(nest.vars, nest.extents, strict=True))
-    return all(
-        isinstance(i, Var) and extents.get(i) is size
-        for i, size in zip(load.indices, load.buffer.shape, strict=True)
+def _is_safe(op: Map) -> bool:
+    """Whether all elements may be read, though the map's guard does not ask for them."""
+    found = gather_of(op)
+    assert found is not None
+    return found.cond is TRUE or all(reads_inside(x, op) for x in loads(found.store.value))
+
+
+# ── gathers ──────────────────────────────────────────────────────────────────────────────────
+
+
+def gather_bytes(op: Map, ranges: Ranges) -> int:
+    """How many bytes one `cp.async` of the map may move, given what holds where it stands; 0
+    where none can."""
+    found = gather_of(op)
+    assert found is not None
+    bits = found.load.dtype.bits
+    for size in SIZES:
+        count = size * 8 // bits
+        if count and int(op.extents[-1]) % count == 0 and _together(op, found, count, ranges):
+            return size
+    return 0
+
+
+def _together(op: Map, found: Gather, count: int, ranges: Ranges) -> bool:
+    """Whether `count` neighbours of the tile's rows are neighbours in the tensor, and either all
+    of them are wanted or none."""
+    buffer, indices = found.load.buffer, found.load.indices
+    if count == 1 or not indices:
+        return count == 1
+    last, extent = op.vars[-1], int(op.extents[-1])
+    group, each = Var(" group"), Var(" each")
+    for v, e in zip(op.vars, op.extents, strict=True):
+        ranges = ranges.where(v, 0, int(e) - 1)
+    ranges = ranges.where(group, 0, extent // count - 1).where(each, 0, count - 1)
+
+    def at(e: Expr, more: Expr, index: bool = True) -> Expr:
+        return simplify(substitute(e, {last: group * count + more}), ranges, index=index)
+
+    if any(at(e, each) is not at(e, const(0)) for e in indices[:-1]):
+        return False
+    if not holds_for_all(found.cond, partial(at, index=False), each, count, ranges):
+        return False
+    first = at(indices[-1], const(0))
+    if not _is_zero(at(indices[-1], each) - first - each, ranges):
+        return False
+    *strides, innermost = buffer.strides or (const(1),)
+    apart = [first, buffer.shape[-1], *strides]
+    return _is_zero(innermost - 1, ranges) and not any(
+        multiple_of(e, ranges) % count for e in apart
     )
+
+
+def _is_zero(e: Expr, ranges: Ranges) -> bool:
+    found = simplify(e, ranges)
+    return isinstance(found, Const) and found.value == 0
+
+
+def holds_for_all(
+    cond: Expr, at: Callable[[Expr, Expr], Expr], each: Var, count: int, ranges: Ranges
+) -> bool:
+    """Whether `cond` is the same for a group of `count` neighbours: `at(e, each)` is what `e` is
+    for one of them, `at(e, 0)` for the first. A border that lies between groups parts none."""
+    zero = const(0)
+    if at(cond, each) is at(cond, zero):
+        return True
+    if isinstance(cond, Bin) and cond.op in ("and", "or"):
+        return all(holds_for_all(c, at, each, count, ranges) for c in cond.children)
+    if not isinstance(cond, Cmp) or cond.op not in _SHIFTS or not cond.a.dtype.is_int:
+        return False
+    if not all(ranges.exact(at(side, each), False) for side in cond.children):
+        return False
+    # `first + each < 0` and `first - each <= 0` ask the same of all where first is a multiple
+    first, one = (at(cond.a, e) - at(cond.b, e) for e in (zero, each))
+    for sign, shift in zip((1, -1), _SHIFTS[cond.op], strict=True):
+        if _is_zero(one - first - each * sign, ranges):
+            return multiple_of(simplify(first + shift, ranges), ranges) % count == 0
+    return False
+
+
+# what is added to a difference that grows, or falls, by one from neighbour to neighbour
+_SHIFTS = {"<": (0, 1), ">=": (0, 1), "<=": (-1, 0), ">": (-1, 0)}
+
+
+# ── guards ───────────────────────────────────────────────────────────────────────────────────
+
+
+def loops_of_guards(body: Body, names: set[str]) -> Body:
+    """`body`, guards around loads of its pipelined loops as loops; itself where there are none.
+
+        for k in 0 .. n kind=pipelined stages=2 { if M[k] { copy K[k] -> a; T = q · a; … } }
+
+        for k in 0 .. n { for once in 0 .. (1 if M[k] else 0) kind=pipelined stages=2 { copy … } }
+
+    What the next iteration loads is not known before its guard has been asked, so nothing can be
+    filled in advance by whoever computes. A producer asks for itself: its rings count what was
+    used, whichever loops stand around, and it runs ahead over iterations that are skipped. So this
+    form is for kernels that get one.
+    """
+
+    def once(guard: Op, loop: For) -> Op:
+        if not isinstance(guard, If) or guard.orelse or leaves_early(guard.then):
+            return guard
+        if not any(map(is_tile_load, guard.then)):
+            return guard
+        var, count = (
+            fresh_var(f"{loop.var.name}_once", names),
+            Select(guard.cond, const(1), const(0)),
+        )
+        return For(
+            var, const(0), count, guard.then, kind=loop.kind, stages=loop.stages, loc=guard.loc
+        )
+
+    def rule(op: Op) -> Op | None:
+        if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 1:
+            return None
+        new = tuple(once(each, op) for each in op.body) if op.order is None else op.body
+        same = all(a is b for a, b in zip(new, op.body, strict=True))
+        return None if same else rebuild(op, body=new)
+
+    return map_body(body, rule)
+
+
+# ── tiles that threads fill ──────────────────────────────────────────────────────────────────
+
+
+def thread_fills(kernel: Kernel, loop: For, others: set[str], room: int) -> list[ThreadFill]:
+    """Tiles that threads write for products of `loop` and that may have several slots, in `room`
+    bytes. `others`: buffers that cannot (rings, views).
+
+    What no engine can bring as the product needs it (numbers to be unpacked or scaled) threads
+    write themselves. With one tile they would wait until the product of the iteration before has
+    read it; with two they write the next one under it, and with three the product after that is
+    queued when it ends.
+
+        for k { tile = f(k); C += A[k] · tile }
+
+        for k { tile[k % 3] = f(k); wait for the product of k - 2; meet; C += A[k] · tile[k % 3] }
+
+    All threads meet between the writes and the product. Who has met them there has ended the
+    products of `slots` iterations ago, so that the next slot is free in every warpgroup.
+    """
+    found: list[ThreadFill] = []
+    if loop.kind != "pipelined" or loop.stages < 2 or leaves_early(loop.body):
+        return found
+    outside = used_outside(kernel.body, {loop.var}) | others
+    for tile in sorted({op.buffer for op in walk_ops(kernel, Alloc)}, key=lambda b: b.name):
+        if tile.space is not Space.SHARED or not tile.is_static or tile.name in outside:
+            continue
+        uses = [op for op in loop.body if tile.name in mentioned(op)]
+        writes = [op for op in uses if touched(op)[tile.name]]
+        products = [op for op in uses[len(writes) :] if isinstance(op, NumberedGemm)]
+        slots = min(MOST_SLOTS, loop.stages, 1 + room // tile.bytes)
+        if slots < 2 or not writes or not products or uses != [*writes, *products]:
+            continue
+        if not _is_by_threads(writes[0]) or not overwrites(writes[0], tile.name):
+            continue
+        if any(_multiplies(op, tile) for op in writes):
+            continue  # written again under a product of the same iteration
+        room -= (slots - 1) * tile.bytes
+        last = next(k for k, op in enumerate(loop.body) if op is writes[-1])
+        found.append(ThreadFill(tile, last, tuple(p.number for p in products), slots))
+    return found
+
+
+def _is_by_threads(op: Op) -> bool:
+    """Who meet the others behind it: nobody meets for what an engine brings."""
+    return not isinstance(op, Copy) or op.src.buffer.space is not Space.GLOBAL
+
+
+def _multiplies(op: Op, tile: Buffer) -> bool:
+    """Whether a product within a statement reads the tile."""
+    return any(tile in (inner.a.buffer, inner.b.buffer) for inner in walk_ops(op, NumberedGemm))

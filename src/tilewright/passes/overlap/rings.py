@@ -1,48 +1,80 @@
-"""What the pipelining of loops is planned with: rings of slots, fills, places, and the regions
-that they turn buffers into."""
+"""Rings: slots for tiles that are filled ahead of their readers.
+
+One record serves all fillers (`how`): the bulk engine and `cp.async` bring tiles of tensors,
+threads compute tiles for products, and a producer hands on numbers that it fetches by atomics. A
+ring's `counter` counts the iterations that used it, across loops around and behind; slot and phase
+come from there. Where a producer fills, each slot has two barriers, *full* and *free*.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from functools import cache
+from math import prod
+from typing import TypeAlias
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import mentioned
-from tilewright.ir.buffer import AnyLayout, Buffer, Region, long_dims
+from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space, along, element, long_dims
 from tilewright.ir.expr import (
     Const,
     Expr,
     Load,
+    Var,
     const,
+    loads,
+    map_children,
     substitute,
     transform,
+    variables,
 )
-from tilewright.ir.gather import filled_by
+from tilewright.ir.gather import filled_by, gather_of
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout
 from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    Atomic,
     Copy,
     For,
+    Kernel,
+    Let,
     Map,
     Op,
     Store,
-    marked,
+    Wait,
+    bound,
+    outside_nests,
+    read_buffers,
+    walk_ops,
+    written_buffers,
 )
-from tilewright.ir.rewrite import map_ops, rebuild, rename_unique, substitute_vars
+from tilewright.ir.rewrite import (
+    fresh_name,
+    fresh_var,
+    let_values,
+    map_operands,
+    map_ops,
+    rebuild,
+    rename_unique,
+    substitute_vars,
+)
+from tilewright.support.errors import Loc
 
-BULK, CP_ASYNC = "bulk_load", "cp_async"
-
-
-# ── plans ────────────────────────────────────────────────────────────────────────────────────
+BULK, CP_ASYNC, THREADS, FETCHED = "bulk_load", "cp_async", "threads", "fetched"
+MOST_ROWS = 1024  # elements of what is loaded before the loop
+ROWS = 8  # of a swizzle's pattern: parts begin at whole ones
 
 
 @dataclass
 class Ring:
-    """Slots for some buffers. `counter` counts the iterations that used them; `full` (bulk
-    copies) and `free` (with a producer) have a barrier per slot."""
+    """`slots` for some buffers, by their names. `full` (bulk copies, or a producer) and `free`
+    (with a producer) have a barrier per slot."""
 
     stages: int
     how: str
-    slots: dict[str, Buffer]
+    slots: Mapping[str, Buffer]
     counter: Buffer
     full: Buffer | None = None
     free: Buffer | None = None
@@ -61,12 +93,38 @@ class Ring:
     def bytes(self) -> int:
         return sum(b.bytes // self.stages for b in self.slots.values())
 
+    def full_at(self, slot: Expr) -> Region:
+        assert self.full is not None
+        return element(self.full, slot)
+
+    def expect(self, slot: Expr, loc: Loc | None) -> Op:
+        """The bytes of a slot are under way."""
+        return Arrive(self.full_at(slot), const(self.bytes), loc=loc)
+
+    def wait(self, slot: Expr, loc: Loc | None, behind: int = 0) -> Op:
+        """A reader waits for the slot that the iteration `behind` this one uses."""
+        return Wait(self.full_at(slot), self.phase(behind), loc=loc)
+
+    def acquire(self, slot: Expr, loc: Loc | None) -> Op:
+        """The producer waits for a slot. A barrier that nobody has arrived at lets it pass."""
+        assert self.free is not None
+        return Wait(element(self.free, slot), (self.phase() + 1) % 2, loc=loc)
+
+    def release(self, slot: Expr, warps: int, loc: Loc | None) -> list[Op]:
+        """Readers hand a slot back, to all blocks that fill it."""
+        assert self.free is not None
+        ranks = [const(p) for p in range(self.peers)] if self.peers > 1 else [None]
+        places = [element(self.free, slot, cta=rank) for rank in ranks]
+        return [Arrive(place, count=const(warps), by="warps", loc=loc) for place in places]
+
+    def advance(self, loc: Loc | None) -> Op:
+        return Store(self.counter, (), Load(self.counter, ()) + 1, loc=loc)
+
 
 @dataclass
 class Fill:
-    """A copy, or a nest that gathers (`gathers`), that may run ahead in a loop: statement `at` of
-    its body, the body's names resolved. `uses` are the statements that read what it brings, in
-    order."""
+    """A copy, or a map that gathers, that may run ahead in a loop: statement `at` of its body, the
+    body's names resolved. `uses` are the statements that read what it brings, in order."""
 
     at: int
     copy: Copy | Map
@@ -80,18 +138,25 @@ class Fill:
         """What it fills."""
         return filled_by(self.copy)
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where a slot is filled again, or handed back to who does: behind (`ahead`: before) statement
-    `at`, `lag` iterations after the one that read it."""
-
-    at: int
-    ahead: bool = False
-    lag: int = 0
-
-
-RingKey: TypeAlias = tuple[tuple[str, ...], int, str]
+    def into(
+        self,
+        ring: Ring,
+        slot: Expr,
+        loop: For,
+        value: Expr,
+        names: set[str],
+        rank: Var | None = None,
+    ) -> Op:
+        """What fills `slot` for the iteration in which the loop's variable is `value`."""
+        (op,) = rename_unique((substitute_vars(self.copy, {loop.var: value}),), names)
+        assert isinstance(op, (Copy, Map))
+        if isinstance(op, Copy) and self.peers > 1 and rank is not None:
+            part = part_of(op, self.peers, rank)
+            assert part is not None  # as `prefetchable` has seen
+            op = rebuild(part, multicast=const((1 << self.peers) - 1))
+        if isinstance(op, Copy) and ring.how == BULK:
+            op = rebuild(op, barrier=ring.full_at(slot))
+        return slotted(rebuild(op, atom=ring.how), ring.slots, slot)
 
 
 @dataclass(frozen=True)
@@ -107,32 +172,212 @@ class Skew:
     copies: tuple[Buffer, ...] = ()
 
 
+@dataclass(frozen=True)
+class ThreadFill:
+    """A tile of a pipelined loop that threads have filled at statement `last`; `numbers` are the
+    products that read it."""
+
+    tile: Buffer
+    last: int
+    numbers: tuple[int, ...]
+    slots: int
+
+
+RingKey: TypeAlias = tuple[tuple[str, ...], int, str]  # tiles, stages, how
+Groups: TypeAlias = list[tuple[Ring, list[Fill]]]
+
+
 @dataclass
 class Plan:
-    """What of one loop runs ahead, and which of its statements run late."""
+    """What of one loop runs ahead, and which of its statements run late. `groups`: its rings and
+    what fills them; `threaded`: those that threads fill."""
 
     loop: For
     fills: dict[str, Fill] = field(default_factory=dict)
     skew: Skew | None = None
+    groups: Groups = field(default_factory=list)
+    threaded: list[tuple[Ring, ThreadFill]] = field(default_factory=list)
+
+    def shared_fills(self) -> dict[RingKey, list[Fill]]:
+        """The fills of each ring: tiles with the same first and last reader share one, and so does
+        all that `cp.async` brings, whose groups complete in order."""
+        groups: dict[tuple[str, tuple[int, int] | None], list[Fill]] = {}
+        for fill in self.fills.values():
+            ends = None if fill.how == CP_ASYNC else (fill.uses[0], fill.uses[-1])
+            groups.setdefault((fill.how, ends), []).append(fill)
+        return {
+            (tuple(fill.tile.name for fill in fills), self.loop.stages, fills[0].how): fills
+            for fills in groups.values()
+        }
 
 
-Groups: TypeAlias = list[tuple[Ring, list[Fill]]]
-Slots: TypeAlias = dict[Buffer, Expr]  # by counter
+@dataclass
+class Fetches:
+    """The kernel's `atomics` whose old values a producer hands on, and the ring of those. Such is
+    the next tile of a dynamic scheduler:
+
+        tile = atomic add counter, 1
+        while tile < count { …; tile = atomic add counter, 1 }
+
+    An effect happens once, so one role has it: the producer, which needs the number first.
+    Consumers wait for it where the text has the atomic, take it and give the slot back.
+    """
+
+    atomics: list[Atomic]
+    ring: Ring
+
+    def has(self, op: Op) -> bool:
+        return any(op is each for each in self.atomics)
+
+    @property
+    def values(self) -> Buffer:
+        (values,) = self.ring.slots.values()
+        return values
+
+    def received(self, op: Atomic, slot: Var, warps: int) -> list[Op]:
+        """What a consumer has in the place of the atomic."""
+        assert op.result is not None
+        return [
+            Let(slot, self.ring.slot(), loc=op.loc),
+            self.ring.wait(slot, op.loc),
+            Let(op.result, Load(self.values, (slot,)), loc=op.loc),
+            *self.ring.release(slot, warps, op.loc),
+            self.ring.advance(op.loc),
+        ]
+
+    def sent(self, op: Atomic, slot: Var) -> list[Op]:
+        """What the producer does: `op`, and its old value handed on."""
+        assert op.result is not None
+        return [
+            Let(slot, self.ring.slot(), loc=op.loc),
+            self.ring.acquire(slot, op.loc),
+            op,
+            Store(self.values, (slot,), op.result, loc=op.loc),
+            Arrive(self.ring.full_at(slot), loc=op.loc),
+            self.ring.advance(op.loc),
+        ]
 
 
-# ── regions and layouts ──────────────────────────────────────────────────────────────────────
+# ── gathers ──────────────────────────────────────────────────────────────────────────────────
 
 
-def fill_groups(plan: Plan) -> list[list[Fill]]:
-    groups: dict[tuple[str, int, int], list[Fill]] = {}
-    for fill in plan.fills.values():
-        key = (fill.how, fill.uses[0], fill.uses[-1])
-        groups.setdefault((CP_ASYNC, 0, 0) if fill.how == CP_ASYNC else key, []).append(fill)
-    return list(groups.values())
+def own_vars(e: Expr, op: Map) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
+    """The variables of a map that `e` asks for, and their extents."""
+    own = tuple(v for v in op.vars if v in variables(e))
+    return own, tuple(op.extents[op.vars.index(v)] for v in own)
 
 
-def ring_key(fills: list[Fill], stages: int) -> RingKey:
-    return tuple(f.tile.name for f in fills), stages, fills[0].how
+def load_into(
+    value: Expr,
+    own: tuple[Var, ...],
+    into: Buffer,
+    op: Map,
+    names: set[str],
+    at: Mapping[Var, Expr],
+) -> Op:
+    """What loads `value`, at every point over the variables `own` of `op`, given others' values."""
+    mine = tuple(fresh_var(v.name, names, v.dtype) for v in own)
+    value = substitute(value, {**dict(zip(own, mine, strict=True)), **at})
+    store = Store(into, mine, value, loc=op.loc)
+    return Map(mine, into.shape, (store,), loc=op.loc) if own else store
+
+
+def rows_before(fill: Fill, loop: For, names: set[str], before: list[Op]) -> Fill:
+    """`fill`, what it loads from tensors to find its elements in every iteration loaded `before`
+    the loop, into registers.
+
+        for k { map i, j { tile[i, j] = X[table[i], k * 64 + j] } … }
+
+        map i { rows[i] = table[i] }
+        for k { map i, j { tile[i, j] = X[rows[i], k * 64 + j] } … }
+    """
+    if not isinstance(op := fill.copy, Map):
+        return fill
+    found = gather_of(op)
+    assert found is not None
+
+    @cache
+    def held(load: Load) -> Expr | None:
+        if loop.var in variables(load):
+            return None
+        if any(x.buffer.space is not Space.GLOBAL for x in loads(load)):
+            return None
+        own, extents = own_vars(load, op)
+        if not own:
+            var = fresh_var("row", names, load.dtype)
+            before.append(Let(var, load, loc=op.loc))
+            return var
+        if own[-1] is op.vars[-1] or prod(int(e) for e in extents) > MOST_ROWS:
+            return None
+        rows = Buffer(fresh_name("row", names), extents, load.dtype, Space.FRAGMENT)
+        before.extend((Alloc(rows, loc=op.loc), load_into(load, own, rows, op, names, {})))
+        return Load(rows, own, load.loc)
+
+    def swap(e: Expr) -> Expr:
+        new = held(e) if isinstance(e, Load) and e is not found.load else None
+        return map_children(e, swap) if new is None else new
+
+    store = rebuild(found.store, value=swap(found.store.value))
+    return replace(fill, copy=rebuild(op, body=(store,)))
+
+
+# ── fetched numbers ──────────────────────────────────────────────────────────────────────────
+
+
+def find_fetches(kernel: Kernel) -> list[Atomic]:
+    """Atomics whose old value somebody uses, of elements that nothing else touches."""
+    found = [
+        op
+        for op in walk_ops(kernel.body, Atomic)
+        if op.result is not None
+        and op.src is None
+        and not op.dst.tile
+        and op.dst.buffer.space is Space.GLOBAL
+        and op.order == "relaxed"
+    ]
+    own, plain = set(map(id, found)), set(map(id, outside_nests(kernel.body)))
+    touched = {
+        b.name
+        for op in walk_ops(kernel.body)
+        if id(op) not in own
+        for b in (*read_buffers(op), *written_buffers(op))
+    }
+    # memory under several names may be touched under another
+    touched |= aliases(kernel).viewed
+    alone = all(id(op) in plain and op.dst.buffer.name not in touched for op in found)
+    return found if alone and len({op.dst.dtype for op in found}) < 2 else []
+
+
+def known_scalars(kernel: Kernel, fetches: Iterable[Atomic], written: set[str]) -> set[str]:
+    """Scalars (`alloc_var`) that a producer can compute for itself: only fetched numbers, other
+    such scalars and tensors that nobody writes decide them."""
+    ops = list(walk_ops(kernel.body))
+    lets, fetched = let_values(ops), {op.result for op in fetches}
+    unknown = {v for op in ops if not isinstance(op, (For, Let)) for v in bound(op)} - fetched
+    writers = [(buffer.name, op) for op in ops for buffer in written_buffers(op)]
+    known = {
+        op.buffer.name
+        for op in walk_ops(kernel.body, Alloc)
+        if op.buffer.space is Space.LOCAL and not op.buffer.shape
+    }
+
+    def is_known(op: Op) -> bool:
+        value = op.value if isinstance(op, Store) else op.init if isinstance(op, Alloc) else None
+        if value is None:
+            return False
+        value = substitute(value, lets)
+        return not variables(value) & unknown and all(
+            x.buffer.name in known
+            or (x.buffer.space is Space.GLOBAL and x.buffer.name not in written)
+            for x in loads(value)
+        )
+
+    while lost := {name for name, op in writers if name in known and not is_known(op)}:
+        known -= lost
+    return known
+
+
+# ── slots ────────────────────────────────────────────────────────────────────────────────────
 
 
 def is_async_fill(op: Op) -> bool:
@@ -140,79 +385,41 @@ def is_async_fill(op: Op) -> bool:
     return isinstance(op, (Copy, Map)) and op.atom in (BULK, CP_ASYNC)
 
 
-def nest_at(nest: Map, loop: For, value: Expr, names: set[str]) -> Map:
-    """`nest` in the iteration in which the loop's variable is `value`."""
-    (new,) = rename_unique((substitute_vars(nest, {loop.var: value}),), names)
-    assert isinstance(new, Map)
-    return new
-
-
-def copy_at(copy: Copy, loop: For, value: Expr) -> Copy:
-    """`copy` in the iteration in which the loop's variable is `value`."""
-    values = {loop.var: value}
-    starts = tuple(substitute(s, values) for s in copy.src.starts)
-    extents = tuple(substitute(e, values) for e in copy.src.extents)
-    return rebuild(copy, src=Region(copy.src.buffer, starts, extents, copy.src.cta))
-
-
-ROWS = 8  # of a swizzle's pattern: parts begin at whole ones
-
-
 def part_of(copy: Copy, count: int, which: Expr) -> Copy | None:
     """One of `count` equal parts of a copy, cut along its rows; None where they cannot be."""
-    places = [next(iter(long_dims(r.extents)), 0) for r in (copy.src, copy.dst)]
-    sizes = [r.extents[d] for r, d in zip((copy.src, copy.dst), places, strict=True)]
-    if not all(isinstance(e, Const) for e in sizes) or int(sizes[0]) != int(sizes[1]):
+    sides = copy.src, copy.dst
+    places = [next(iter(long_dims(r.extents)), 0) for r in sides]
+    rows, other = (r.extents[d] for r, d in zip(sides, places, strict=True))
+    if not (isinstance(rows, Const) and isinstance(other, Const)) or int(rows) != int(other):
         return None
-    last = len(copy.dst.extents) - 1
-    if places[1] == last or int(sizes[0]) % (count * ROWS):
+    if places[1] == len(copy.dst.extents) - 1 or int(rows) % (count * ROWS):
         return None
-    size = int(sizes[0]) // count
-
-    def cut(r: Region, d: int) -> Region:
-        starts = tuple(s + which * size if k == d else s for k, s in enumerate(r.starts))
-        extents = tuple(const(size) if k == d else e for k, e in enumerate(r.extents))
-        return Region(r.buffer, starts, extents, r.cta)
-
-    return rebuild(copy, src=cut(copy.src, places[0]), dst=cut(copy.dst, places[1]))
+    size = int(rows) // count
+    src, dst = (along(r, 0, which * size, size) for r in sides)
+    return rebuild(copy, src=src, dst=dst)
 
 
-def slot_region(region: Region, ring: Buffer, slot: Expr) -> Region:
-    return Region(ring, (slot, *region.starts), (const(1), *region.extents), region.cta)
-
-
-def slotted(op: Op, slots: dict[str, Buffer], slot: Expr) -> Op:
+def slotted(op: Op, slots: Mapping[str, Buffer], slot: Expr) -> Op:
     """`op`, and what stands in it, with the buffers of a ring replaced by one of its slots."""
 
-    def node(e: Expr) -> Expr | None:
+    def element_of(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.buffer.name in slots:
             return Load(slots[e.buffer.name], (slot, *e.indices), e.loc)
         return None
 
-    def value(x: Any) -> Any:
-        if isinstance(x, Expr):
-            return transform(x, node)
-        if isinstance(x, Region):
-            starts = tuple(transform(s, node) for s in x.starts)
-            extents = tuple(transform(e, node) for e in x.extents)
-            new = Region(x.buffer, starts, extents, x.cta)
-            if x.buffer.name in slots:
-                return slot_region(new, slots[x.buffer.name], slot)
-            return x if new == x else new
-        if isinstance(x, tuple):
-            new_items = tuple(value(item) for item in x)
-            same = all(a is b for a, b in zip(new_items, x, strict=True))
-            return x if same else new_items
-        return x
+    def tile_of(region: Region) -> Region:
+        ring = slots.get(region.buffer.name)
+        if ring is None:
+            return region
+        return Region(ring, (slot, *region.starts), (const(1), *region.extents), region.cta)
 
     def one(each: Op) -> Op:
         if slots.keys().isdisjoint(mentioned(each)):
             return each
-        if isinstance(each, Store) and each.buffer.name in slots:
-            place = (slot, *(transform(i, node) for i in each.indices))
-            stored = transform(each.value, node)
-            return rebuild(each, buffer=slots[each.buffer.name], indices=place, value=stored)
-        return rebuild(each, **{f.name: value(getattr(each, f.name)) for f in marked(each, "arg")})
+        new = map_operands(each, lambda e: transform(e, element_of), region=tile_of)
+        if isinstance(new, Store) and new.buffer.name in slots:
+            return rebuild(new, buffer=slots[new.buffer.name], indices=(slot, *new.indices))
+        return new
 
     return one(map_ops(op, one))
 

@@ -18,12 +18,13 @@ from math import prod
 from types import MappingProxyType
 from typing import TypeAlias
 
+from tilewright.ir import scope
+from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.atoms import ATOMS, Feature
-from tilewright.ir.buffer import Buffer, Space, element
+from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     TRUE,
     Expr,
-    Load,
     Var,
     compare,
     const,
@@ -31,6 +32,7 @@ from tilewright.ir.expr import (
     variables,
 )
 from tilewright.ir.layout.fragment import Fragment
+from tilewright.ir.marks import read_variables
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -63,7 +65,6 @@ from tilewright.ir.op import (
     expressions,
     op_loads,
     read_buffers,
-    read_variables,
     walk_ops,
 )
 from tilewright.ir.rewrite import (
@@ -75,17 +76,16 @@ from tilewright.ir.rewrite import (
     rename_unique,
 )
 from tilewright.ir.target import Target
+from tilewright.ir.verify.ops import NAMED_BARRIERS
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.overlap.fetched_scalars import Fetches, known_scalars
-from tilewright.passes.overlap.gathers import rows_before
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
+    Fetches,
     Groups,
     Ring,
-    part_of,
-    slot_region,
-    slotted,
+    known_scalars,
+    rows_before,
 )
 
 PRODUCER, CONSUMER = "producer", "consumer"
@@ -295,9 +295,8 @@ def producer_of(
 
     def fill(loop: For) -> Fills:
         places: Fills = {}
-        turned: dict[Buffer, None] = {}
+        turned: dict[Buffer, Ring] = {}
         for ring, fills in rings.get(id(loop), ()):
-            assert ring.full is not None and ring.free is not None
             loc = fills[0].copy.loc
             # what takes many instructions comes behind what takes one
             at = min(each.at for each in fills) if ring.how == BULK else END
@@ -306,40 +305,23 @@ def producer_of(
             if ring.stages > 1:
                 slot = Var(fresh_name(f"{loop.var.name}_slot", names))
                 found.append(Let(slot, ring.slot(), loc=loc))
-            fresh = (ring.phase() + 1) % 2  # a barrier that nobody has arrived at lets it pass
-            found.append(Wait(element(ring.free, slot), fresh, loc=loc))
-            full = element(ring.full, slot)
+            found.append(ring.acquire(slot, loc))
             if ring.how == BULK:
-                found.append(Arrive(full, const(ring.bytes), loc=loc))
+                found.append(ring.expect(slot, loc))
             for each in fills:
                 copy = each.copy
                 check_known(
                     (copy,), written, scalars, "what is copied depends on what the kernel writes"
                 )
-                if isinstance(copy, Map):
-                    rows, nest = rows_before(copy, loop, names)
-                    places.setdefault(BEFORE, []).extend(rows)
-                    own = rename_unique(rebuild(nest, atom=ring.how), names)
-                    found.append(slotted(own, ring.slots, slot))
-                    continue
-                sent = None
-                if each.peers > 1:
-                    assert kernel.rank is not None
-                    part = part_of(copy, each.peers, kernel.rank)
-                    assert part is not None  # as `ahead` has seen
-                    copy, sent = part, const((1 << each.peers) - 1)
-                dst = slot_region(copy.dst, ring.slots[copy.dst.buffer.name], slot)
-                counted = full if ring.how == BULK else None
-                new = rebuild(copy, dst=dst, barrier=counted, atom=ring.how, multicast=sent)
-                found.append(new)
+                held = rows_before(each, loop, names, places.setdefault(BEFORE, []))
+                found.append(held.into(ring, slot, loop, loop.var, names, kernel.rank))
             if ring.how == CP_ASYNC:
                 for at, more in announced(ring, loop).items():
                     places.setdefault(at, []).extend(more)
-            turned[ring.counter] = None
-        counters.update(turned)
-        for counter in turned:
-            turn = Store(counter, (), Load(counter, ()) + 1, loc=loop.loc)
-            places.setdefault(END, []).append(turn)
+            turned[ring.counter] = ring
+        counters.update(dict.fromkeys(turned))
+        for ring in turned.values():
+            places.setdefault(END, []).append(ring.advance(loop.loc))
         return places
 
     def fetch(op: Atomic) -> list[Op]:
@@ -365,12 +347,10 @@ def producer_of(
 def announced(ring: Ring, loop: For) -> Fills:
     """What tells the consumers of a slot that `cp.async` has filled it: its threads wait, as many
     iterations later as a slot is used before it is needed again, and each warp says so."""
-    assert ring.full is not None
     late, loc = max(ring.stages - 2, 0), loop.loc
 
     def said(behind: int) -> list[Op]:
-        assert ring.full is not None
-        full = element(ring.full, ring.slot(ring.stages - behind) if behind else ring.slot())
+        full = ring.full_at(ring.slot(ring.stages - behind) if behind else ring.slot())
         arrived = Arrive(full, count=const(GROUP), by="warps", loc=loc)
         return [Fence("proxy_async", loc=loc), arrived]
 
@@ -391,15 +371,10 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> li
         known = shared.setdefault(ring.counter, [])
         known += [] if ring in known else [ring]
     found: list[Op] = []
-    for counter, several in shared.items():
+    for several in shared.values():
         var = Var(fresh_name("slot", names))
-        waits = [
-            Wait(element(r.free, r.slot()), (r.phase() + 1) % 2, loc=kernel.loc)
-            for r in several
-            if r.free is not None
-        ]
-        turn = Store(counter, (), Load(counter, ()) + 1, loc=kernel.loc)
-        end = const(several[0].stages)
+        waits = [ring.acquire(ring.slot(), kernel.loc) for ring in several]
+        end, turn = const(several[0].stages), several[0].advance(kernel.loc)
         found.append(For(var, const(0), end, (*waits, turn), loc=kernel.loc))
     return found
 
@@ -523,3 +498,14 @@ def scalars_of(exprs: list[Expr], body: Body) -> set[str]:
                 found.add(load.buffer.name)
                 left += [op.value for op in stores if op.buffer is load.buffer]
     return found
+
+
+def free_barriers(kernel: Kernel) -> list[int]:
+    """Named barriers that `kernel` does not use; 0 is the whole block's."""
+    used = {0}
+    named = any(op.id is not None for op in walk_ops(kernel, Sync))
+    for op, ranges in scope.walk_ranges(kernel) if named else ():
+        if isinstance(op, Sync) and op.id is not None:
+            low, high = bounds(op.id, ranges)[:2]
+            used |= set(range(max(low, 0), min(high, NAMED_BARRIERS - 1) + 1))
+    return [i for i in range(NAMED_BARRIERS) if i not in used]

@@ -46,11 +46,6 @@ from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import BULK
 
 
-def _stores(op: Op, tensor: Buffer) -> bool:
-    """Whether the engine can make this, a store of `tensor`."""
-    return isinstance(op, Copy) and op.dst.buffer == tensor and bulk_eligible(op, Ranges())
-
-
 class SingleCopies:
     """`found` says which copies run ahead; `barrier` and `counter` make the kernel new ones;
     `gives`: in roles, which load only, ops before which all loads must be over, because others
@@ -75,50 +70,43 @@ class SingleCopies:
 
     def engaged(self, op: Copy, ranges: Ranges) -> Copy:
         """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
-        stores of tensors that nothing else uses."""
-        if op.atom is not None or op.prefer in ("sync", "cp_async") or op.multicast is not None:
-            return op
-        if Feature.BULK_COPY not in self.target.features:
-            return op
-        load = op.src.buffer.space is Space.GLOBAL
-        if self.in_roles and not load:
-            return op
+        stores of tensors that nothing else uses. (The fence that shows the engine ordinary writes
+        is for those of the block's own threads: tiles that peers write are not its.)"""
+        found, load = self.found, op.src.buffer.space is Space.GLOBAL
         tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
-        if tensor.name not in self.found.tensors or tile.name in self.found.viewed:
-            return op
-        if self.is_written_by_peers(tile):
-            return op
-        if not load and tensor.name in self.found.viewed:
-            return op
-        if tensor.name in self.found.written if load else not self.is_stored_only(tensor, op):
-            return op
-        if id(op) in self.found.copies or not bulk_eligible(op, ranges):
-            return op
-        return rebuild(op, atom=BULK if load else "bulk_store")
-
-    def is_written_by_peers(self, tile: Buffer) -> bool:
-        """Other blocks of the cluster store into `tile`: the fence that shows the engine ordinary
-        writes is for those of the block's own threads."""
-        return tile in self.of_peers
+        able = (
+            Feature.BULK_COPY in self.target.features
+            and (load or not self.in_roles)
+            and op.atom is op.multicast is None
+            and op.prefer not in ("sync", "cp_async")
+            and id(op) not in found.copies
+            and tensor.name in found.tensors
+            and tile.name not in found.viewed
+            and tile not in self.of_peers
+            and (tensor.name not in found.written if load else self.is_stored_only(tensor, op))
+            and bulk_eligible(op, ranges)
+        )
+        return rebuild(op, atom=BULK if load else "bulk_store") if able else op
 
     @cached_property
     def of_peers(self) -> set[Buffer]:
-        copies = list(walk_ops(self.kernel.body, Copy))
-        return {op.dst.buffer for op in copies if op.dst.cta is not None}
+        """Tiles that other blocks of the cluster store into."""
+        return {op.dst.buffer for op in walk_ops(self.kernel, Copy) if op.dst.cta is not None}
 
     def is_stored_only(self, tensor: Buffer, store: Copy) -> bool:
         """Nothing touches `tensor` but `store`, and others that the engine can make: what it does
         not do is not ordered with what it does."""
         others = self.not_stored.get(tensor, ())
-        return len(others) == sum(op is store for op in others)
+        return tensor.name not in self.found.viewed and all(op is store for op in others)
 
     @cached_property
     def not_stored(self) -> dict[Buffer, list[Op]]:
         """By tensor, what touches it that is no store which the engine can make."""
         found: dict[Buffer, list[Op]] = {}
         for op in walk_ops(self.kernel.body):
+            store = op.dst.buffer if isinstance(op, Copy) and bulk_eligible(op, Ranges()) else None
             for buffer in {*read_buffers(op), *written_buffers(op)}:
-                if not _stores(op, buffer):
+                if buffer != store:
                     found.setdefault(buffer, []).append(op)
         return found
 

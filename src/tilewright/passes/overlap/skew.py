@@ -39,13 +39,13 @@ from typing import NamedTuple
 
 from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.dependences import Graph
-from tilewright.ir.analysis.effects import leaves_early, touched
+from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
+from tilewright.ir.analysis.lifetimes import overwrites
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import TRUE, loads
+from tilewright.ir.expr import loads
 from tilewright.ir.op import (
     Alloc,
     Body,
-    Fill,
     For,
     Gemm,
     Hint,
@@ -55,7 +55,6 @@ from tilewright.ir.op import (
     View,
     walk_ops,
 )
-from tilewright.passes.overlap.multibuffer import used_outside
 from tilewright.passes.overlap.rings import Fill as RingFill
 from tilewright.passes.overlap.rings import Skew
 from tilewright.passes.overlap.roles import handed_over, warpgroups
@@ -81,10 +80,12 @@ def find_skew(
         return "a name in the loop is read from memory"
     if any(isinstance(op, (Alloc, View)) for op in loop.body):
         return "the loop has tiles of its own"
-    names = [k for k, op in enumerate(loop.body) if isinstance(op, Let)]
-    views = aliases(kernel)
-    others = {fill.at for fill in fills} | set(names)
-    body = _Statements(loop.body, set(range(len(loop.body))) - others, views)
+    views, made = aliases(kernel), {fill.at for fill in fills}
+    body = _Statements(
+        loop.body,
+        [k for k, op in enumerate(loop.body) if k not in made and not isinstance(op, Let)],
+        views,
+    )
     if loop.stages > 1:  # a product reads its slot while the next one's is filled
         body.renewed = {b.name: b for b in _renewed(kernel, loop, body.all, views)}
     if loop.order is not None:
@@ -98,65 +99,41 @@ def find_skew(
     # 1091 → 1206 (4096×4096×7168, 8192³), though two warpgroups share the tensor core
     if not asked and warpgroups(kernel) > 1 and len(products) > 1:
         return "other warpgroups compute meanwhile"
-    plain = body.interval(body.all, frozenset())
-    needed, room = registers(kernel), fragment_room(kernel)
+    plain, needed = body.interval(body.all), registers(kernel)
+    short = GAIN * plain
     beside = [body.following(p) for p in products] if len(products) > 1 else []
-    found = _best(body, beside, plain, copies=False)
-    wanted = None
-    if found is None or found.interval > GAIN * plain:
+    found, why = body.best(beside), f"no order of its statements is shorter than {plain:.0f} cycles"
+    if found is None or found.interval > short:
         # copies take registers: only where nothing else helps
         behind = [body.following(p) - {p} for p in products if body.renews(p)]
-        wanted = _best(body, behind, plain, copies=True)
+        wanted = body.best(behind, copies=True)
         if wanted is not None and (found is None or wanted.interval < found.interval):
             more = needed + sum(registers_of(b, kernel) for b in wanted.copies)
-            if more <= room and (wanted.interval <= GAIN * plain or asked):
+            if more <= fragment_room(kernel) and (wanted.interval <= short or asked):
                 return wanted
-    if found is None or (found.interval > GAIN * plain and not asked):
-        if wanted is not None and wanted.interval <= GAIN * plain:
-            twice = " and ".join(b.name for b in wanted.copies)
-            return f"two of {twice} would take {more} registers of a thread"
-        return f"no order of its statements is shorter than {plain:.0f} cycles"
+            if wanted.interval <= short:
+                twice = " and ".join(b.name for b in wanted.copies)
+                why = f"two of {twice} would take {more} registers of a thread"
+    if found is None or (found.interval > short and not asked):
+        return why
     if needed > REGISTERS and not asked:
         return f"its fragments take {needed} registers of a thread"
     return found
 
 
-def _best(
-    body: _Statements, parts: Iterable[frozenset[int]], plain: float, *, copies: bool
-) -> Skew | None:
-    """Of some late parts the one whose iteration is shortest."""
-    found = []
-    for late in parts:
-        order = body.ordered(late, copies) if 0 < len(late) < len(body.all) else None
-        if order is not None:
-            twice = body.copies(order, late) if copies else ()
-            interval = body.interval(order, late, frozenset(b.name for b in twice))
-            found.append(Skew(tuple(order), late, interval, plain, twice))
-    return min(found, key=lambda skew: (skew.interval, skew.order), default=None)
-
-
 def _renewed(kernel: Kernel, loop: For, statements: Sequence[int], views: Aliases) -> list[Buffer]:
     """Results of products that every iteration of `loop` begins anew, and nobody uses elsewhere:
     iterations may have one each."""
-    outside = used_outside(kernel.body, loop.var) | views.viewed
+    outside = used_outside(kernel.body, {loop.var}) | views.viewed
     results = {op.c.buffer for k in statements if isinstance(op := loop.body[k], Gemm)}
-    found = []
-    for tile in sorted(results, key=lambda b: b.name):
-        if tile.space is not Space.FRAGMENT or not tile.is_static or tile.name in outside:
-            continue
-        first = next(op for op in loop.body if tile.name in touched(op))
-        if _begins(first, tile):
-            found.append(tile)
-    return found
-
-
-def _begins(op: Op, tile: Buffer) -> bool:
-    """Whether a statement writes every element of the tile, and reads none."""
-    if isinstance(op, Fill):
-        return op.dst.is_whole
-    if not isinstance(op, Gemm):
-        return False
-    return op.clear is TRUE and op.c.is_whole and tile not in (op.a.buffer, op.b.buffer)
+    return [
+        tile
+        for tile in sorted(results, key=lambda b: b.name)
+        if tile.space is Space.FRAGMENT
+        and tile.is_static
+        and tile.name not in outside
+        and overwrites(next(op for op in loop.body if tile.name in touched(op)), tile.name)
+    ]
 
 
 def _pinned(loop: For, body: _Statements) -> Skew | str:
@@ -175,8 +152,7 @@ def _pinned(loop: For, body: _Statements) -> Skew | str:
     chosen = sorted(body.all, key=lambda k: (places[k], k))
     before = body.before(late, copies=True)
     for at, k in enumerate(chosen):
-        missing = before[k] - set(chosen[:at])
-        if missing:
+        if missing := before[k] - set(chosen[:at]):
             first = loop.body[min(missing)]
             raise CompileError(
                 "order and stage of T.Pipelined change what the loop computes",
@@ -187,10 +163,7 @@ def _pinned(loop: For, body: _Statements) -> Skew | str:
             )
     if not late:
         return "order and stage put it in one stage"
-    plain = body.interval(body.all, frozenset())
-    twice = body.copies(chosen, late)
-    interval = body.interval(chosen, late, frozenset(b.name for b in twice))
-    return Skew(tuple(chosen), late, interval, plain, twice)
+    return body.skew(chosen, late, copies=True)
 
 
 def registers(kernel: Kernel) -> int:
@@ -242,6 +215,17 @@ class _Statements:
             for k, found in self.conflicts.items()
         }
 
+    def skew(self, order: Sequence[int], late: frozenset[int], copies: bool) -> Skew:
+        twice = self.copies(order, late) if copies else ()
+        interval = self.interval(order, late, [b.name for b in twice])
+        return Skew(tuple(order), late, interval, self.interval(self.all), twice)
+
+    def best(self, parts: Iterable[frozenset[int]], copies: bool = False) -> Skew | None:
+        """Of some late parts the one whose iteration is shortest."""
+        orders = [(self.ordered(late, copies), late) for late in parts if late < set(self.all)]
+        found = [self.skew(order, late, copies) for order, late in orders if order and late]
+        return min(found, key=lambda skew: (skew.interval, skew.order), default=None)
+
     def following(self, product: int) -> frozenset[int]:
         """`product` and what has to come after it in its iteration."""
         late = {product}
@@ -275,9 +259,8 @@ class _Statements:
         """What an iteration begins anew in this order before the one before has used its own."""
         found = []
         for name, tile in self.renewed.items():
-            users = [k for k in order if name in self.touched[k]]
-            first = next((at for at, k in enumerate(users) if k not in late), len(users))
-            if any(k in late for k in users[first:]):
+            users = [k in late for k in order if name in self.touched[k]]
+            if False in users and True in users[users.index(False) :]:
                 found.append(tile)
         return tuple(found)
 
@@ -303,7 +286,10 @@ class _Statements:
         return order
 
     def interval(
-        self, order: Sequence[int], late: frozenset[int], copies: frozenset[str] = frozenset()
+        self,
+        order: Sequence[int],
+        late: Collection[int] = (),
+        copies: Collection[str] = (),
     ) -> float:
         """Cycles from one iteration to the next: threads issue products and go on until they need
         one's result, or what it still reads. Nor do slots come round faster than they are loaded

@@ -160,11 +160,9 @@ def mended(kernel: Kernel, only: tuple[str, ...] = (), role: Role | None = None)
         kernel = _insert(kernel, where, missing)
         inserted += missing
     for op in inserted:
-        trail, less = hazards.trail, _insert(kernel, paths(kernel)[id(op)], [], drop=1)
+        less = _insert(kernel, paths(kernel)[id(op)], [], drop=1)
         if hazards.first(less) is None:
             kernel = less
-        else:
-            hazards.trail = trail
     return kernel
 
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +34,7 @@ from tilewright.ir.analysis.flow import Flow, Loop, same
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import compare
+from tilewright.ir.marks import attr
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -50,7 +50,6 @@ from tilewright.ir.op import (
     Op,
     Wait,
     WaitGroup,
-    attr,
     bodies,
     read_buffers,
     walk_ops,
@@ -64,14 +63,12 @@ OPEN = -1  # issued, its group not closed yet
 MOST_OPEN = 7  # groups beyond this many are waited for a little early
 
 
-@dataclass(frozen=True)
 class NumberedGemm(Gemm):
     """A product that other ops of this pass refer to."""
 
     number: int = attr(default=-1)
 
 
-@dataclass(frozen=True)
 class Release(Op):
     """The products `numbers` must be over here: their latest run, or with `lag` the one before."""
 

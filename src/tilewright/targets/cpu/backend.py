@@ -7,9 +7,8 @@ from tilewright.ir.target import Target
 from tilewright.passes.cpu_passes import PIPELINE
 from tilewright.passes.run import Trace, run_pipeline
 from tilewright.support.errors import CompileError
-from tilewright.targets.cpu.code import Code
 from tilewright.targets.cpu.emit import emit_module
-from tilewright.targets.cpu.host import LLVM_LOCK, host, object_file, optimize
+from tilewright.targets.cpu.host import LLVM_LOCK, Code, host, object_file, optimize
 from tilewright.targets.cpu.llvm_text import symbol
 
 
@@ -27,14 +26,13 @@ def lower(program: Program, target: Target) -> Trace:
 
 def generate(program: Program) -> Code:
     """Machine code for a program that all passes have seen."""
-    module, layouts, watches = emit_module(program, f"{host().vector_bits}-bit vectors")
+    module, sizes, watches = emit_module(program, f"{host().vector_bits}-bit vectors")
     source = module.text()
     with LLVM_LOCK:
         image = object_file(optimize(source))
-    names = [symbol(k.name) for k in program.kernels]
+    names = (symbol(k.name) for k in program.kernels)
     return Code(
-        tuple((n, layout.arena_bytes) for n, layout in zip(names, layouts, strict=True)),
-        layouts[0].slots if layouts else {},
+        tuple(zip(names, sizes, strict=True)),
         program.scratch,
         tuple(sorted(module.imports)),
         source,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -12,7 +13,6 @@ from tilewright.ir import scope
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import BOOL
 from tilewright.ir.expr import TRUE, Const, Expr, binary, const
 from tilewright.ir.op import (
     Alloc,
@@ -41,12 +41,20 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.support.errors import CompileError, at
-from tilewright.targets.cpu.emit_expr import Mem, Size, row_major
+from tilewright.targets.cpu.emit_expr import Mem, row_major
 from tilewright.targets.cpu.emit_nest import conjuncts
 from tilewright.targets.cpu.emit_tile import TileEmitter
 from tilewright.targets.cpu.folds import Folded, paired
-from tilewright.targets.cpu.llvm_text import Function, Module, plain, symbol
-from tilewright.targets.cpu.numbers import Val, item_bytes, memory_type, type_of
+from tilewright.targets.cpu.llvm_text import Function, Module, Size, plain, symbol
+from tilewright.targets.cpu.numbers import (
+    Val,
+    any_lane,
+    item_bytes,
+    memory_type,
+    nonzero,
+    splat,
+    type_of,
+)
 
 ARENA_ALIGN = 64
 
@@ -59,28 +67,20 @@ class Watch:
     arguments: list[Any] = field(default_factory=list)
 
 
-@dataclass
-class Layout:
-    """Where a kernel finds things: argument slots (8 bytes each) and arena offsets."""
-
-    slots: dict[str, int]
-    arena: dict[str, int]
-    arena_bytes: int
-
-
 def argument_slots(program: Program) -> dict[str, int]:
-    names = [p.name for p in program.params] + [s.name for s in program.scratch]
-    names += [d.var.name for d in program.dims]
+    """Where the block of arguments has each, 8 bytes a slot."""
+    names = [x.name for x in (*program.params, *program.scratch, *(d.var for d in program.dims))]
     return {name: i for i, name in enumerate(names)}
 
 
-def emit_module(program: Program, host_note: str) -> tuple[Module, list[Layout], list[Watch]]:
+def emit_module(program: Program, host_note: str) -> tuple[Module, list[int], list[Watch]]:
     """The program's kernels, one entry function each: `<kernel>(args, arena, first, last)` runs a
-    range of blocks and `<kernel>.blocks(args)` counts them."""
+    range of blocks and `<kernel>.blocks(args)` counts them. With it, the bytes that tiles of a
+    block take in each, and what the code may report."""
     module = Module(f"{program.name}\n{host_note}")
     watches: list[Watch] = []
-    layouts = [KernelEmitter(program, kernel, module, watches).emit() for kernel in program.kernels]
-    return module, layouts, watches
+    sizes = [KernelEmitter(program, kernel, module, watches).emit() for kernel in program.kernels]
+    return module, sizes, watches
 
 
 class KernelEmitter(TileEmitter):
@@ -94,16 +94,13 @@ class KernelEmitter(TileEmitter):
         self.symbol = symbol(kernel.name)
         self.watches = watches
         self.slots = argument_slots(program)
-        self.loops: list[tuple[str, str]] = []
         super().__init__(module, Function(module, "void @unused()"), Ranges())
-        self.arena: dict[str, int] = {}
-        self.arena_bytes = 0
         self.tiles = self._tiles()
         self.viewed = aliases(kernel).viewed
         self.handlers: dict[type[Op], Callable[[Any], object]] = {
             For: self._for, While: self._while, If: self._if,
-            Break: lambda op: self.fn.jump(self.loops[-1][1]),
-            Continue: lambda op: self.fn.jump(self.loops[-1][0]),
+            Break: lambda op: self.fn.jump(self.fn.loops[-1][1]),
+            Continue: lambda op: self.fn.jump(self.fn.loops[-1][0]),
             Let: self._let, Alloc: self._alloc, View: self._view,
             Store: lambda op: self.store(op.buffer, op.indices, self.expr(op.value)),
             Atomic: self.atomic, Map: self.map, Reduce: self.reduce,
@@ -115,70 +112,56 @@ class KernelEmitter(TileEmitter):
 
     def _tiles(self) -> list[Buffer]:
         """Tiles of the block, each with its own place in the arena."""
-        found: dict[str, Buffer] = {}
-        for op in walk_ops(self.kernel.body):
-            if isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.FRAGMENT):
-                found[op.buffer.name] = op.buffer
-        for buffer in found.values():
-            if not buffer.is_static:
-                raise CompileError(
-                    f"tile {buffer.name} has a size known only at launch",
-                    fix="give tiles constant sizes",
-                )
-            self.reserve(buffer.name, prod(buffer.static_shape) * item_bytes(buffer.dtype))
+        found = {
+            op.buffer.name: op.buffer
+            for op in walk_ops(self.kernel.body, Alloc)
+            if op.buffer.space in (Space.SHARED, Space.FRAGMENT)
+        }
         return list(found.values())
 
-    def reserve(self, name: str, size: int) -> None:
-        """Arena space under `name`; a second, larger request replaces the first."""
-        self.arena[name] = self.arena_bytes
-        self.arena_bytes += -(-max(size, 1) // ARENA_ALIGN) * ARENA_ALIGN
-
-    def emit(self) -> Layout:
-        kernel = self.kernel
-        if len(kernel.cluster) and prod(kernel.cluster) > 1 and kernel.rank is not None:
+    def emit(self) -> int:
+        kernel, program = self.kernel, self.program
+        if prod(kernel.cluster) > 1 and kernel.rank is not None:
             raise CompileError(
                 "the CPU target runs blocks one at a time: clusters cannot talk to each other",
                 loc=kernel.loc,
                 fix="run it with target='interp' or on a GPU",
             )
-        tensors = [*self.program.tensors, *self.program.scratch]
+        tensors = [*program.tensors, *program.scratch]
+        counted = [*(d.var for d in program.dims), *kernel.blocks]
         params = [f"ptr noalias align {item_bytes(t.dtype)} %{plain(t.name)}" for t in tensors]
-        params += [f"{type_of(s.dtype)} %{plain(s.name)}" for s in self.program.scalars]
-        params += [f"i64 %{plain(d.var.name)}" for d in self.program.dims]
-        blocks = [f"i64 %{plain(v.name)}" for v in kernel.blocks]
+        params += [f"{type_of(s.dtype)} %{plain(s.name)}" for s in program.scalars]
+        params += [f"i64 %{plain(d.var.name)}" for d in program.dims]
+        params += [f"ptr noalias align 64 %{plain(t.name)}" for t in self.tiles]
         # scratch for panels is reserved while the body is emitted, so the arena stays one pointer
-        tiles = [f"ptr noalias align 64 %{plain(t.name)}" for t in self.tiles]
-        head = ", ".join(
-            [*params, *tiles, "ptr noalias align 64 %tw.work", "ptr %tw.status", *blocks]
-        )
+        params += ["ptr noalias align 64 %tw.work", "ptr %tw.status"]
+        params += [f"i64 %{plain(v.name)}" for v in kernel.blocks]
         self.fn = Function(
-            self.module, f"internal void @{self.symbol}.block({head})", "noinline nounwind"
+            self.module,
+            f"internal void @{self.symbol}.block({', '.join(params)})",
+            "noinline nounwind",
         )
-        self._bind_arguments(tensors)
-        ranges = scope.contracts(self.program.dims)
+        self.counters = {var: f"%{plain(var.name)}" for var in counted}
+        for scalar in program.scalars:
+            self.vars[scalar] = Val(self.fn, f"%{plain(scalar.name)}", scalar.dtype)
+        for tensor in tensors:
+            strides = self._strides(tensor)
+            self.mems[tensor.name] = Mem(tensor, f"%{plain(tensor.name)}", strides, is_global=True)
+        self.ranges = scope.contracts(program.dims)
         for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
-            self.counters[var] = f"%{plain(var.name)}"
-            ranges = scope.counted(ranges, var, extent)
-        self.ranges = ranges
+            self.ranges = scope.counted(self.ranges, var, extent)
         for tile in self.tiles:
             self.mems[tile.name] = Mem(tile, f"%{plain(tile.name)}", row_major(tile.static_shape))
         self.ops(kernel.body)
-        self.fn.ret()
         self.fn.finish()
-        self.reserve("%work", self._work_bytes)
-        self._emit_entry(tensors)
+        rooms = [prod(t.static_shape) * item_bytes(t.dtype) for t in self.tiles]
+        *starts, total = accumulate(
+            (-(-max(room, 1) // ARENA_ALIGN) * ARENA_ALIGN for room in (*rooms, self._work_bytes)),
+            initial=0,
+        )
+        self._emit_entry(tensors, starts)
         self._emit_count()
-        return Layout(self.slots, self.arena, self.arena_bytes)
-
-    def _bind_arguments(self, tensors: list[Buffer]) -> None:
-        for dim in self.program.dims:
-            self.counters[dim.var] = f"%{plain(dim.var.name)}"
-        for scalar in self.program.scalars:
-            self.vars[scalar] = Val(f"%{plain(scalar.name)}", scalar.dtype)
-        for tensor in tensors:
-            self.mems[tensor.name] = Mem(
-                tensor, f"%{plain(tensor.name)}", self._strides(tensor), is_global=True
-            )
+        return total
 
     def _strides(self, tensor: Buffer) -> tuple[Size, ...]:
         """In elements; constants as far as the sizes are, else 64-bit values."""
@@ -201,62 +184,48 @@ class KernelEmitter(TileEmitter):
         at = fn.value(f"getelementptr i64, ptr %args, i64 {self.slots[name]}")
         return fn.value(f"load {type_}, ptr {at}", name)
 
-    def _load_scalars(self, fn: Function) -> list[tuple[str, str]]:
-        found = []
+    def _load_scalars(self, fn: Function) -> tuple[list[tuple[str, str]], list[str]]:
+        """The scalars and sizes among the arguments, and the grid's extents."""
+        inner = TileEmitter(self.module, fn, Ranges())
         for scalar in self.program.scalars:
             ref = self._slot(fn, scalar.name, memory_type(scalar.dtype))
             if scalar.dtype.is_bool:
                 ref = fn.value(f"icmp ne i8 {ref}, 0")
-            found.append((type_of(scalar.dtype), ref))
-        found += [("i64", self._slot(fn, d.var.name, "i64")) for d in self.program.dims]
-        return found
+            inner.vars[scalar] = Val(fn, ref, scalar.dtype)
+        for dim in self.program.dims:
+            inner.counters[dim.var] = self._slot(fn, dim.var.name, "i64")
+        found = [(value.type, value.ref) for value in inner.vars.values()]
+        found += [("i64", ref) for ref in inner.counters.values()]
+        return found, [inner.index(e) for e in self.kernel.grid]
 
-    def _grid(self, fn: Function, scalars: list[tuple[str, str]]) -> list[str]:
-        """The grid's extents, in a function that has only the arguments."""
-        inner = TileEmitter(self.module, fn, Ranges())
-        names = [*self.program.scalars, *(d.var for d in self.program.dims)]
-        for var, (type_, ref) in zip(names, scalars, strict=True):
-            if type_ == "i64" and var not in self.program.scalars:
-                inner.counters[var] = ref
-            else:
-                inner.vars[var] = Val(ref, var.dtype)
-        return [inner.index(e) for e in self.kernel.grid]
-
-    def _emit_entry(self, tensors: list[Buffer]) -> None:
+    def _emit_entry(self, tensors: list[Buffer], starts: list[int]) -> None:
         fn = Function(
             self.module,
             f"void @{self.symbol}(ptr %args, ptr %arena, i64 %first, i64 %last)",
             "nounwind",
         )
         arguments = [("ptr", self._slot(fn, t.name, "ptr")) for t in tensors]
-        scalars = self._load_scalars(fn)
+        scalars, grid = self._load_scalars(fn)
         arguments += scalars
-        for name in (*(tile.name for tile in self.tiles), "%work"):
-            offset = self.arena[name]
-            arguments.append(("ptr", fn.value(f"getelementptr i8, ptr %arena, i64 {offset}")))
+        for start in starts:
+            arguments.append(("ptr", fn.value(f"getelementptr i8, ptr %arena, i64 {start}")))
         status = fn.value(f"getelementptr i64, ptr %args, i64 {len(self.slots)}")
         arguments.append(("ptr", status))
-        grid = self._grid(fn, scalars)
-        with fn.loop("%first", "%last", hint="block") as (at, _, _):
+        with fn.loop("%first", "%last", hint="block") as at:
             places, rest = [], at
-            for i, extent in enumerate(grid):
-                if i == len(grid) - 1:
-                    places.append(("i64", rest))
-                    break
+            for extent in grid[:-1]:
                 places.append(("i64", fn.value(f"urem i64 {rest}, {extent}")))
                 rest = fn.value(f"udiv i64 {rest}, {extent}")
-            fn.call("void", f"{self.symbol}.block", *arguments, *places)
-        fn.ret()
+            fn.call("void", f"{self.symbol}.block", *arguments, *places, ("i64", rest))
         fn.finish()
 
     def _emit_count(self) -> None:
         fn = Function(self.module, f"i64 @{self.symbol}.blocks(ptr %args)", "nounwind")
         total = "1"
-        for extent in self._grid(fn, self._load_scalars(fn)):
+        for extent in self._load_scalars(fn)[1]:
             extent = fn.intrinsic("llvm.smax.i64", "i64", ("i64", extent), ("i64", "0"))
             total = fn.value(f"mul i64 {total}, {extent}")
-        fn.ret(f"i64 {total}")
-        fn.finish()
+        fn.finish(f"i64 {total}")
 
     # ── statements ───────────────────────────────────────────────────────────────────────────
 
@@ -288,23 +257,21 @@ class KernelEmitter(TileEmitter):
         inside = self.ranges.loop(op.var, op.start, op.stop, op.step)
         ends = op.var.dtype.bits < 64 or step == "1"  # or the number after the last may be none
         loop = self.fn.loop(start, stop, step, op.var.name, saturates=not ends)
-        with loop as (at, *labels), self.scope(inside):
+        with loop as at, self.scope(inside):
             self.counters[op.var] = at
-            self.loops.append((labels[0], labels[1]))
             self.ops(op.body)
-            self.loops.pop()
 
     def _while(self, op: While) -> None:
         head, body, done = (self.fn.label(f"while.{p}") for p in ("head", "body", "done"))
         self.fn.start(head)
         with self.scope():
-            cond = self.nonzero(self.scalar(op.cond))
+            cond = nonzero(self.scalar(op.cond))
             self.fn.branch(cond.ref, body, done)
             self.fn.start(body)
             with self.scope(self.ranges.given(op.cond)):
-                self.loops.append((head, done))
+                self.fn.loops.append((head, done))
                 self.ops(op.body)
-                self.loops.pop()
+                self.fn.loops.pop()
             self.fn.jump(head)
         self.fn.start(done)
 
@@ -317,7 +284,7 @@ class KernelEmitter(TileEmitter):
             with self.scope(self.ranges.given(op.cond)):
                 self.ops(op.then)
             return
-        value = self.nonzero(self.expr(cond))
+        value = nonzero(self.expr(cond))
         if value.lanes > 1 or (self.mask is not None and self.lanes is not None):
             self._masked(op, value)
             return
@@ -330,16 +297,12 @@ class KernelEmitter(TileEmitter):
 
     def _masked(self, op: If, cond: Val) -> None:
         assert self.lanes is not None
-        cond = self.splat(cond, self.lanes.count)
-        opposite = self.instruction("xor", cond, True)
-        for body, part, holds in ((op.then, cond, True), (op.orelse, opposite, False)):
+        cond = splat(cond, self.lanes.count)
+        for body, part, holds in ((op.then, cond, True), (op.orelse, cond ^ True, False)):
             if not body:
                 continue
-            mask = part if self.mask is None else self.instruction("and", part, self.mask)
-            type_ = type_of(BOOL, mask.lanes)
-            name = f"llvm.vector.reduce.or.v{mask.lanes}i1"
-            wanted = self.fn.intrinsic(name, "i1", (type_, mask.ref))
-            with self.fn.when(wanted, "any"), self.scope(self.ranges.given(op.cond, holds)):
+            mask = part if self.mask is None else part & self.mask
+            with self.fn.when(any_lane(mask), "any"), self.scope(self.ranges.given(op.cond, holds)):
                 self.mask, self.lazy = mask, True
                 self.ops(body)
 
@@ -365,7 +328,7 @@ class KernelEmitter(TileEmitter):
             self.store(buffer, tuple(const(0) for _ in buffer.shape), self.expr(op.init))
 
     def _view(self, op: View) -> None:
-        source = self.memory(op.source)
+        source = self.mems[op.source.name]
         if (
             op.buffer.dtype.packed or source.dtype.packed
         ) and op.buffer.dtype.bits != source.dtype.bits:
@@ -379,15 +342,16 @@ class KernelEmitter(TileEmitter):
             raise CompileError(
                 f"{op.buffer.name} views a local buffer as another width", loc=op.loc
             )
-        offset = self.index(op.offset)
+        offset, lanes = self.index(op.offset), max(source.lanes, 1)
         pointer = source.pointer
         if offset != "0":
-            size = item_bytes(op.buffer.dtype) * max(source.lanes, 1)
-            scaled = self.fn.value(f"mul nsw i64 {offset}, {size}")
+            scaled = self.fn.value(f"mul nsw i64 {offset}, {item_bytes(op.buffer.dtype) * lanes}")
             pointer = self.fn.value(
                 f"getelementptr i8, ptr {pointer}, i64 {scaled}", op.buffer.name
             )
         strides = self._strides(op.buffer)
+        if lanes > 1:
+            strides = tuple(int(stride) * lanes for stride in strides)
         self.mems[op.buffer.name] = Mem(op.buffer, pointer, strides, source.is_global, source.lanes)
 
     # ── what the runtime hears of ────────────────────────────────────────────────────────────
@@ -407,9 +371,9 @@ class KernelEmitter(TileEmitter):
 
     def _assert(self, op: Intrinsic) -> None:
         *places, test = op.args
-        condition = self.nonzero(self.scalar(_expression(test)))
-        failed = self.fn.value(f"xor i1 {condition.ref}, true")
-        with self.fn.when(failed, "assert"):
+        assert isinstance(test, Expr)
+        failed = nonzero(self.scalar(test)) ^ True
+        with self.fn.when(failed.ref, "assert"):
             number = len(self.watches) + 1
             exchange = f"cmpxchg ptr %tw.status, i64 0, i64 {number} monotonic monotonic"
             first = self.fn.value(f"extractvalue {{i64, i1}} {self.fn.value(exchange)}, 1")
@@ -424,7 +388,7 @@ class KernelEmitter(TileEmitter):
         table: list[tuple[str, str]] = []  # (type, value)
         for argument in operands:
             if isinstance(argument, Region):
-                mem = self.memory(argument.buffer)
+                mem = self.mems[argument.buffer.name]
                 table.append(("ptr", mem.pointer))
                 for numbers in (argument.starts, argument.extents, argument.buffer.shape):
                     table += [("i64", self.index(e)) for e in numbers]
@@ -443,9 +407,3 @@ class KernelEmitter(TileEmitter):
             place = self.fn.value(f"getelementptr i64, ptr {shown}, i64 {i}")
             self.fn.line(f"store {kind} {ref}, ptr {place}")
         self.fn.line(f"call void {callback}(i64 {len(self.watches) - 1}, ptr {shown})")
-
-
-def _expression(value: Expr | Region) -> Expr:
-    if isinstance(value, Region):
-        raise CompileError("expected a value, got a region")
-    return value

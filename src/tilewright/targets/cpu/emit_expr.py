@@ -10,43 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.dtype import BOOL, INT64, DType
-from tilewright.ir.expr import (
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    compare,
-    const,
-)
+from tilewright.ir.dtype import INT64, DType
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
 from tilewright.ir.expr import cast as cast_expr
+from tilewright.ir.expr import compare as compare_expr
 from tilewright.support.errors import CompileError
-from tilewright.targets.cpu.llvm_text import Function, Module
-from tilewright.targets.cpu.math import Math
+from tilewright.targets.cpu.llvm_text import Function, Module, Size
+from tilewright.targets.cpu.math import function
 from tilewright.targets.cpu.numbers import (
     Val,
+    binary,
+    cast,
+    choose,
+    compare,
+    constant,
+    convert,
+    extract,
+    gather,
     item_bytes,
     memory_type,
+    splat,
     type_of,
     vector,
+    wrap,
 )
-
-Size = int | str  # a constant, or an i64 value
 
 
 @dataclass(frozen=True)
 class Mem:
-    """Where a buffer is. `lanes` > 0: private memory in which each element is that many lanes."""
+    """Where a buffer is, strides counted in elements. `lanes` > 0: private memory, in which that
+    many lanes of an element lie together."""
 
     buffer: Buffer
     pointer: str
@@ -59,13 +56,19 @@ class Mem:
         return self.buffer.dtype
 
 
-class Placed(Protocol):
-    """Elements of one type from a pointer on."""
+@dataclass(frozen=True)
+class Strided:
+    """Elements from a pointer on, for loops over them: extent and stride of each dimension."""
 
-    @property
-    def pointer(self) -> str: ...
-    @property
-    def dtype(self) -> DType: ...
+    pointer: str
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[Size, ...]
+
+    def kept(self, dims: Sequence[int]) -> Strided:
+        """These dimensions, in this order."""
+        shape = tuple(self.shape[d] for d in dims)
+        return Strided(self.pointer, self.dtype, shape, tuple(self.strides[d] for d in dims))
 
 
 @dataclass
@@ -100,15 +103,15 @@ class _Scope:
 ZEROS = 1024
 
 
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
+def row_major(shape: tuple[int, ...], step: int = 1) -> tuple[int, ...]:
+    strides = []
     for size in reversed(shape):
         strides.append(step)
         step *= size
     return tuple(reversed(strides))
 
 
-class ExprEmitter(Math):
+class ExprEmitter:
     """Values of expressions, appended to `fn`."""
 
     def __init__(self, module: Module, fn: Function, ranges: Ranges) -> None:
@@ -138,13 +141,17 @@ class ExprEmitter(Math):
         self.ranges, self.vars, self.counters, self.mems, self.lanes = kept
         self.mask, self.lazy = mask, lazy
 
+    @property
+    def lane_count(self) -> int:
+        return self.lanes.count if self.lanes is not None else 1
+
     # ── expressions ──────────────────────────────────────────────────────────────────────────
 
     def expr(self, e: Expr) -> Val:
         return self._eval(e)[0]
 
     def as_type(self, e: Expr, dtype: DType) -> Val:
-        return self.cast(self.expr(e), dtype)
+        return cast(self.expr(e), dtype)
 
     def scalar(self, e: Expr) -> Val:
         found = self.expr(e)
@@ -171,61 +178,45 @@ class ExprEmitter(Math):
         return value, pure
 
     def _compute(self, e: Expr) -> tuple[Val, bool]:
+        if isinstance(e, Load):
+            return self.load(e), False
+        # reads that may turn out not to be wanted: their indices are checked, whatever they read
+        was, lazily = (
+            self.lazy,
+            isinstance(e, Select) or (isinstance(e, Bin) and e.op in ("and", "or")),
+        )
+        parts = [self._eval(child) for child in e.children[:1]]
+        self.lazy = was or lazily
+        parts += [self._eval(child) for child in e.children[1:]]
+        self.lazy = was
+        values, pure = [value for value, _ in parts], all(p for _, p in parts)
         match e:
             case Const():
-                return self.constant(e.value, e.dtype), True
+                return constant(self.fn, e.value, e.dtype), True
             case Var():
                 return self._variable(e), True
-            case Load():
-                return self.load(e), False
             case Select():
-                cond, pure = self._eval(e.cond)
-                with self._lazily():
-                    (a, p), (b, q) = self._eval(e.a), self._eval(e.b)
-                return self.choose_lanes(cond, a, b), pure and p and q
-            case Bin("and" | "or"):
-                a, p = self._eval(e.a)
-                with self._lazily():
-                    b, q = self._eval(e.b)
-                return self.binary(e.op, a, b), p and q
+                return choose(*values), pure
             case Bin():
-                (a, p), (b, q) = self._eval(e.a), self._eval(e.b)
-                return self.binary(e.op, a, b), p and q
+                return binary(e.op, *values), pure
             case Cmp():
-                (a, p), (b, q) = self._eval(e.a), self._eval(e.b)
-                return self.compare(e.op, a, b), p and q
+                return compare(e.op, *values), pure
             case Cast():
-                a, p = self._eval(e.a)
-                return self.cast(a, e.dtype), p
-            case Call():
-                parts = [self._eval(a) for a in e.args]
-                value = self.function(e.name, [v for v, _ in parts], e.dtype)
-                return value, all(p for _, p in parts)
-        raise CompileError(f"the CPU target cannot evaluate a {type(e).__name__}")
-
-    @contextmanager
-    def _lazily(self) -> Iterator[None]:
-        """Reads may turn out not to be wanted: their indices are checked, whatever they read."""
-        was, self.lazy = self.lazy, True
-        yield
-        self.lazy = was
+                return cast(values[0], e.dtype), pure
+        assert isinstance(e, Call)
+        return function(e.name, values, e.dtype), pure
 
     def _variable(self, v: Var) -> Val:
         lanes = self.lanes
         if lanes is not None and v is lanes.var and lanes.count > 1:
-            base = self._from_counter(lanes.first, v.dtype)
             steps = ", ".join(f"{type_of(v.dtype)} {i}" for i in range(lanes.count))
-            return self.instruction("add", base, Val(f"<{steps}>", v.dtype, lanes.count))
-        if v in self.vars:
-            return self.vars[v]
-        if v in self.counters:
-            return self._from_counter(self.counters[v], v.dtype)
-        raise CompileError(f"variable {v.name} is used where nothing defines it")
+            base = self._from_counter(lanes.first, v.dtype)
+            return base + Val(self.fn, f"<{steps}>", v.dtype, lanes.count)
+        return self.vars[v] if v in self.vars else self._from_counter(self.counters[v], v.dtype)
 
     def _from_counter(self, ref: str, dtype: DType) -> Val:
-        if dtype.bits == 64:
-            return Val(ref, dtype)
-        return self.convert("trunc", Val(ref, INT64), dtype)
+        wide = Val(self.fn, ref, INT64)
+        return replace(wide, dtype=dtype) if dtype.bits == 64 else convert("trunc", wide, dtype)
 
     # ── indices ──────────────────────────────────────────────────────────────────────────────
 
@@ -255,7 +246,7 @@ class ExprEmitter(Math):
         if isinstance(e, Cast) and e.a.dtype.is_int and e.dtype.bits >= e.a.dtype.bits:
             return self.index(e.a), self._known(e.a)
         value, pure = self._eval(e)
-        return self._widen_index(self.lane(value, 0)).ref, pure
+        return self._widen_index(extract(value, 0)).ref, pure
 
     def _known(self, e: Expr) -> bool:
         return isinstance(e, Const) or any(e in scope.indices for scope in self.scopes)
@@ -263,22 +254,20 @@ class ExprEmitter(Math):
     def _widen_index(self, value: Val) -> Val:
         if value.dtype.bits == 64:
             return value
-        if value.dtype.is_bool:
-            return self.convert("zext", value, INT64)
-        return self.convert("sext" if value.dtype.kind == "int" else "zext", value, INT64)
+        return convert("sext" if value.dtype.kind == "int" else "zext", value, INT64)
 
     def varies(self, e: Expr) -> bool:
         """The value differs between the lanes of the current nest."""
-        if self.lanes is None or self.lanes.count == 1:
+        if self.lane_count == 1:
             return False
+        assert self.lanes is not None
         memo = self.scopes[-1].varies
         if e not in memo:
             if isinstance(e, Var):
                 memo[e] = e is self.lanes.var or (e in self.vars and self.vars[e].lanes > 1)
-            elif isinstance(e, Load) and self.mems[e.buffer.name].lanes > 1:
-                memo[e] = True
             else:
-                memo[e] = any(self.varies(child) for child in e.children)
+                private = isinstance(e, Load) and self.mems[e.buffer.name].lanes > 1
+                memo[e] = private or any(map(self.varies, e.children))
         return memo[e]
 
     def _step(self, e: Expr) -> int | None:
@@ -302,26 +291,26 @@ class ExprEmitter(Math):
 
     def in_range(self, idx: Expr, size: Expr) -> tuple[bool, bool]:
         """(0 ≤ idx, idx < size), as far as can be shown."""
-        low = self.ranges.prove(compare(">=", idx, const(0, idx.dtype)), True)
-        high = self.ranges.prove(compare("<", idx, cast_expr(size, idx.dtype)), True)
+        low = self.ranges.prove(compare_expr(">=", idx, const(0, idx.dtype)), True)
+        high = self.ranges.prove(compare_expr("<", idx, cast_expr(size, idx.dtype)), True)
         return low is True, high is True
 
     def access(self, mem: Mem, indices: tuple[Expr, ...]) -> Access:
         """Addresses of `buffer[indices]`, guarded where the analysis leaves doubt."""
-        lanes = self.lanes.count if self.lanes else 1
         steps = [self._step(i) for i in indices]
-        checks = self._checks(mem, indices)
         assured = self.lanes.assured if self.lanes else frozenset()
-        open_checks = [c for c in checks if (indices[c[0]], mem.buffer.shape[c[0]]) not in assured]
+        checks = [
+            check
+            for check in self._checks(mem, indices)
+            if (indices[check[0]], mem.buffer.shape[check[0]]) not in assured
+        ]
         first = [self.index(i) for i in indices]
-        if not any(self.varies(i) for i in indices):
-            ok = self._conditions(mem, first, open_checks)
-            return Access([self.place(mem, first)], [ok])
-        move = self._flat_step(mem, steps)
-        uniform = all(steps[dim] == 0 for dim, _, _ in open_checks)
-        if uniform and move == 1:
-            ok = self._conditions(mem, first, open_checks)
-            return Access([self.place(mem, first)], [ok], contiguous=True)
+        private = mem.lanes > 1
+        vector = private or any(map(self.varies, indices))
+        move = self._flat_step(mem, steps, int(private))
+        if not vector or (move == 1 and all(steps[dim] == 0 for dim, _, _ in checks)):
+            ok = self._conditions(mem, first, checks)
+            return Access([self.place(mem, first)], [ok], contiguous=vector)
         base = self.flat(mem.strides, first) if move is not None else ""
         vectors = {
             dim: self._widen_index(self.expr(idx))
@@ -329,19 +318,19 @@ class ExprEmitter(Math):
             if steps[dim] is None
         }
         found = Access([], [])
-        for lane in range(lanes):
+        for lane in range(self.lane_count):
             at = list(first)
             for dim, step in enumerate(steps):
                 if step is None:
-                    at[dim] = self.lane(vectors[dim], lane).ref
+                    at[dim] = extract(vectors[dim], lane).ref
                 elif step and lane:
                     at[dim] = self.fn.value(f"add nsw i64 {first[dim]}, {step * lane}")
-            if move is None:
-                offset = self.flat(mem.strides, at)
-            else:
-                offset = self.fn.value(f"add nsw i64 {base}, {move * lane}") if lane else base
+            start, more = (base, move * lane) if move is not None else (
+                self.flat(mem.strides, at), lane * private
+            )  # fmt: skip
+            offset = self.fn.value(f"add nsw i64 {start}, {more}") if more else start
             found.pointers.append(self.element(mem, offset))
-            found.valid.append(self._conditions(mem, at, open_checks))
+            found.valid.append(self._conditions(mem, at, checks))
         return found
 
     def _checks(self, mem: Mem, indices: tuple[Expr, ...]) -> list[tuple[int, bool, bool]]:
@@ -370,8 +359,7 @@ class ExprEmitter(Math):
             at.append(ref)
         return self.flat(mem.strides, at)
 
-    def _flat_step(self, mem: Mem, steps: list[int | None]) -> int | None:
-        total = 0
+    def _flat_step(self, mem: Mem, steps: list[int | None], total: int) -> int | None:
         for step, stride in zip(steps, mem.strides, strict=True):
             if step == 0:
                 continue
@@ -408,11 +396,11 @@ class ExprEmitter(Math):
             total = term if total == "0" else self.fn.value(f"add nsw i64 {total}, {term}")
         return total
 
-    def place(self, mem: Mem, at: Sequence[str]) -> str:
+    def place(self, mem: Mem | Strided, at: Sequence[str]) -> str:
         return self.element(mem, self.flat(mem.strides, at))
 
-    def element(self, mem: Placed, offset: str) -> str:
-        if offset == "0":
+    def element(self, mem: Mem | Strided, offset: Size) -> str:
+        if offset in ("0", 0):
             return mem.pointer
         return self.fn.value(
             f"getelementptr {memory_type(mem.dtype)}, ptr {mem.pointer}, i64 {offset}", "p"
@@ -427,27 +415,18 @@ class ExprEmitter(Math):
     # ── loads ────────────────────────────────────────────────────────────────────────────────
 
     def load(self, e: Load) -> Val:
-        mem = self.memory(e.buffer)
-        if mem.lanes:
-            return self._private_load(mem, e.indices)
+        mem = self.mems[e.buffer.name]
         found = self.access(mem, e.indices)
-        lanes = self.lanes.count if self.lanes else 1
-        if found.contiguous:
-            return self.read(mem.dtype, self._or_zeros(found, 0), lanes)
-        parts = [self.read(mem.dtype, self._or_zeros(found, i)) for i in range(len(found.pointers))]
-        return parts[0] if len(parts) == 1 else self.gather(parts)
+        count = self.lane_count if found.contiguous else 1
+        return gather([
+            self.read(mem.dtype, self._or_zeros(pointer, ok), count)
+            for pointer, ok in zip(found.pointers, found.valid, strict=True)
+        ])  # fmt: skip
 
-    def memory(self, buffer: Buffer) -> Mem:
-        mem = self.mems.get(buffer.name)
-        if mem is None:
-            raise CompileError(f"buffer {buffer.name} is used where nothing allocates it")
-        return mem
-
-    def _or_zeros(self, access: Access, i: int) -> str:
-        ok = access.valid[i]
+    def _or_zeros(self, pointer: str, ok: str | None) -> str:
         if ok is None:
-            return access.pointers[i]
-        return self.fn.value(f"select i1 {ok}, ptr {access.pointers[i]}, ptr {self.zeros()}", "p")
+            return pointer
+        return self.fn.value(f"select i1 {ok}, ptr {pointer}, ptr {self.zeros()}", "p")
 
     def read(self, dtype: DType, pointer: str, lanes: int = 1) -> Val:
         """Elements from memory; booleans become i1."""
@@ -457,59 +436,29 @@ class ExprEmitter(Math):
             zero = "0" if lanes == 1 else "zeroinitializer"
             ref = self.fn.value(f"icmp ne {type_} {ref}, {zero}")
         # a sub-byte integer's upper bits are zero in memory, copies of its sign in a register
-        return self.wrap(Val(ref, dtype, lanes))
+        return wrap(Val(self.fn, ref, dtype, lanes))
 
     def write(self, value: Val, pointer: str) -> None:
-        dtype, ref = value.dtype, value.ref
+        dtype = value.dtype
         type_ = vector(memory_type(dtype), value.lanes)
         if dtype.is_bool:
-            ref = self.fn.value(f"zext {type_of(BOOL, value.lanes)} {ref} to {type_}")
+            value = value.next(f"zext {value} to {type_}")
         elif dtype.kind == "int" and dtype.packed:
-            ref = self.instruction("and", value, (1 << dtype.bits) - 1).ref
-        self.fn.line(f"store {type_} {ref}, ptr {pointer}, align {item_bytes(dtype)}")
-
-    def _private_access(self, mem: Mem, indices: tuple[Expr, ...]) -> Access:
-        """One pointer to all lanes of the element, or one per lane when the index varies."""
-        checks = self._checks(mem, indices)
-        if not any(self.varies(i) for i in indices):
-            at = [self.index(i) for i in indices]
-            ok, pointer = self._conditions(mem, at, checks), mem.pointer
-            if (offset := self.flat(mem.strides, at)) != "0":
-                type_ = vector(memory_type(mem.dtype), mem.lanes)
-                text = f"getelementptr {type_}, ptr {pointer}, i64 {offset}"
-                pointer = self.fn.value(text, "p")
-            return Access([pointer], [ok], contiguous=True)
-        found = Access([], [])
-        values = [self._widen_index(self.splat(self.expr(i), mem.lanes)) for i in indices]
-        for lane in range(mem.lanes):
-            at = [self.lane(v, lane).ref for v in values]
-            scaled = self.fn.value(f"mul nsw i64 {self.flat(mem.strides, at)}, {mem.lanes}")
-            place = self.fn.value(f"add nsw i64 {scaled}, {lane}")
-            found.pointers.append(self.element(mem, place))
-            found.valid.append(self._conditions(mem, at, checks))
-        return found
-
-    def _private_load(self, mem: Mem, indices: tuple[Expr, ...]) -> Val:
-        found = self._private_access(mem, indices)
-        pointers = [self._or_zeros(found, i) for i in range(len(found.pointers))]
-        if found.contiguous:
-            return self.read(mem.dtype, pointers[0], mem.lanes)
-        return self.gather([self.read(mem.dtype, p) for p in pointers])
+            value = value & ((1 << dtype.bits) - 1)
+        self.fn.line(f"store {type_} {value.ref}, ptr {pointer}, align {item_bytes(dtype)}")
 
     # ── stores ───────────────────────────────────────────────────────────────────────────────
 
     def store(self, buffer: Buffer, indices: tuple[Expr, ...], value: Val) -> None:
-        mem = self.memory(buffer)
-        value = self.cast(value, mem.dtype)
-        if mem.lanes:
-            self._private_store(mem, indices, value)
-            return
-        lanes = self.lanes.count if self.lanes else 1
+        mem = self.mems[buffer.name]
+        value = cast(value, mem.dtype)
+        lanes = self.lane_count
         found = self.access(mem, indices)
-        if found.contiguous:
-            self._store_vector(mem, found, self.splat(value, lanes))
-            return
         pointers, valid = found.pointers, found.valid
+        if found.contiguous:
+            with self.fn.when(valid[0], "inside"):
+                self._store_vector(mem, pointers[0], splat(value, lanes))
+            return
         chosen = list(range(len(pointers)))
         if len(pointers) < lanes:
             # a uniform place in a vector nest: lanes write in order, the last one wanted stays
@@ -517,7 +466,7 @@ class ExprEmitter(Math):
         for lane in chosen:
             at = lane if len(pointers) > 1 else 0
             condition = self.wanted(lane, valid[at])
-            part = self.lane(value, lane)
+            part = extract(value, lane)
             with self.fn.when(condition, "inside"):
                 self.write(part, pointers[at])
 
@@ -525,36 +474,20 @@ class ExprEmitter(Math):
         """An i1 that says whether a lane is to be stored; None when it always is."""
         if self.mask is None:
             return valid
-        mine = self.lane(self.mask, lane).ref
+        mine = extract(self.mask, lane).ref
         return mine if valid is None else self.fn.value(f"and i1 {mine}, {valid}")
 
-    def _store_vector(self, mem: Mem, access: Access, value: Val) -> None:
-        with self.fn.when(access.valid[0], "inside"):
-            self._store_masked(mem, access.pointers[0], value)
-
-    def _store_masked(self, mem: Mem, pointer: str, value: Val) -> None:
+    def _store_vector(self, mem: Mem, pointer: str, value: Val) -> None:
         if self.mask is None:
             self.write(value, pointer)
             return
-        mask = self.splat(self.mask, value.lanes)
+        mask = splat(self.mask, value.lanes)
         if not mem.is_global:
             # the lanes left out are this worker's own, so they may be written back
             old = self.read(mem.dtype, pointer, value.lanes)
-            self.write(self.choose_lanes(mask, value, old), pointer)
+            self.write(choose(mask, value, old), pointer)
             return
         for lane in range(value.lanes):
-            with self.fn.when(self.lane(mask, lane).ref, "lane"):
-                at = self.fn.value(
-                    f"getelementptr {memory_type(mem.dtype)}, ptr {pointer}, i64 {lane}", "p"
-                )
-                self.write(self.lane(value, lane), at)
-
-    def _private_store(self, mem: Mem, indices: tuple[Expr, ...], value: Val) -> None:
-        value = self.splat(value, mem.lanes)
-        found = self._private_access(mem, indices)
-        if found.contiguous:
-            self._store_vector(mem, found, value)
-            return
-        for lane, (pointer, ok) in enumerate(zip(found.pointers, found.valid, strict=True)):
-            with self.fn.when(self.wanted(lane, ok), "lane"):
-                self.write(self.lane(value, lane), pointer)
+            with self.fn.when(extract(mask, lane).ref, "lane"):
+                at = self.element(replace(mem, pointer=pointer), str(lane))
+                self.write(extract(value, lane), at)

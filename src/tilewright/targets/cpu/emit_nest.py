@@ -9,9 +9,9 @@ one by one with all checks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.buffer import Buffer, Space
@@ -24,6 +24,7 @@ from tilewright.ir.expr import (
     Var,
     const,
     is_pure,
+    loads,
     substitute,
     variables,
 )
@@ -37,7 +38,6 @@ from tilewright.ir.op import (
     Let,
     Map,
     Store,
-    View,
     expressions,
     walk_ops,
     written_buffers,
@@ -69,15 +69,9 @@ class _Bound:
     size: Expr | None = None
 
 
-class RowFold(Protocol):
-    """What is done to a row of a tile as it is written: `start` before the first of its vectors,
-    `add` behind the one at a column, `end` behind the last."""
-
-    def start(self, row: list[str], lanes: int) -> None: ...
-
-    def add(self, column: str) -> None: ...
-
-    def end(self) -> None: ...
+# What is done to a row of a tile as it is written: of the row's indices and how many lanes a vector
+# has, a context around its vectors, and in it what is called with the column of each.
+RowFold = Callable[[list[str], int], AbstractContextManager[Callable[[str], None]]]
 
 
 def conjuncts(cond: Expr) -> Iterator[Expr]:
@@ -92,7 +86,6 @@ class NestEmitter(ExprEmitter):
     """`Map`, for bodies of statements that `ops` can emit."""
 
     holds: frozenset[Expr] = frozenset()
-    locals_in_nest: bool = False
 
     def ops(self, body: Body) -> None:
         raise NotImplementedError
@@ -113,22 +106,19 @@ class NestEmitter(ExprEmitter):
             if level == len(order) - 1:
                 inner = fold if axis == len(op.vars) - 1 else None
                 return self._innermost(op, var, extent, lanes, touches, private, inner)
-            with self.fn.loop("0", self.index(extent), hint=var.name) as (at, _, _), self.scope():
+            with self.fn.loop(0, self.index(extent), hint=var.name) as at, self.scope():
                 self.counters[var] = at
                 return nest(level + 1)
 
         with self.scope(ranges):
-            if op.vars:
-                return nest(0)
-            self._body(op, None, private)
-            return False
+            return nest(0)
 
     # ── choosing ─────────────────────────────────────────────────────────────────────────────
 
     def _touches(self, body: Body, ranges: Ranges) -> Iterator[_Touch]:
         for op in body:
-            for e in expressions(op):
-                yield from self._loads(e, ranges)
+            for load in (load for e in expressions(op) for load in loads(e)):
+                yield _Touch(load.buffer, load.indices, ranges)
             match op:
                 case Store():
                     yield _Touch(op.buffer, op.indices, ranges)
@@ -142,42 +132,25 @@ class NestEmitter(ExprEmitter):
                 case If():
                     yield from self._touches(op.then, ranges.given(op.cond))
                     yield from self._touches(op.orelse, ranges.given(op.cond, False))
-                case Map():
-                    inner = ranges
-                    for var, extent in zip(op.vars, op.extents, strict=True):
-                        inner = inner.loop(var, const(0), extent, const(1))
-                    yield from self._touches(op.body, inner)
-
-    def _loads(self, e: Expr, ranges: Ranges) -> Iterator[_Touch]:
-        if isinstance(e, Load):
-            yield _Touch(e.buffer, e.indices, ranges)
-        for child in e.children:
-            yield from self._loads(child, ranges)
 
     def _plan(self, op: Map, touches: list[_Touch]) -> tuple[int, int]:
-        """The vector axis and how many lanes it gets (1: none)."""
+        """The vector axis, the last of the best, and how many lanes it gets (1: none)."""
         last = len(op.vars) - 1
-        best, best_score = last, 0.0
-        for axis in range(last, -1, -1):
-            score = self._score(op.vars[axis], touches)
-            if score > best_score or (axis == last and score == best_score):
-                best, best_score = axis, score
-            if axis == last and all(score_ == 1 for score_ in self._kinds(op.vars[axis], touches)):
-                break
-        if best_score <= 0 or not self._vectorizable(op.body, op.vars[best]):
+        kinds = [list(self._kinds(var, touches)) for var in op.vars]
+        best = max(range(last, -1, -1), key=lambda axis: sum(kinds[axis]))
+        if all(kind == 1 for kind in kinds[last]):
+            best = last
+        if sum(kinds[best]) <= 0 or not self._vectorizable(op.body, op.vars[best]):
             return last, 1
-        return best, self._lane_count(
-            op.extents[best], self._width(op.body, op.vars[best], touches)
-        )
+        width = self._width(op.body, kinds[best], touches)
+        return best, self._lane_count(op.extents[best], width)
 
-    def _width(self, body: Body, var: Var, touches: list[_Touch]) -> int:
+    def _width(self, body: Body, kinds: list[float], touches: list[_Touch]) -> int:
         """Bits per lane that decide how many lanes there are: the widest element, and not less
         than 32 where something is computed or gathered."""
         bits = max([t.buffer.dtype.bits for t in touches] + [8])
         moves = all(isinstance(op, Store) and isinstance(op.value, Load) for op in body)
-        if moves and all(kind == 1 for kind in self._kinds(var, touches)):
-            return bits
-        return max(bits, 32)
+        return bits if moves and all(kind == 1 for kind in kinds) else max(bits, 32)
 
     def _kinds(self, var: Var, touches: list[_Touch]) -> Iterator[float]:
         """Per varying access: 1 for a contiguous one, less for a gathered one."""
@@ -188,9 +161,6 @@ class NestEmitter(ExprEmitter):
             if all(step == 0 for step in steps):
                 continue
             yield 1.0 if steps[-1] == 1 and not any(steps[:-1]) else -0.5
-
-    def _score(self, var: Var, touches: list[_Touch]) -> float:
-        return sum(self._kinds(var, touches))
 
     def _lane_count(self, extent: Expr, bits: int) -> int:
         """Several vectors at once, so that one's instructions fill the time another's take: four
@@ -218,8 +188,6 @@ class NestEmitter(ExprEmitter):
         for op in walk_ops(body):
             if not isinstance(op, _VECTOR_OPS):
                 return False
-            if isinstance(op, Alloc) and op.buffer.space is not Space.LOCAL:
-                return False
             if isinstance(op, For) and any(taints(e) for e in (op.start, op.stop, op.step)):
                 return False
             if isinstance(op, Let) and taints(op.value):
@@ -230,13 +198,12 @@ class NestEmitter(ExprEmitter):
 
     def _private(self, body: Body) -> list[Buffer]:
         """Local buffers the body writes: each iteration has its own."""
-        found: dict[str, Buffer] = {}
-        for op in walk_ops(body):
-            for buffer in (*written_buffers(op), *([op.buffer] if isinstance(op, Alloc) else [])):
-                if buffer.space is Space.LOCAL:
-                    found[buffer.name] = buffer
-            if isinstance(op, View) and op.source.space is Space.LOCAL:
-                found[op.source.name] = op.source
+        found = {
+            buffer.name: buffer
+            for op in walk_ops(body)
+            for buffer in (*written_buffers(op), *([op.buffer] if isinstance(op, Alloc) else []))
+            if buffer.space is Space.LOCAL
+        }
         return list(found.values())
 
     # ── ranges of the innermost variable ─────────────────────────────────────────────────────
@@ -262,12 +229,9 @@ class NestEmitter(ExprEmitter):
                 if (low and high) or at is None or not self._hoistable(size):
                     continue
                 assured.add((idx, size))
-                if step == 1:
-                    new = [_Bound(True, at, -1, 0)] * (not low)
-                    new += [_Bound(False, at, -1, 0, size)] * (not high)
-                else:
-                    new = [_Bound(False, at, 1, 1)] * (not low)
-                    new += [_Bound(True, at, 1, 1, size)] * (not high)
+                up, add = step == 1, int(step == -1)
+                new = [_Bound(up, at, -step, add)] * (not low)
+                new += [_Bound(not up, at, -step, add, size)] * (not high)
                 bounds.update(dict.fromkeys(new))
         ranges = self.ranges
         for inner in op.body:
@@ -294,9 +258,8 @@ class NestEmitter(ExprEmitter):
         return first if self._hoistable(first) else None
 
     def _condition_bound(self, cond: Expr, var: Var, ranges: Ranges) -> _Bound | None:
-        if not isinstance(cond, Cmp) or cond.op not in ("<", "<=", ">", ">="):
-            return None
-        if cond.a.dtype.kind != "int":
+        ends = {"<": (False, 0), "<=": (False, 1), ">": (True, 1), ">=": (True, 0)}
+        if not isinstance(cond, Cmp) or cond.op not in ends or cond.a.dtype.kind != "int":
             return None
         diff = cond.a - cond.b
         step = stride_of(diff, var, ranges)
@@ -305,12 +268,8 @@ class NestEmitter(ExprEmitter):
         at = self._hoisted(diff, var, ranges)
         if at is None or not self._is_settled(cond, var, ranges):
             return None
-        # step·v + at  op  0
-        if step == 1:
-            low, add = {"<": (False, 0), "<=": (False, 1), ">": (True, 1), ">=": (True, 0)}[cond.op]
-            return _Bound(low, at, -1, add)
-        low, add = {"<": (True, 1), "<=": (True, 0), ">": (False, 0), ">=": (False, 1)}[cond.op]
-        return _Bound(low, at, 1, add)
+        low, add = ends[cond.op]  # of v + at  op  0
+        return _Bound(low, at, -1, add) if step == 1 else _Bound(not low, at, 1, 1 - add)
 
     def _is_settled(self, cond: Cmp, var: Var, ranges: Ranges) -> bool:
         """Neither side wraps, nor their difference in 64 bits."""
@@ -352,36 +311,34 @@ class NestEmitter(ExprEmitter):
         def single(at: str) -> None:
             with self.scope():
                 self.counters[var] = at
-                self._body(op, None, private)
+                self._body(op, 1, private)
 
         if lanes == 1:
-            with self.fn.loop("0", stop, hint=var.name) as (at, _, _):
+            with self.fn.loop(0, stop, hint=var.name) as at:
                 single(at)
             return False
         bounds, assured, holds = self._limits(op, var, touches)
         low, high = self._range(bounds, stop)
-        whole = isinstance(extent, Const) and int(extent.value) % lanes == 0 and not bounds
 
         def vector(first: str) -> None:
             with self.scope():
                 self.lanes = Lanes(var, lanes, first, assured)
                 was, self.holds = self.holds, self.holds | holds
-                self._body(op, self.lanes, private)
+                self._body(op, lanes, private)
                 self.holds = was
 
-        if whole:
-            row = [self.counters[v] for v in op.vars if v is not var]
-            if fold is not None:
-                fold.start(row, lanes)
-            with self.fn.loop("0", stop, str(lanes), hint=var.name) as (at, _, _):
-                vector(at)
-                if fold is not None:
-                    fold.add(at)
-            if fold is not None:
-                fold.end()
-            return fold is not None
-        self._split_loop(var, stop, low, high, lanes, vector, single)
-        return False
+        if bounds or not isinstance(extent, Const) or int(extent.value) % lanes:
+            self._split_loop(var, stop, low, high, lanes, vector, single)
+            return False
+        row = [self.counters[v] for v in op.vars if v is not var]
+        with (
+            fold(row, lanes) if fold is not None else nullcontext() as add,
+            self.fn.loop(0, stop, lanes, hint=var.name) as at,
+        ):
+            vector(at)
+            if add is not None:
+                add(at)
+        return fold is not None
 
     def _split_loop(
         self,
@@ -426,16 +383,12 @@ class NestEmitter(ExprEmitter):
         fn.jump(head)
         fn.start(done)
 
-    def _body(self, op: Map, lanes: Lanes | None, private: list[Buffer]) -> None:
+    def _body(self, op: Map, lanes: int, private: list[Buffer]) -> None:
+        """The statements of an iteration, with stack memory for local buffers, every element
+        `lanes` wide."""
         for buffer in private:
-            self.mems[buffer.name] = self.private_memory(buffer, lanes.count if lanes else 1)
-        was, self.locals_in_nest = self.locals_in_nest, True
+            shape = buffer.static_shape
+            type_ = f"[{lanes * prod(shape)} x {memory_type(buffer.dtype)}]"
+            slot = self.fn.alloca(type_, buffer.name, align=16)
+            self.mems[buffer.name] = Mem(buffer, slot, row_major(shape, lanes), lanes=lanes)
         self.ops(op.body)
-        self.locals_in_nest = was
-
-    def private_memory(self, buffer: Buffer, lanes: int) -> Mem:
-        """Stack memory for a local buffer, every element `lanes` wide."""
-        shape = buffer.static_shape
-        type_ = f"[{lanes * prod(shape)} x {memory_type(buffer.dtype)}]"
-        slot = self.fn.alloca(type_, buffer.name, align=16)
-        return Mem(buffer, slot, row_major(shape), lanes=lanes)

@@ -2,315 +2,272 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 
-from tilewright.ir.buffer import Region
 from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, DType
-from tilewright.ir.expr import Const
 from tilewright.ir.op import Atomic, Reduce, Scan
 from tilewright.support.errors import CompileError
-from tilewright.targets.cpu.emit_expr import Mem
+from tilewright.targets.cpu.emit_expr import Mem, Strided
 from tilewright.targets.cpu.folds import Folded
 from tilewright.targets.cpu.gemm import GemmEmitter
 from tilewright.targets.cpu.host import host
-from tilewright.targets.cpu.numbers import FLOAT64, Val, element_type, memory_type, type_of
+from tilewright.targets.cpu.numbers import (
+    FLOAT64,
+    Val,
+    absolute,
+    binary,
+    cast,
+    constant,
+    extract,
+    gather,
+    keep_nan,
+    memory_type,
+    nonzero,
+    shuffle,
+    type_of,
+)
 
 _ORDERS = {name: name for name in ("acquire", "release", "acq_rel", "seq_cst")}
 _ORDERS["relaxed"] = "monotonic"
 
 
 @dataclass(frozen=True)
-class _Side:
-    """A region under loops: its first element and, per tile dimension, extent and stride."""
+class _Fold:
+    """How elements are folded: the accumulator's type, what is done to an element of type `wide`
+    first, how two meet, and what changes nothing."""
 
-    mem: Mem
-    pointer: str
-    extents: tuple[int, ...]
-    strides: tuple[int | str, ...]
+    acc: DType
+    wide: DType
+    first: Callable[[Val], Val]
+    meet: Callable[[Val, Val], Val]
+    neutral: float
+
+    def prepare(self, x: Val) -> Val:
+        return self.first(x if self.acc is BOOL else cast(x, self.wide))
 
     @property
-    def dtype(self) -> DType:
-        return self.mem.dtype
-
-    def kept(self, dims: Sequence[int]) -> _Side:
-        extents = tuple(self.extents[d] for d in dims)
-        return _Side(self.mem, self.pointer, extents, tuple(self.strides[d] for d in dims))
+    def lanes(self) -> int:
+        """Of one vector."""
+        return host().lanes(8 if self.acc is BOOL else self.acc.bits)
 
 
 @dataclass(frozen=True)
 class _Reduction:
     """`element(others, r, lanes)` reads what is folded, `finish(others, total)` writes a result."""
 
-    src: _Side
+    src: Strided
     axis: int
     others: list[int]
-    acc: DType
-    neutral: float | int
-    combine: Callable[[Val, Val], Val]
+    fold: _Fold
     element: Callable[[list[str], str, int], Val]
     finish: Callable[[list[str], Val], None]
 
 
-class _Rows:
-    """A reduction that follows a nest row by row."""
-
-    def __init__(self, emitter: TileEmitter, reduction: _Reduction) -> None:
-        self.emitter, self.reduction = emitter, reduction
-        self.row: list[str] = []
-        self.lanes = 1
-        self.slot = ""
-
-    def start(self, row: list[str], lanes: int) -> None:
-        self.row, self.lanes = row, lanes
-        r = self.reduction
-        self.slot = self.emitter._accumulator(r.acc, r.neutral, lanes)
-
-    def add(self, column: str) -> None:
-        r = self.reduction
-        new = r.element(self.row, column, self.lanes)
-        self.emitter._update(self.slot, r.acc, self.lanes, lambda old: r.combine(old, new))
-
-    def end(self) -> None:
-        r = self.reduction
-        total = self.emitter._current(self.slot, r.acc, self.lanes)
-        r.finish(self.row, self.emitter._fold_lanes(total, r.combine))
+def _long(shape: Sequence[int]) -> list[int]:
+    """The dimensions that are not 1."""
+    return [d for d, n in enumerate(shape) if n != 1]
 
 
-def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(n for n in shape if n != 1)
+def _squeezed(side: Strided) -> Strided:
+    return side.kept(_long(side.shape))
+
+
+def _fold(op: str, src: DType, dst: DType) -> _Fold:
+    """Sums run in the wider of the two types, narrow floats in float32."""
+    if src.is_float or dst.is_float:
+        wide = FLOAT64 if 64 in (d.bits for d in (src, dst) if d.is_float) else FLOAT32
+    else:
+        same = src.kind == dst.kind and src.is_int
+        wide = DTYPES[f"{src.kind}{max(32, src.bits, dst.bits)}" if same else "int64"]
+    low = -float("inf") if wide.is_float else wide.min_value
+    high = float("inf") if wide.is_float else wide.max_value
+
+    def same_value(x: Val) -> Val:
+        return x
+
+    rows: dict[str, tuple[Callable[[str, Val, Val], Val], str, Callable[[Val], Val], float]] = {
+        "sum": (binary, "+", same_value, 0),
+        "abssum": (binary, "+", absolute, 0),
+        "max": (keep_nan, "max", same_value, low),
+        "min": (keep_nan, "min", same_value, high),
+        "absmax": (keep_nan, "max", absolute, 0),
+        "max_num": (binary, "max", same_value, low),  # NaN is skipped: max(NaN, x) is x
+        "min_num": (binary, "min", same_value, high),
+        "absmax_num": (binary, "max", absolute, 0),
+        "and": (binary, "&", same_value, -1 if wide.kind == "int" else wide.max_value),
+        "or": (binary, "|", same_value, 0),
+        "xor": (binary, "^", same_value, 0),
+        "any": (binary, "or", nonzero, 0),
+        "all": (binary, "and", nonzero, 1),
+    }
+    meet, how, first, neutral = rows[op]
+    return _Fold(BOOL if op in ("any", "all") else wide, wide, first, partial(meet, how), neutral)
 
 
 class TileEmitter(GemmEmitter):
     """`Reduce`, `Scan`, `Atomic`."""
 
-    def _side(self, region: Region) -> _Side:
-        mem = self.memory(region.buffer)
-        if region.cta is not None or mem.lanes > 1:
-            raise CompileError(f"{region.buffer.name} cannot be reached by a tile operation here")
-        if not all(isinstance(e, Const) for e in region.extents):
-            raise CompileError(
-                f"the extents of {region.buffer.name} are known only at launch",
-                fix="give tiles constant sizes",
-            )
-        offset = self.corner(mem, region)
-        if offset is None:
-            raise CompileError(
-                f"this reads {region.buffer.name} in global memory, maybe outside it",
-                fix="copy the tile to a fragment first",
-            )
-        sizes = tuple(int(e) for e in region.extents)
-        return _Side(mem, self.element(mem, offset), sizes, mem.strides)
-
-    def _place(self, side: _Side, at: Sequence[str]) -> str:
-        return self.element(side, self.flat(side.strides, at))
-
     # ── reductions ───────────────────────────────────────────────────────────────────────────
 
-    def _reduced_axis(self, op: Reduce, src: _Side, dst: _Side) -> tuple[_Side, int]:
+    def _reduced_axis(self, op: Reduce, src: Strided, dst: Strided) -> tuple[Strided, int]:
         """`dim` counts the dimensions that are not 1, or all of them when the reduced one is 1
         itself: the reading that fits dst's shape."""
-        short = src.kept([d for d, n in enumerate(src.extents) if n != 1])
-        for side, axis in ((short, op.dim), (src, op.dim % max(len(src.extents), 1))):
-            if axis < len(side.extents):
-                left = side.extents[:axis] + side.extents[axis + 1 :]
-                if _squeezed(left) == _squeezed(dst.extents):
-                    return side, axis
+        for side, axis in ((_squeezed(src), op.dim), (src, op.dim % max(len(src.shape), 1))):
+            left = [n for d, n in enumerate(side.shape) if d != axis and n != 1]
+            if axis < len(side.shape) and tuple(left) == _squeezed(dst).shape:
+                return side, axis
         raise CompileError(
-            f"reducing dimension {op.dim} of a tile {src.extents} does not give {dst.extents}"
+            f"reducing dimension {op.dim} of a tile {src.shape} does not give {dst.shape}"
         )
 
-    def _wide(self, src: DType, dst: DType) -> DType:
-        """Sums run in the wider of the two types, narrow floats in float32."""
-        if src.is_float or dst.is_float:
-            return FLOAT64 if 64 in (d.bits for d in (src, dst) if d.is_float) else FLOAT32
-        if src.kind == dst.kind and src.is_int:
-            return DTYPES[f"{src.kind}{max(32, src.bits, dst.bits)}"]
-        return DTYPES["int64"]
-
-    def _combiner(
-        self, op: str, wide: DType
-    ) -> tuple[DType, Callable[[Val], Val], Callable[[Val, Val], Val], float | int]:
-        """(accumulator type, what is done to each element, how two meet, neutral element)."""
-        low = -float("inf") if wide.is_float else wide.min_value
-        high = float("inf") if wide.is_float else wide.max_value
-
-        def same(x: Val) -> Val:
-            return x
-
-        rows: dict[str, tuple[Callable[[str, Val, Val], Val], str, Callable[[Val], Val], float]] = {
-            "sum": (self.binary, "+", same, 0),
-            "abssum": (self.binary, "+", self.absolute, 0),
-            "max": (self.keep_nan, "max", same, low),
-            "min": (self.keep_nan, "min", same, high),
-            "absmax": (self.keep_nan, "max", self.absolute, 0),
-            "max_num": (self.binary, "max", same, low),  # NaN is skipped: max(NaN, x) is x
-            "min_num": (self.binary, "min", same, high),
-            "absmax_num": (self.binary, "max", self.absolute, 0),
-            "and": (self.binary, "&", same, -1 if wide.kind == "int" else wide.max_value),
-            "or": (self.binary, "|", same, 0),
-            "xor": (self.binary, "^", same, 0),
-            "any": (self.binary, "or", self.nonzero, 0),
-            "all": (self.binary, "and", self.nonzero, 1),
-        }
-        if op not in rows:
-            raise CompileError(f"unknown reduction {op!r}")
-        meet, how, prepare, neutral = rows[op]
-        return BOOL if op in ("any", "all") else wide, prepare, partial(meet, how), neutral
-
     def folded(self, op: Folded) -> None:
-        if not self.map(op.nest, _Rows(self, self._reduction(op.reduce))):
+        r = self._reduction(op.reduce)
+
+        @contextmanager
+        def follow(row: list[str], lanes: int) -> Iterator[Callable[[str], None]]:
+            slot = self._accumulator(r.fold, lanes)
+
+            def add(column: str) -> None:
+                new = r.element(row, column, lanes)
+                self._update(slot, r.fold, lanes, lambda: new)
+
+            yield add
+            r.finish(row, self._fold_lanes(self._current(slot, r.fold, lanes), r.fold))
+
+        if not self.map(op.nest, follow):
             self.reduce(op.reduce)
 
     def _reduction(self, op: Reduce) -> _Reduction:
-        src, dst = self._side(op.src), self._side(op.dst)
+        src, dst = self.tile(op.src), self.tile(op.dst)
         src, axis = self._reduced_axis(op, src, dst)
-        others = [d for d in range(len(src.extents)) if d != axis and src.extents[d] != 1]
-        outs = dst.kept([d for d, n in enumerate(dst.extents) if n != 1])
-        wide = self._wide(src.mem.dtype, dst.mem.dtype)
-        acc, prepare, combine, neutral = self._combiner(op.op, wide)
+        others = [d for d in _long(src.shape) if d != axis]
+        outs = _squeezed(dst)
+        fold = _fold(op.op, src.dtype, dst.dtype)
 
         def element(at: list[str], r: str, lanes: int) -> Val:
-            place = self._place(src.kept([*others, axis]), [*at, r])
-            x = self.read(src.mem.dtype, place, lanes)
-            return prepare(self.cast(x, wide) if acc is not BOOL else x)
+            place = self.place(src.kept([*others, axis]), [*at, r])
+            return fold.prepare(self.read(src.dtype, place, lanes))
 
         def finish(at: list[str], total: Val) -> None:
-            place = self._place(outs, at)
+            place = self.place(outs, at)
             if not op.clear:
-                old = self.read(dst.mem.dtype, place, total.lanes)
-                old = self.nonzero(old) if acc is BOOL else self.cast(old, acc)
-                total = combine(total, old)
-            self.write(self.cast(total, dst.mem.dtype), place)
+                old = self.read(dst.dtype, place, total.lanes)
+                total = fold.meet(total, cast(old, fold.acc))
+            self.write(cast(total, dst.dtype), place)
 
-        return _Reduction(src, axis, others, acc, neutral, combine, element, finish)
+        return _Reduction(src, axis, others, fold, element, finish)
 
     def reduce(self, op: Reduce) -> None:
         r = self._reduction(op)
-        src, others = r.src, r.others
+        src, others, fold = r.src, r.others, r.fold
         down = src.strides[r.axis] == 1 or not others or src.strides[others[-1]] != 1
         with ExitStack() as stack:
             at = [
-                stack.enter_context(self.fn.loop("0", str(src.extents[d]), hint="row"))[0]
+                stack.enter_context(self.fn.loop(0, src.shape[d], hint="row"))
                 for d in (others if down else others[:-1])
             ]
             if down:
                 r.finish(at, self._fold_row(r, at))
                 return
-            native = host().lanes(r.acc.bits if r.acc is not BOOL else 8)
-            inner = src.extents[others[-1]]
-            lanes = next((n for n in (4 * native, 2 * native, native) if inner >= n), 1)
+            inner = src.shape[others[-1]]
+            lanes = next((n for k in (4, 2, 1) if inner >= (n := k * fold.lanes)), 1)
 
             def column(j: str, count: int) -> None:
-                slot = self._accumulator(r.acc, r.neutral, count)
-                with self.fn.loop("0", str(src.extents[r.axis]), hint="r") as (k, _, _):
-                    new = partial(r.element, [*at, j], k, count)
-                    self._update(slot, r.acc, count, lambda old: r.combine(old, new()))
-                r.finish([*at, j], self._current(slot, r.acc, count))
+                slot = self._accumulator(fold, count)
+                with self.fn.loop(0, src.shape[r.axis], hint="r") as k:
+                    self._update(slot, fold, count, lambda: r.element([*at, j], k, count))
+                r.finish([*at, j], self._current(slot, fold, count))
 
             self.along(inner, lanes, column)
 
-    def _accumulator(self, acc: DType, neutral: float | int, lanes: int) -> str:
-        slot = self.fn.alloca(type_of(acc, lanes), "acc")
-        first = self.constant(neutral, acc, lanes)
-        self.fn.line(f"store {type_of(acc, lanes)} {first.ref}, ptr {slot}")
+    def _accumulator(self, fold: _Fold, lanes: int) -> str:
+        slot = self.fn.alloca(type_of(fold.acc, lanes), "acc")
+        self.fn.line(f"store {constant(self.fn, fold.neutral, fold.acc, lanes)}, ptr {slot}")
         return slot
 
-    def _current(self, slot: str, acc: DType, lanes: int) -> Val:
-        return Val(self.fn.value(f"load {type_of(acc, lanes)}, ptr {slot}"), acc, lanes)
+    def _current(self, slot: str, fold: _Fold, lanes: int) -> Val:
+        ref = self.fn.value(f"load {type_of(fold.acc, lanes)}, ptr {slot}")
+        return Val(self.fn, ref, fold.acc, lanes)
 
-    def _update(self, slot: str, acc: DType, lanes: int, fn: Callable[[Val], Val]) -> None:
-        new = fn(self._current(slot, acc, lanes))
-        self.fn.line(f"store {type_of(acc, lanes)} {new.ref}, ptr {slot}")
+    def _update(self, slot: str, fold: _Fold, lanes: int, element: Callable[[], Val]) -> None:
+        old = self._current(slot, fold, lanes)
+        self.fn.line(f"store {fold.meet(old, element())}, ptr {slot}")
 
     def _fold_row(self, r: _Reduction, at: list[str]) -> Val:
         """One row to one value: four accumulators' worth of lanes, then halves onto halves."""
-        size = r.src.extents[r.axis]
-        native = host().lanes(r.acc.bits if r.acc is not BOOL else 8)
-        lanes = 1
+        size, fold, lanes = r.src.shape[r.axis], r.fold, 1
         if r.src.strides[r.axis] == 1:
-            lanes = next((n for n in (4 * native, native) if 1 < n <= size), 1)
+            lanes = next((n for n in (4 * fold.lanes, fold.lanes) if 1 < n <= size), 1)
         whole = size - size % lanes if lanes > 1 else 0
-        single = self._accumulator(r.acc, r.neutral, 1)
-        if whole:
-            slot = self._accumulator(r.acc, r.neutral, lanes)
-            with self.fn.loop("0", str(whole), str(lanes), hint="r") as (k, _, _):
-                self._update(
-                    slot, r.acc, lanes, lambda old: r.combine(old, r.element(at, k, lanes))
-                )
-            total = self._fold_lanes(self._current(slot, r.acc, lanes), r.combine)
-            self.fn.line(f"store {type_of(r.acc)} {total.ref}, ptr {single}")
-        if size - whole:
-            with self.fn.loop(str(whole), str(size), hint="r") as (k, _, _):
-                self._update(single, r.acc, 1, lambda old: r.combine(old, r.element(at, k, 1)))
-        return self._current(single, r.acc, 1)
+        single = self._accumulator(fold, 1)
+        for start, stop, count in ((0, whole, lanes), (whole, size, 1)):
+            if start == stop:
+                continue
+            slot = single if count == 1 else self._accumulator(fold, count)
+            with self.fn.loop(start, stop, count, hint="r") as k:
+                self._update(slot, fold, count, partial(r.element, at, k, count))
+            if count > 1:
+                total = self._fold_lanes(self._current(slot, fold, count), fold)
+                self.fn.line(f"store {total}, ptr {single}")
+        return self._current(single, fold, 1)
 
-    def _fold_lanes(self, total: Val, combine: Callable[[Val, Val], Val]) -> Val:
+    def _fold_lanes(self, total: Val, fold: _Fold) -> Val:
         while total.lanes > 1:
             half = total.lanes // 2
-            low = self.shuffle(total, total, list(range(half)))
-            high = self.shuffle(total, total, list(range(half, total.lanes)))
+            low = shuffle(total, total, list(range(half)))
+            high = shuffle(total, total, list(range(half, total.lanes)))
             if half == 1:
-                low, high = self.lane(total, 0), self.lane(total, 1)
-            total = combine(low, high)
+                low, high = extract(total, 0), extract(total, 1)
+            total = fold.meet(low, high)
         return total
 
     # ── scans ────────────────────────────────────────────────────────────────────────────────
 
     def scan(self, op: Scan) -> None:
-        src, dst = self._side(op.src), self._side(op.dst)
-        axis = op.dim % len(src.extents)
-        short = [d for d, n in enumerate(src.extents) if n != 1]
-        if op.dim < len(short):
-            axis = short[op.dim]
-        if _squeezed(src.extents) != _squeezed(dst.extents):
-            raise CompileError("the shapes of a scan do not match")
-        size = src.extents[axis]
+        src, dst = self.tile(op.src), self.tile(op.dst)
+        short = _long(src.shape)
+        axis = short[op.dim] if op.dim < len(short) else op.dim % len(src.shape)
+        size = src.shape[axis]
         rank = short.index(axis) if axis in short else None
-        goals = dst.kept([d for d, n in enumerate(dst.extents) if n != 1])
-        source = src.kept(short)
-        wide = self._wide(src.mem.dtype, dst.mem.dtype)
-        acc, prepare, combine, neutral = self._combiner(op.op, wide)
+        source, goals = _squeezed(src), _squeezed(dst)
+        fold = _fold(op.op, src.dtype, dst.dtype)
         others = [d for d in range(len(short)) if d != rank]
 
         def walk(at: dict[int, str], lanes: int) -> None:
-            slot = self._accumulator(acc, neutral, lanes)
-            with self.fn.loop("0", str(size), hint="r") as (r, _, _):
+            slot = self._accumulator(fold, lanes)
+            with self.fn.loop(0, size, hint="r") as r:
                 where = self.fn.value(f"sub nsw i64 {size - 1}, {r}") if op.reverse else r
                 place = [where if d == rank else at[d] for d in range(len(short))]
-                x = self.read(src.mem.dtype, self._place(source, place), lanes)
-                value = prepare(self.cast(x, wide))
-                self._update(slot, acc, lanes, lambda old: combine(old, value))
-                total = self.cast(self._current(slot, acc, lanes), dst.mem.dtype)
-                self.write(total, self._place(goals, place))
+                value = fold.prepare(self.read(src.dtype, self.place(source, place), lanes))
+                self._update(slot, fold, lanes, lambda: value)
+                total = cast(self._current(slot, fold, lanes), dst.dtype)
+                self.write(total, self.place(goals, place))
 
         inner = others[-1] if others else None
         vector = inner is not None and source.strides[inner] == 1 and goals.strides[inner] == 1
         with ExitStack() as stack:
             at = {
-                d: stack.enter_context(self.fn.loop("0", str(source.extents[d]), hint="row"))[0]
+                d: stack.enter_context(self.fn.loop(0, source.shape[d], hint="row"))
                 for d in (others[:-1] if vector else others)
             }
             if not vector or inner is None:
                 walk(at, 1)
                 return
-            lanes = 2 * host().lanes(acc.bits)
-            self.along(source.extents[inner], lanes, lambda j, n: walk({**at, inner: j}, n))
+            lanes = 2 * fold.lanes
+            self.along(source.shape[inner], lanes, lambda j, n: walk({**at, inner: j}, n))
 
     # ── atomics ──────────────────────────────────────────────────────────────────────────────
 
     def atomic(self, op: Atomic) -> None:
         """One element per lane; tiles have become nests before."""
-        mem = self.memory(op.dst.buffer)
-        if op.src is not None or prod(int(e) for e in op.dst.extents) != 1:
-            raise CompileError("an atomic on a tile must be expanded first", loc=op.loc)
+        mem = self.mems[op.dst.buffer.name]
         if mem.dtype.packed:
             raise CompileError(f"{mem.dtype} is packed and has no atomics", loc=op.loc)
         value = None if op.value is None else self.as_type(op.value, mem.dtype)
-        lanes = self.lanes.count if self.lanes else 1
+        lanes = self.lane_count
         if mem.lanes:
             raise CompileError(f"an atomic on {mem.buffer.name}, which no other thread sees")
         found = self.access(mem, op.dst.starts)
@@ -328,89 +285,72 @@ class TileEmitter(GemmEmitter):
             ok = self.wanted(i, ok)
             slot = self.fn.alloca(memory_type(mem.dtype), "old")
             if op.result is not None:
-                self.write(self.constant(0, mem.dtype), slot)
-            part = None if value is None else self.lane(value, i)
+                self.write(constant(self.fn, 0, mem.dtype), slot)
+            part = None if value is None else extract(value, i)
             with self.fn.when(ok, "inside"):
                 self._atomic_element(op, mem, pointer, part, slot)
             if op.result is not None:
                 old.append(self.read(mem.dtype, slot))
         if op.result is not None:
-            self.vars[op.result] = old[0] if len(old) == 1 else self.gather(old)
+            self.vars[op.result] = gather(old)
 
     def _atomic_element(
         self, op: Atomic, mem: Mem, pointer: str, value: Val | None, slot: str
     ) -> None:
+        """What the element was goes to `slot`."""
         order = _ORDERS.get(op.order, "seq_cst")
-        dtype, align = mem.dtype, max(8, mem.dtype.bits) // 8
-        bits = f"i{max(8, dtype.bits)}"
+        dtype, bits = mem.dtype, f"i{max(8, mem.dtype.bits)}"
+        place = f"ptr {pointer}"
+        align = f"align {max(8, dtype.bits) // 8}"
         if not mem.is_global:
             # a block's threads take turns, so its own memory needs no bus lock
             old = self.read(dtype, pointer)
-            if op.op != "load":
-                self.write(self._meet(op.op, old, value), pointer)
+            if value is not None:
+                self.write(_meet(op.op, old, value), pointer)
             self.write(old, slot)
-            return
-        if op.op == "load":
+        elif value is None:
             order = order if order != "release" else "seq_cst"
-            ref = self.fn.value(f"load atomic {bits}, ptr {pointer} {order}, align {align}")
-            self.fn.line(f"store {bits} {ref}, ptr {slot}")
-            return
-        assert value is not None
-        if op.op == "store":
+            self._keep(slot, bits, self.fn.value(f"load atomic {bits}, {place} {order}, {align}"))
+        elif op.op == "store":
             order = order if order not in ("acquire", "acq_rel") else "seq_cst"
             word = self._word(value, bits)
-            self.fn.line(f"store atomic {bits} {word}, ptr {pointer} {order}, align {align}")
-            return
-        name = self._native_atomic(op.op, dtype)
-        if name is not None:
-            type_ = element_type(dtype)
-            ref = self.fn.value(f"atomicrmw {name} ptr {pointer}, {type_} {value.ref} {order}")
-            self.fn.line(f"store {type_} {ref}, ptr {slot}")
-            return
-        self._compare_and_swap(op.op, dtype, pointer, value, slot, order, bits)
+            self.fn.line(f"store atomic {bits} {word}, {place} {order}, {align}")
+        elif name := _native_atomic(op.op, dtype):
+            new = value.next(f"atomicrmw {name} {place}, {value} {order}")
+            self._keep(slot, new.type, new.ref)
+        else:
+            again, done = self.fn.label("again"), self.fn.label("swapped")
+            first = self.fn.value(f"load atomic {bits}, {place} monotonic, {align}")
+            self._keep(slot, bits, first)
+            self.fn.start(again)
+            expected = self.fn.value(f"load {bits}, ptr {slot}")
+            new_word = self._word(_meet(op.op, self.read(dtype, slot), value), bits)
+            failure = {"seq_cst": "seq_cst", "acquire": "acquire", "acq_rel": "acquire"}
+            orders = f"{order} {failure.get(order, 'monotonic')}"
+            pair = self.fn.value(f"cmpxchg {place}, {bits} {expected}, {bits} {new_word} {orders}")
+            self._keep(slot, bits, self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 0"))
+            self.fn.branch(self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 1"), done, again)
+            self.fn.start(done)
 
-    def _native_atomic(self, op: str, dtype: DType) -> str | None:
-        if dtype.is_int and dtype.bits >= 8:
-            signed = "" if dtype.kind == "int" else "u"
-            names = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exch": "xchg",
-                     "max": f"{signed}max", "min": f"{signed}min"}  # fmt: skip
-            return names.get(op)
-        if dtype.name in ("float32", "float64"):
-            return {"add": "fadd", "exch": "xchg"}.get(op)
-        return None
+    def _keep(self, slot: str, type_: str, ref: str) -> None:
+        self.fn.line(f"store {type_} {ref}, ptr {slot}")
 
     def _word(self, value: Val, bits: str) -> str:
-        type_ = element_type(value.dtype)
-        if value.dtype.is_bool:
-            return self.fn.value(f"zext i1 {value.ref} to {bits}")
-        return (
-            value.ref if type_ == bits else self.fn.value(f"bitcast {type_} {value.ref} to {bits}")
-        )
+        name = "zext" if value.dtype.is_bool else "bitcast"
+        return value.ref if value.type == bits else self.fn.value(f"{name} {value} to {bits}")
 
-    def _meet(self, op: str, old: Val, value: Val | None) -> Val:
-        assert value is not None
-        if op in ("exch", "store"):
-            return value
-        names = {"add": "+", "and": "&", "or": "|", "xor": "^"}
-        return self.binary(names.get(op, op), old, value)
 
-    def _compare_and_swap(
-        self, op: str, dtype: DType, pointer: str, value: Val, slot: str, order: str, bits: str
-    ) -> None:
-        again, done = self.fn.label("again"), self.fn.label("swapped")
-        first = self.fn.value(
-            f"load atomic {bits}, ptr {pointer} monotonic, align {max(8, dtype.bits) // 8}"
-        )
-        self.fn.line(f"store {bits} {first}, ptr {slot}")
-        self.fn.start(again)
-        expected = self.fn.value(f"load {bits}, ptr {slot}")
-        new = self._word(self._meet(op, self.read(dtype, slot), value), bits)
-        failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
-        failure = "seq_cst" if order == "seq_cst" else failure
-        pair = self.fn.value(
-            f"cmpxchg ptr {pointer}, {bits} {expected}, {bits} {new} {order} {failure}"
-        )
-        seen = self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 0")
-        self.fn.line(f"store {bits} {seen}, ptr {slot}")
-        self.fn.branch(self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 1"), done, again)
-        self.fn.start(done)
+def _native_atomic(op: str, dtype: DType) -> str | None:
+    if dtype.is_int and dtype.bits >= 8:
+        signed = "" if dtype.kind == "int" else "u"
+        names = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exch": "xchg",
+                 "max": f"{signed}max", "min": f"{signed}min"}  # fmt: skip
+        return names.get(op)
+    plain = dtype.name in ("float32", "float64")
+    return {"add": "fadd", "exch": "xchg"}.get(op) if plain else None
+
+
+def _meet(op: str, old: Val, value: Val) -> Val:
+    if op in ("exch", "store"):
+        return value
+    return binary({"add": "+", "and": "&", "or": "|", "xor": "^"}.get(op, op), old, value)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
-from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const
 from tilewright.ir.op import (
     Alloc,
@@ -17,13 +16,11 @@ from tilewright.ir.op import (
     Op,
     Reduce,
     Store,
-    op_loads,
-    operands,
+    named_buffers,
     walk_ops,
 )
 
 
-@dataclass(frozen=True)
 class Folded(Op):
     """A nest, and the reduction of the rows of a tile that it writes."""
 
@@ -64,15 +61,7 @@ def _writer(before: list[Op], reduce: Reduce, viewed: Collection[str]) -> int | 
 
 def _names(op: Op) -> set[str]:
     """Buffers that `op` touches or brings into being."""
-    found: set[str] = set()
-    for each in walk_ops(op):
-        for operand in operands(each):
-            if isinstance(operand, Region):
-                found.add(operand.buffer.name)
-            elif isinstance(operand, Buffer):
-                found.add(operand.name)
-        found |= {load.buffer.name for load in op_loads(each)}
-    return found
+    return {buffer.name for each in walk_ops(op) for buffer in named_buffers(each)}
 
 
 def _writes_rows(nest: Map, reduce: Reduce) -> bool:

@@ -8,45 +8,99 @@ rows of a wide tile lie a power of two apart and would push each other out of it
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from math import prod
 
 from tilewright.ir.buffer import Region
 from tilewright.ir.dtype import DTYPES, FLOAT32, DType
 from tilewright.ir.expr import Const
 from tilewright.ir.op import Gemm
 from tilewright.support.errors import CompileError
-from tilewright.targets.cpu.emit_expr import Size
+from tilewright.targets.cpu.emit_expr import Strided
+from tilewright.targets.cpu.emit_nest import NestEmitter
+from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.micro_kernel import MicroKernel, Tile, register_tile
-from tilewright.targets.cpu.numbers import item_bytes
-from tilewright.targets.cpu.panels import Matrix, PanelEmitter, Panels, bytes_of, column_groups
+from tilewright.targets.cpu.numbers import (
+    Val,
+    cast,
+    constant,
+    item_bytes,
+    nonzero,
+    shuffle,
+    to_tfloat32,
+)
 
+_ROWS = 4  # rows packed at once
 _SPREAD = 16 << 10  # bytes that a factor, or a stripe of it, may spread over and still be in cache
 _WORTH = 32  # rows of a, or columns of b, over which packing the other one must pay
 
 
-class GemmEmitter(PanelEmitter):
-    """`Gemm`."""
+class Panels(Strided):
+    """A k × n matrix whose columns lie together in groups, as wide as the micro-kernel that reads
+    them: its rows follow each other in memory, whatever n is."""
+
+
+def column_groups(n: int, tile: Tile) -> Iterator[tuple[int, int, Tile]]:
+    """(first, last, the micro-kernel's tile): whole tiles, then single vectors, then columns."""
+    wide, narrow = n - n % tile.columns, n - n % tile.lanes
+    for first, last, block in (
+        (0, wide, tile),
+        (wide, narrow, replace(tile, vectors=1)),
+        (narrow, n, replace(tile, vectors=1, lanes=1)),
+    ):
+        if first != last:
+            yield first, last, block
+
+
+def _pieces(size: int, step: int) -> Iterator[tuple[int, int, int]]:
+    """(first, last, step) over 0 … size: whole steps, then what is left."""
+    whole = size - size % step
+    yield from ((a, b, n) for a, b, n in ((0, whole, step), (whole, size, size % step)) if a != b)
+
+
+def _transposed(m: Strided) -> Strided:
+    return m.kept((1, 0))
+
+
+class GemmEmitter(NestEmitter):
+    """`Gemm`, with conversions and packing in memory that is free again after the product."""
+
+    _work_bytes = 0
+    _taken = 0  # of it, by the product that is being emitted
+
+    def tile(self, region: Region) -> Strided:
+        """A region that is read or written as a whole."""
+        mem = self.mems[region.buffer.name]
+        fixed = all(isinstance(e, Const) for e in region.extents)
+        offset = self.corner(mem, region) if fixed else None
+        if offset is None or mem.lanes > 1 or region.cta is not None:
+            raise CompileError(
+                f"{region.buffer.name} cannot be an operand of a tile operation here",
+                expected="constant extents, inside the buffer",
+                got=str(region),
+                fix="copy the tile to shared memory or a fragment first",
+            )
+        sizes = tuple(int(e) for e in region.extents)
+        return Strided(self.element(mem, offset), mem.dtype, sizes, mem.strides)
 
     def gemm(self, op: Gemm) -> None:
         if op.meta is not None:
             raise CompileError("the CPU target has no sparse products", loc=op.loc)
+        self._taken = 0
         a, b, c = (self._matrix(r) for r in (op.a, op.b, op.c))
-        a = a.transposed if op.transpose_a else a
-        b = b.transposed if op.transpose_b else b
-        if a.shape[1] != b.shape[0] or c.shape != (a.shape[0], b.shape[1]):
-            raise CompileError(
-                "the shapes of a gemm do not fit",
-                expected="M×K · K×N -> M×N",
-                got=f"{a.shape} · {b.shape} -> {c.shape}",
-            )
+        a = _transposed(a) if op.transpose_a else a
+        b = _transposed(b) if op.transpose_b else b
         goal = c
-        compute = self._accumulates_in(c.dtype)
+        compute = FLOAT32
+        if c.dtype.is_int or c.dtype.bits == 64:
+            compute = DTYPES[f"{c.dtype.kind}{max(32, c.dtype.bits)}"]
         tile = register_tile(compute)
-        taken = 0
         tf32 = op.precision == "tf32" or "tfloat32" in (a.dtype.name, b.dtype.name)
-        if c.dtype != compute or c.across != 1:
-            c = self.room(c, compute, taken)
-            taken += bytes_of(c.shape, c.dtype)
+        if c.dtype != compute or c.strides[1] != 1:
+            c = self._room(c, compute)
         fresh = isinstance(op.clear, Const) and bool(op.clear.value)
         if not isinstance(op.clear, Const):
             start = c
@@ -55,124 +109,186 @@ class GemmEmitter(PanelEmitter):
                 if start is not goal:
                     self.convert_matrix(goal, start)
 
-            clear = self.nonzero(self.scalar(op.clear))
-            self.fn.choose(clear.ref, lambda: self.zero(start), keep)
+            clear = nonzero(self.scalar(op.clear))
+            self.fn.choose(clear.ref, lambda: self._zero(start), keep)
         elif c is not goal and not fresh:
             self.convert_matrix(goal, c)
-        columns: Matrix | Panels = b
-        if b.dtype != compute or tf32 or b.across != 1 or self._scattered(b, a.shape[0]):
-            columns = Panels(self.work(bytes_of(b.shape, compute), taken), compute, b.shape)
-            taken += bytes_of(b.shape, compute)
-            self.pack(b, columns, tile, tf32)
+        columns = b
+        if b.dtype != compute or tf32 or b.strides[1] != 1 or self._scattered(b, a.shape[0]):
+            room = self._room(b, compute)
+            columns = Panels(room.pointer, compute, b.shape, ())
+            self._pack(b, columns, tile, tf32)
         stripe = None
-        height = min(tile.rows, a.shape[0])
-        part = replace(a, shape=(height, a.shape[1]))
+        part = replace(a, shape=(min(tile.rows, a.shape[0]), a.shape[1]))
         if (
             a.dtype != compute
             or tf32
-            or 1 not in (a.down, a.across)
-            or self._scattered(part if a.across == 1 else part.transposed, b.shape[1])
+            or 1 not in a.strides
+            or self._scattered(part if a.strides[1] == 1 else _transposed(part), b.shape[1])
         ):
-            stripe = self.room(part, compute, taken, like=a)
+            stripe = self._room(part, compute, by_columns=a.strides[1] != 1 and a.strides[0] == 1)
         self._multiply(a, stripe, columns, c, tile, fresh, tf32)
         if c is not goal:
             self.convert_matrix(c, goal)
 
-    def _scattered(self, m: Matrix, uses: int) -> bool:
+    def _scattered(self, m: Strided, uses: int) -> bool:
         """Its rows lie so far apart that packing pays when it is used so often."""
-        if not isinstance(m.down, int):
-            return uses >= _WORTH
-        return uses >= _WORTH and m.shape[0] * m.down * item_bytes(m.dtype) > _SPREAD
+        down = m.strides[0]
+        far = isinstance(down, str) or m.shape[0] * down * item_bytes(m.dtype) > _SPREAD
+        return uses >= _WORTH and far
 
-    def _accumulates_in(self, dtype: DType) -> DType:
-        if dtype.is_float:
-            return dtype if dtype.bits == 64 else FLOAT32
-        if dtype.is_int:
-            return DTYPES[f"{dtype.kind}{max(32, dtype.bits)}"]
-        raise CompileError(f"a gemm cannot accumulate in {dtype}")
-
-    def _matrix(self, region: Region) -> Matrix:
+    def _matrix(self, region: Region) -> Strided:
         """The region as a matrix: leading unit extents dropped, or all of them."""
-        mem = self.memory(region.buffer)
-        if mem.lanes or region.cta is not None:
-            raise CompileError(f"{region.buffer.name} cannot be an operand of a gemm")
-        if not all(isinstance(e, Const) for e in region.extents):
-            raise CompileError(
-                f"the extents of {region.buffer.name} in a gemm are known only at launch",
-                fix="give tiles constant sizes",
-            )
-        sizes = [int(e) for e in region.extents]
-        dims = [len(sizes) - 2, len(sizes) - 1]
-        if len(sizes) < 2 or any(n != 1 for n in sizes[:-2]):
-            dims = [i for i, n in enumerate(sizes) if n != 1]
-        if len(dims) != 2:
-            raise CompileError(f"a gemm needs a matrix, got {region.buffer.name} as {sizes}")
-        offset = self.corner(mem, region)
-        if offset is None:
-            raise CompileError(
-                f"a gemm reads {region.buffer.name} in global memory, maybe outside it",
-                fix="copy the tile to shared memory first",
-            )
-        return Matrix(
-            self.element(mem, offset),
-            mem.dtype,
-            (sizes[dims[0]], sizes[dims[1]]),
-            mem.strides[dims[0]],
-            mem.strides[dims[1]],
-        )
+        found = self.tile(region)
+        dims = [len(found.shape) - 2, len(found.shape) - 1]
+        if any(n != 1 for n in found.shape[:-2]):
+            dims = [i for i, n in enumerate(found.shape) if n != 1]
+        return found.kept(dims)
 
     # ── the product ──────────────────────────────────────────────────────────────────────────
 
     def _multiply(
         self,
-        a: Matrix,
-        stripe: Matrix | None,
-        b: Matrix | Panels,
-        c: Matrix,
+        a: Strided,
+        stripe: Strided | None,
+        b: Strided,
+        c: Strided,
         tile: Tile,
         fresh: bool,
         tf32: bool,
     ) -> None:
         """Blocks of rows outside, so that a stripe of a stays in the first-level cache while b,
         which fits in the second, goes by."""
-        (m, k), n = a.shape, b.shape[1]
-        whole = m - m % tile.rows
-        for i0, i1, height in ((0, whole, tile.rows), (whole, m, m % tile.rows)):
-            if i0 == i1:
-                continue
-            with self.fn.loop(str(i0), str(i1), str(height), hint="row") as (i, _, _):
-                rows = replace(a, pointer=self.at(a, i, "0"), shape=(height, k))
+        (m, k), n, packed = a.shape, b.shape[1], isinstance(b, Panels)
+        for i0, i1, height in _pieces(m, tile.rows):
+            with self.fn.loop(i0, i1, height, hint="row") as i:
+                rows = replace(a, pointer=self.place(a, (i, "0")), shape=(height, k))
                 if stripe is not None:
-                    packed = replace(stripe, shape=(height, k))
-                    self.convert_matrix(rows, packed, tf32)
-                    rows = packed
+                    source, rows = rows, replace(stripe, shape=(height, k))
+                    self.convert_matrix(source, rows, tf32)
                 for j0, j1, block in column_groups(n, tile):
-                    down: Size = block.columns if isinstance(b, Panels) else b.down
-                    strides = (rows.down, rows.across, down, c.down)
-                    kernel = self._micro_kernel(
-                        c.dtype, replace(block, rows=height), strides, k, fresh
-                    )
-                    with self.fn.loop(str(j0), str(j1), str(block.columns), hint="col") as (
-                        j,
-                        _,
-                        _,
-                    ):
-                        there = self.panel(b, j) if isinstance(b, Panels) else self.at(b, "0", j)
+                    down = block.columns if packed else b.strides[0]
+                    strides = (*rows.strides, down, c.strides[0])
+                    kernel = MicroKernel(c.dtype, replace(block, rows=height), strides, k, fresh)
+                    kernel.emit(self.module)
+                    with self.fn.loop(j0, j1, block.columns, hint="col") as j:
+                        there = (
+                            self._panel(b, j) if isinstance(b, Panels) else self.place(b, ("0", j))
+                        )
+                        pointers = (rows.pointer, there, self.place(c, (i, j)))
                         self.fn.call(
                             "void",
-                            kernel,
-                            ("ptr", rows.pointer),
-                            ("ptr", there),
-                            ("ptr", self.at(c, i, j)),
-                            *(("i64", str(s)) for s in strides),
-                            ("i64", str(k)),
+                            kernel.name,
+                            *(("ptr", pointer) for pointer in pointers),
+                            *(("i64", str(number)) for number in (*strides, k)),
                         )
 
-    def _micro_kernel(
-        self, dtype: DType, tile: Tile, strides: tuple[Size, ...], k: int, fresh: bool
-    ) -> str:
-        kernel = MicroKernel(dtype, tile, strides, k, fresh)
-        if kernel.name not in self.module.functions:
-            self.module.functions[kernel.name] = ""
-            kernel.emit(self.module)
-        return kernel.name
+    # ── conversions ──────────────────────────────────────────────────────────────────────────
+
+    def _room(self, m: Strided, dtype: DType, by_columns: bool = False) -> Strided:
+        """Room for `m` as `dtype`, rows contiguous, or columns."""
+        start = self._taken
+        self._taken += -(-prod(m.shape) * item_bytes(dtype) // 64) * 64
+        self._work_bytes = max(self._work_bytes, self._taken)
+        place = self.fn.value(f"getelementptr i8, ptr %tw.work, i64 {start}", "panel")
+        return Strided(place, dtype, m.shape, (1, m.shape[0]) if by_columns else (m.shape[1], 1))
+
+    def _zero(self, m: Strided) -> None:
+        lanes = 2 * host().lanes(m.dtype.bits)
+        with self.fn.loop(0, m.shape[0], hint="row") as i:
+            self.along(m.shape[1], lanes, lambda j, n: self.write(
+                constant(self.fn, 0, m.dtype, n), self.place(m, (i, j))))  # fmt: skip
+
+    def along(self, size: int, lanes: int, body: Callable[[str, int], None]) -> None:
+        """`body(j, lanes)` over 0 … size-1, vectors first."""
+        whole = size - size % lanes
+        if whole == lanes:
+            body("0", lanes)
+        elif whole:
+            with self.fn.loop(0, whole, lanes, hint="column") as j:
+                body(j, lanes)
+        if size - whole:
+            with self.fn.loop(whole, size, hint="column") as j:
+                body(j, 1)
+
+    def _pack(self, source: Strided, panels: Strided, tile: Tile, tf32: bool) -> None:
+        """A few rows at a time where rows are contiguous: each is then read from end to end, and
+        whole lines of a panel are written at once."""
+        k, n = source.shape
+
+        def part(first: str, rows: int, j: str, width: int) -> None:
+            piece = replace(source, pointer=self.place(source, (first, j)), shape=(rows, width))
+            goal = Strided(self._panel(panels, j), panels.dtype, (rows, width), (width, 1))
+            goal = replace(goal, pointer=self.place(goal, (first, "0")))
+            self.convert_matrix(piece, goal, tf32)
+
+        step = min(_ROWS, k) if source.strides[1] == 1 else k
+        for start, stop, rows in _pieces(k, step):
+            with self.fn.loop(start, stop, rows, hint="k") as first:
+                for begin, end, block in column_groups(n, tile):
+                    with self.fn.loop(begin, end, block.columns, hint="panel") as j:
+                        part(first, rows, j, block.columns)
+
+    def _panel(self, panels: Strided, j: str) -> str:
+        """Where the group that starts with column `j` lies: k elements for each column before."""
+        return self.element(panels, self.fn.value(f"mul nsw i64 {j}, {panels.shape[0]}"))
+
+    def convert_matrix(self, source: Strided, target: Strided, tf32: bool = False) -> None:
+        """target = source, in blocks that are read and written by vectors."""
+
+        def moved(i: str, j: str, lanes: int) -> Val:
+            value = self.read(source.dtype, self.place(source, (i, j)), lanes)
+            value = cast(value, target.dtype)
+            return replace(to_tfloat32(value), dtype=value.dtype) if tf32 else value
+
+        def run(i: str, j: str, lanes: int = 1) -> None:
+            value = moved(i, j, lanes)
+            self.write(value, self.place(target, (i, j)))
+
+        if source.strides[1] != 1 and source.strides[0] == 1 and target.strides[0] == 1:
+            source, target = _transposed(source), _transposed(target)
+        rows, columns = source.shape
+        lanes = host().lanes(32)
+        if source.strides[1] == 1 and target.strides[1] == 1:
+            few = rows * columns <= _ROWS * 4 * lanes  # a piece of a panel: no loop around it
+            with ExitStack() as stack:
+                every = [str(r) for r in range(rows)]
+                if not few:
+                    every = [stack.enter_context(self.fn.loop(0, rows, hint="row"))]
+                for i in every:
+                    self.along(columns, 2 * lanes, partial(run, i))
+            return
+        # a transposition: square blocks through registers, what is left one by one
+        lanes = min(lanes, 8)
+        whole_rows, whole_columns = rows - rows % lanes, columns - columns % lanes
+        if not (source.strides[0] == target.strides[1] == 1 and whole_rows and whole_columns):
+            whole_rows = whole_columns = 0
+        with (
+            self.fn.loop(0, whole_columns, lanes, hint="column") as j,
+            self.fn.loop(0, whole_rows, lanes, hint="row") as i,
+        ):
+            block = [moved(i, self.fn.value(f"add nsw i64 {j}, {k}"), lanes) for k in range(lanes)]
+            for k, value in enumerate(self._transpose(block)):
+                self.write(value, self.place(target, (self.fn.value(f"add nsw i64 {i}, {k}"), j)))
+        for first, last, left in ((0, whole_rows, whole_columns), (whole_rows, rows, 0)):
+            if first != last and left != columns:
+                with (
+                    self.fn.loop(first, last, hint="row") as i,
+                    self.fn.loop(left, columns, hint="column") as j,
+                ):
+                    run(i, j)
+
+    def _transpose(self, rows: list[Val]) -> list[Val]:
+        """A square of vectors, turned: log2(n) rounds of interleaving."""
+        n = len(rows)
+        half = n // 2
+        while half:
+            low = [j if not j & half else n + j - half for j in range(n)]
+            high = [j + half if not j & half else n + j for j in range(n)]
+            new = list(rows)
+            for i in (i for i in range(n) if not i & half):
+                a, b = rows[i], rows[i + half]
+                new[i], new[i + half] = shuffle(a, b, low), shuffle(a, b, high)
+            rows = new
+            half //= 2
+        return rows

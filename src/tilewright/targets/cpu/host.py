@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,8 +17,10 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite.binding.newpassmanagers import NewPassManager
 
+from tilewright.ir.buffer import Buffer
 from tilewright.support.env import NUM_THREADS
 from tilewright.support.errors import CompileError
+from tilewright.targets.entries import Json, scratch_from_json, scratch_to_json
 
 # One LLVM context serves all compilations, and it is not safe to enter it twice.
 LLVM_LOCK = threading.Lock()
@@ -143,15 +146,50 @@ def object_file(module: Any) -> bytes:
     return bytes(target_machine().emit_object(module))
 
 
-def link(image: bytes, exports: tuple[str, ...], imports: tuple[str, ...]) -> Binary:
-    """Machine code in memory, ready to call."""
-    library = llvm.JITLibraryBuilder().add_object_img(image)
-    for symbol in exports:
-        library = library.export_symbol(symbol)
-    for symbol in imports:
-        library = library.import_symbol(symbol, math_address(symbol))
-    linker = llvm.create_lljit_compiler(target_machine(), use_jit_link=False)
-    return Binary(library.add_current_process().link(linker, "tilewright"), linker)
+@dataclass(frozen=True)
+class Code:
+    """Machine code for this computer and what a launch needs to know of it, as it is kept on disk.
+
+    `kernels` are symbols, each with the bytes that its blocks' tiles take; `imports` functions of
+    the C library; `source` is LLVM IR, `image` the object file made of it. `watches` is what the
+    code may report: ops, which no file holds."""
+
+    kernels: tuple[tuple[str, int], ...]
+    scratch: tuple[Buffer, ...]
+    imports: tuple[str, ...]
+    source: str
+    image: bytes
+    watches: tuple[Any, ...] = ()
+
+    def link(self) -> Binary:
+        """In memory, ready to call."""
+        library = llvm.JITLibraryBuilder().add_object_img(self.image)
+        for name, _ in self.kernels:
+            library = library.export_symbol(name).export_symbol(f"{name}.blocks")
+        for symbol in self.imports:
+            library = library.import_symbol(symbol, math_address(symbol))
+        linker = llvm.create_lljit_compiler(target_machine(), use_jit_link=False)
+        return Binary(library.add_current_process().link(linker, "tilewright"), linker)
+
+    def to_entry(self) -> tuple[dict[str, Json], bytes]:
+        header = {
+            "kernels": self.kernels,
+            "scratch": scratch_to_json(self.scratch),
+            "imports": self.imports,
+            "image": len(self.image),
+        }
+        return header, self.image + self.source.encode()
+
+    @staticmethod
+    def from_entry(header: Mapping[str, Json], data: bytes) -> Code:
+        end = header["image"]
+        return Code(
+            tuple((name, size) for name, size in header["kernels"]),
+            scratch_from_json(header["scratch"]),
+            tuple(header["imports"]),
+            data[end:].decode(),
+            data[:end],
+        )
 
 
 def thread_count() -> int:

@@ -5,21 +5,32 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.ir.bind import array_sizes, static_value
-from tilewright.ir.buffer import Buffer
+from tilewright.ir.bind import array_sizes, shape_of
+from tilewright.ir.buffer import Buffer, Region
+from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Const, Var
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.support.cache import UNREADABLE
-from tilewright.targets.cpu.code import Code
-from tilewright.targets.cpu.host import LLVM_LOCK, Binary, optimize, target_machine, toolchain
+from tilewright.support.errors import RunError
+from tilewright.support.show import cut, show_line
+from tilewright.targets.cpu.host import (
+    LLVM_LOCK,
+    Binary,
+    Code,
+    optimize,
+    target_machine,
+    toolchain,
+)
 from tilewright.targets.cpu.numbers import item_bytes
 from tilewright.targets.cpu.threads import arena, run_blocks
 from tilewright.targets.entries import Kept
@@ -30,6 +41,14 @@ if TYPE_CHECKING:
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _COUNT = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _SHOW = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))
+
+# how a scalar lies in its 8 bytes; other types come as their bytes
+_CODES = {
+    "float64": "d", "float32": "f4x", "float16": "e6x", "bool": "?7x",
+    "int64": "q", "int32": "i4x", "int16": "h6x", "int8": "b7x",
+    "uint64": "Q", "uint32": "I4x", "uint16": "H6x", "uint8": "B7x",
+}  # fmt: skip
+BYTES = "8s"
 
 # below this a handover to the workers costs more than it saves
 _WORTH_SHARING = 60e-6
@@ -46,8 +65,8 @@ class _Launch:
         self.arena_bytes = arena_bytes
         self.seconds_per_block: float | None = None
 
-    def run(self, args: int | bytes, *, alone: bool = False, total: int | None = None) -> None:
-        """`args` is the block of arguments or its address, `total` the number of blocks."""
+    def run(self, args: Any, *, alone: bool = False, total: int | None = None) -> None:
+        """`args` is the block of arguments, bytes or other memory, `total` the number of blocks."""
         if total is None:
             total = int(self.count(args))
         if total <= 0:
@@ -92,11 +111,18 @@ class CpuKernel:
             if self.trace.dump is not None:
                 self.trace.dump.source("ll", code.source)
         self.code = code
-        self._watches = self.code.watches
         with LLVM_LOCK:
-            binary = self.code.link()
-        self._launches = [_Launch(name, binary, size) for name, size in self.code.kernels]
-        self._plan(self.code.slots)
+            binary = code.link()
+        self._launches = [_Launch(name, binary, size) for name, size in code.kernels]
+        self.codes = [
+            "Q" if isinstance(p, Buffer) else _CODES.get(p.dtype.name, BYTES)
+            for p in program.params
+        ]
+        self.pack = struct.Struct("<" + "".join(self.codes)).pack
+        self._show = _SHOW(self._print)
+        self._troubles: list[BaseException] = []  # assertions that failed, lines not written
+        # a kernel that prints does its blocks one by one, so that their lines stay apart
+        self._says = any(watch.op.name == "print" for watch in code.watches)
         self.compile_seconds = perf_counter() - started
 
     @cached_property
@@ -131,99 +157,61 @@ class CpuKernel:
 
     # ── launching ────────────────────────────────────────────────────────────────────────────
 
-    def _plan(self, slots: Mapping[str, int]) -> None:
-        program = self.given
-        self._slots = len(slots)
-        self._tensors = [(t.name, slots[t.name]) for t in program.tensors]
-        self._scalars = [(s.name, s.dtype.numpy, slots[s.name]) for s in program.scalars]
-        self._scratch = [(b, slots[b.name]) for b in self.code.scratch]
-        self._dims: list[tuple[str, int, Var, int]] = []
-        for dim in program.dims:
-            for tensor in program.tensors:
-                axes = [i for i, size in enumerate(tensor.shape) if size is dim.var]
-                if axes:
-                    self._dims.append((tensor.name, axes[0], dim.var, slots[dim.var.name]))
-                    break
-        shaped = {var for _, _, var, _ in self._dims}
-        # sizes that only strides give; rare, so found the long way
-        self._from_strides = [
-            (d.var, slots[d.var.name]) for d in program.dims if d.var not in shaped
-        ]
-        self._show = _SHOW(self._print)
-        self._troubles: list[BaseException] = []  # assertions that failed, lines not written
-        # a kernel that prints does its blocks one by one, so that their lines stay apart
-        self._says = any(watch.op.name == "print" for watch in self._watches)
-
     def __call__(self, args: Mapping[str, Any]) -> None:
         """Run on arguments that have been checked against the program's declaration."""
-        block = (ctypes.c_int64 * (self._slots + 2))()
-        for name, slot in self._tensors:
-            block[slot] = args[name].__array_interface__["data"][0]
-        base = ctypes.addressof(block)
-        for name, dtype, slot in self._scalars:
-            raw = np.asarray(args[name]).astype(dtype).tobytes()
-            ctypes.memmove(base + 8 * slot, raw, len(raw))
-        sizes = {}
-        for name, axis, var, slot in self._dims:
-            block[slot] = sizes[var] = args[name].shape[axis]
-        if self._from_strides:
-            sizes = array_sizes(self.given, {name: args[name] for name, _ in self._tensors})
-            for var, slot in self._from_strides:
-                block[slot] = sizes[var]
-        kept = []
-        for buffer, slot in self._scratch:
-            memory = np.empty(_scratch_bytes(buffer, sizes), np.uint8)
-            kept.append(memory)
-            block[slot] = memory.ctypes.data
-        if self._watches:
-            block[self._slots + 1] = ctypes.cast(self._show, ctypes.c_void_p).value or 0
-        for launch in self._launches:
-            launch.run(base, alone=self._says)
-            if self._troubles:
-                error, self._troubles = self._troubles[0], []
-                raise error
+        arrays = {t.name: args[t.name] for t in self.given.tensors}
+        sizes = array_sizes(self.given, arrays) if self.given.dims else {}
+        self.fixed(sizes)(self.head(args))
 
-    def fixed(self, sizes: Mapping[Var, int]) -> Callable[[bytes], None] | None:
-        """The launch for these sizes, called with what is left: the parameters in order, 8 bytes
-        each. None for a kernel that prints or asserts, which is called with its arguments."""
-        if self._watches:
-            return None
-        known = dict(sizes)
-        dims = [known[d.var] for d in self.given.dims]
-        rooms = [_scratch_bytes(b, known) for b, _ in self._scratch]
-        tail = struct.pack(f"<{len(dims)}q16x", *dims)
+    def head(self, args: Mapping[str, Any]) -> bytes:
+        """The parameters in order, 8 bytes each: what a launch begins with."""
+        words = [args[p.name] for p in self.given.params]
+        for i, p in enumerate(self.given.params):
+            if isinstance(p, Buffer):
+                words[i] = words[i].__array_interface__["data"][0]
+            elif self.codes[i] == BYTES:
+                words[i] = self.encode(i, words[i])
+        return self.pack(*words)
+
+    def encode(self, i: int, value: Any) -> bytes:
+        """A scalar of a type that `struct` does not know."""
+        return bytes(np.asarray(value).astype(self.given.params[i].dtype.numpy).tobytes())
+
+    def fixed(self, sizes: Mapping[Var, int]) -> Callable[[bytes], None]:
+        """The launch for these sizes, called with what is left: `head`."""
+        dims = [sizes[d.var] for d in self.given.dims]
+        rooms = [item_bytes(b.dtype) * prod(shape_of(b, sizes)) for b in self.code.scratch]
+        # behind the sizes: whether an assertion has failed, and whom to tell
+        hears = ctypes.cast(self._show, ctypes.c_void_p).value if self.code.watches else 0
+        tail = struct.pack(f"<{len(dims) + 1}qQ", *dims, 0, hears)
         blank = bytes(8 * (len(self.given.params) + len(rooms)))
         # a scalar may be part of the grid
         counted = None if self.given.scalars else [x.count(blank + tail) for x in self._launches]
         plan = list(zip(self._launches, counted or [None] * len(self._launches), strict=True))
-        if len(plan) == 1 and not rooms:
+        if len(plan) == 1 and not rooms and not self.code.watches:
             run, total = plan[0][0].run, plan[0][1]
             return lambda head: run(head + tail, total=total)
 
         def launch(head: bytes) -> None:
-            scratch = [np.empty(room, np.uint8) for room in rooms]
+            scratch = [np.empty(max(room, 1), np.uint8) for room in rooms]
             places = struct.pack(f"<{len(rooms)}Q", *(m.ctypes.data for m in scratch))
-            block = head + places + tail
+            block: Any = head + places + tail
+            if self.code.watches:  # which write into it
+                block = ctypes.create_string_buffer(block, len(block))
             for each, total in plan:
-                each.run(block, total=total)
+                each.run(block, alone=self._says, total=total)
+                if self._troubles:
+                    error, self._troubles = self._troubles[0], []
+                    raise error
 
         return launch
 
     def _print(self, which: int, table: Any) -> None:
         """Called from generated code, where nothing can be raised: the call raises it later."""
-        from tilewright.targets.cpu.messages import say
-
         try:
-            say(self._watches[which], table)
+            say(self.code.watches[which], table)
         except BaseException as error:
             self._troubles.append(error)
-
-
-def _scratch_bytes(buffer: Buffer, sizes: dict[Var, int]) -> int:
-    total = item_bytes(buffer.dtype)
-    for size in buffer.shape:
-        total *= int(size.value) if isinstance(size, Const) else static_value(size, sizes)
-    return max(total, 1)
 
 
 def compile_program(program: Program, target: Target) -> CpuKernel:
@@ -245,3 +233,51 @@ def _load(kept: Kept, program: Program, target: Target) -> CpuKernel | None:
         return None if entry is None else CpuKernel(program, target, Code.from_entry(*entry))
     except (*UNREADABLE, RuntimeError):  # which is LLVM's
         return None
+
+
+# ── what kernels say ─────────────────────────────────────────────────────────────────────────
+
+
+def say(watch: Any, table: Any) -> None:
+    """Print the line of a `print`, to Python's own stream, so that what redirects or captures it
+    sees kernels' lines where they belong; raise the error of an assertion that failed."""
+    text = _text(watch, table)
+    if watch.op.name == "device_assert":
+        raise RunError(text, loc=watch.op.loc)
+    # one write: a line of another thread cannot come between it and its end
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _text(watch: Any, table: Any) -> str:
+    """The op's text with its operands, which lie where `table` says."""
+    values, at = [], 0
+    for dtype, region in watch.arguments:
+        if region is None:
+            values.append(_memory(table[at], (), (), dtype)[()])
+            at += 1
+        else:
+            rank = region.buffer.rank
+            numbers = [int(table[at + 1 + k]) for k in range(4 * rank)]
+            values.append(_tile(table[at], numbers, region, dtype))
+            at += 1 + 4 * rank
+    places = watch.op.width or 0
+    return show_line(watch.op.text.format(*values[:places]), values[places:])
+
+
+def _tile(address: int, numbers: list[int], region: Region, dtype: DType) -> Any:
+    rank = region.buffer.rank
+    starts, extents, sizes, strides = (numbers[k * rank : (k + 1) * rank] for k in range(4))
+    box = cut(_memory(address, sizes, strides, dtype), starts, extents)
+    units = (isinstance(e, Const) and e.value == 1 for e in region.extents)
+    return box.reshape([n for n, unit in zip(extents, units, strict=True) if not unit])
+
+
+def _memory(address: int, sizes: Any, strides: Any, dtype: DType) -> Any:
+    """The elements at `address`, strides counted in elements."""
+    item = item_bytes(dtype)
+    if 0 in sizes:
+        return np.zeros(sizes, dtype.numpy)
+    reach = sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1
+    raw = (ctypes.c_char * (reach * item)).from_address(address)
+    return np.ndarray(tuple(sizes), dtype.numpy, raw, 0, tuple(s * item for s in strides))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+Size = int | str  # a constant, or an i64 value
 _PLAIN = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -30,9 +31,8 @@ class Module:
         self.functions: dict[str, str] = {}
         self.imports: set[str] = set()
 
-    def declare(self, name: str, result: str, *args: str) -> str:
+    def declare(self, name: str, result: str, *args: str) -> None:
         self.declarations[name] = f"declare {result} @{name}({', '.join(args)})"
-        return name
 
     def text(self) -> str:
         parts = [
@@ -54,9 +54,9 @@ class Function:
         self.lines: list[str] = []
         self.stack: list[str] = []
         self.count = 0
-        self.block = "tw.entry"
         self.ended = False
         self.note: str = ""
+        self.loops: list[tuple[str, str]] = []  # labels that go on, and that leave
 
     def name(self, hint: str = "v") -> str:
         self.count += 1
@@ -88,7 +88,6 @@ class Function:
         if not self.ended:
             self.line(f"br label %{label}")
         self.lines.append(f"{label}:")
-        self.block = label
         self.ended = False
 
     def jump(self, label: str) -> None:
@@ -100,49 +99,37 @@ class Function:
         self.line(f"br i1 {condition}, label %{then}, label %{orelse}")
         self.ended = True
 
-    def ret(self, text: str = "void") -> None:
-        self.line(f"ret {text}")
-        self.ended = True
-
-    def call(self, result: str, name: str, *args: tuple[str, str], hint: str = "v") -> str:
+    def call(self, result: str, name: str, *args: tuple[str, str]) -> str:
         """Call a declared function; args are (type, value) pairs."""
         text = f"call {result} @{name}({', '.join(f'{t} {v}' for t, v in args)})"
         if result == "void":
             self.line(text)
             return ""
-        return self.value(text, hint)
+        return self.value(text)
 
-    def intrinsic(self, stem: str, result: str, *args: tuple[str, str], hint: str = "v") -> str:
-        """Call `llvm.stem` overloaded as its (already complete) name says."""
-        self.module.declare(stem, result, *(t for t, _ in args))
-        return self.call(result, stem, *args, hint=hint)
+    def intrinsic(self, name: str, result: str, *args: tuple[str, str]) -> str:
+        """Call an intrinsic, its name complete."""
+        self.module.declare(name, result, *(t for t, _ in args))
+        return self.call(result, name, *args)
 
     @contextmanager
     def loop(
-        self,
-        start: str,
-        stop: str,
-        step: str = "1",
-        hint: str = "i",
-        latch: str | None = None,
-        *,
-        saturates: bool = False,
-    ) -> Iterator[tuple[str, str, str]]:
-        """`for i in range(start, stop, step)` over i64, step > 0; `saturates`: the number after the
-        last may be too large for i64.
-
-        Yields (i, label that goes on, label that leaves).
-        """
+        self, start: Size, stop: Size, step: Size = 1, hint: str = "i", *, saturates: bool = False
+    ) -> Iterator[str]:
+        """`for i in range(start, stop, step)` over i64, step > 0; yields i. `saturates`: the number
+        after the last may be too large for i64."""
         before = self.label(f"{hint}.before")
         header, body = self.label(f"{hint}.loop"), self.label(f"{hint}.body")
-        latch, after = latch or self.label(f"{hint}.next"), self.label(f"{hint}.done")
+        latch, after = self.label(f"{hint}.next"), self.label(f"{hint}.done")
         index, following = self.name(hint), self.name(hint)
         self.start(before)
         self.start(header)
         self.line(f"{index} = phi i64 [ {start}, %{before} ], [ {following}, %{latch} ]")
         self.branch(self.value(f"icmp slt i64 {index}, {stop}"), body, after)
         self.start(body)
-        yield index, latch, after
+        self.loops.append((latch, after))
+        yield index
+        self.loops.pop()
         self.start(latch)
         if saturates:
             self.module.declare("llvm.sadd.sat.i64", "i64", "i64", "i64")
@@ -174,13 +161,9 @@ class Function:
         orelse()
         self.start(after)
 
-    def finish(self) -> None:
-        """Add the function to its module."""
+    def finish(self, result: str = "void") -> None:
+        """Return `result`, and add the function to its module."""
+        self.line(f"ret {result}")
         name = self.signature.split("@", 1)[1].split("(", 1)[0]
-        text = [
-            f"define {self.signature} {self.attributes} {{",
-            "tw.entry:",
-            *self.stack,
-            *self.lines,
-        ]
-        self.module.functions[name] = "\n".join([*text, "}"])
+        head = f"define {self.signature} {self.attributes} {{\ntw.entry:"
+        self.module.functions[name] = "\n".join([head, *self.stack, *self.lines, "}"])

@@ -6,14 +6,12 @@ all products of a module share it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.ir.dtype import DType
-from tilewright.targets.cpu.emit_expr import Size
 from tilewright.targets.cpu.host import host
-from tilewright.targets.cpu.llvm_text import Function, Module
-from tilewright.targets.cpu.math import Math
-from tilewright.targets.cpu.numbers import Val, item_bytes, type_of
+from tilewright.targets.cpu.llvm_text import Function, Module, Size
+from tilewright.targets.cpu.numbers import Val, constant, fma, item_bytes, shuffle, splat, type_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ def register_tile(dtype: DType) -> Tile:
     return Tile(12 if h.vector_registers >= 32 else 6, 2, lanes)
 
 
-class MicroKernel(Math):
+class MicroKernel:
     """c[rows, columns] += a[rows, k] · b[k, columns] for one block of registers; c is not read
     where it starts `fresh`. `strides`: of a's rows and columns, of b's rows, of c's rows."""
 
@@ -64,38 +62,37 @@ class MicroKernel(Math):
         self.name = ".".join(["tilewright.gemm", *what])
 
     def emit(self, module: Module) -> None:
+        """Once in a module."""
+        if self.name in module.functions:
+            return
         arguments = "ptr %a, ptr %b, ptr noalias %c, i64 %am, i64 %ak, i64 %bk, i64 %cm, i64 %k"
         signature = f"internal void @{self.name}({arguments})"
         fn = self.fn = Function(module, signature, "noinline nounwind")
         tile = self.tile
-        type_ = type_of(self.dtype, tile.lanes)
         slots = {}
         for r in range(tile.rows):
-            row = self._offset("%c", str(r), self.cm)
+            row = self._offset("%c", r, self.cm)
             for v in range(tile.vectors):
-                slot = slots[r, v] = fn.alloca(type_, f"acc{r}_{v}")
+                slot = slots[r, v] = fn.alloca(type_of(self.dtype, tile.lanes), f"acc{r}_{v}")
                 if self.fresh:
-                    old = self.constant(0, self.dtype, tile.lanes)
+                    old = constant(fn, 0, self.dtype, tile.lanes)
                 else:
-                    old = self._load(self._plus(row, v * tile.lanes), tile.lanes)
-                fn.line(f"store {type_} {old.ref}, ptr {slot}")
+                    old = self._load(self._offset(row, v * tile.lanes), tile.lanes)
+                fn.line(f"store {old}, ptr {slot}")
         block = self._unroll()
         whole = self.k - self.k % block
         if whole:
-            with fn.loop("0", str(whole), str(block), hint="k") as (at, _, _):
+            with fn.loop(0, whole, block, hint="k") as at:
                 self._steps(at, block, slots)
         if self.k - whole:
-            with fn.loop(str(whole), str(self.k), hint="k") as (at, _, _):
+            with fn.loop(whole, self.k, hint="k") as at:
                 self._steps(at, 1, slots)
         for r in range(tile.rows):
-            row = self._offset("%c", str(r), self.cm)
+            row = self._offset("%c", r, self.cm)
             for v in range(tile.vectors):
-                value = fn.value(f"load {type_}, ptr {slots[r, v]}")
-                fn.line(
-                    f"store {type_} {value}, ptr {self._plus(row, v * tile.lanes)}, "
-                    f"align {item_bytes(self.dtype)}"
-                )
-        fn.ret()
+                value = self._slot(slots[r, v])
+                place = self._offset(row, v * tile.lanes)
+                fn.line(f"store {value}, ptr {place}, align {item_bytes(self.dtype)}")
         fn.finish()
 
     def _unroll(self) -> int:
@@ -106,19 +103,19 @@ class MicroKernel(Math):
     def _steps(self, at: str, count: int, slots: dict[tuple[int, int], str]) -> None:
         """`count` values of k from `at` on."""
         fn, tile = self.fn, self.tile
-        type_ = type_of(self.dtype, tile.lanes)
         column = self._offset("%a", at, self.ak)
         vectors: list[Val] = []
         if self.along == "k" and count > 1:
             vectors = [
-                self._load(self._offset(column, str(r), self.am), count) for r in range(tile.rows)
+                self._load(self._offset(column, r, self.am), count) for r in range(tile.rows)
             ]
-        total = {key: fn.value(f"load {type_}, ptr {slot}") for key, slot in slots.items()}
+        total = {key: self._slot(slot) for key, slot in slots.items()}
         for step in range(count):
             k = fn.value(f"add nsw i64 {at}, {step}") if step else at
             row = self._offset("%b", k, self.bk)
             b = [
-                self._load(self._plus(row, v * tile.lanes), tile.lanes) for v in range(tile.vectors)
+                self._load(self._offset(row, v * tile.lanes), tile.lanes)
+                for v in range(tile.vectors)
             ]
             here = self._offset("%a", k, self.ak)
             across = self._load(here, tile.rows) if self.along == "m" else None
@@ -126,41 +123,32 @@ class MicroKernel(Math):
                 if vectors:
                     a = self._broadcast(vectors[r], step)
                 elif across is not None:
-                    a = (
-                        self._broadcast(across, r)
-                        if tile.rows > 1
-                        else self.splat(across, tile.lanes)
-                    )
+                    a = self._broadcast(across, r)
                 else:
-                    a = self.splat(self._load(self._offset(here, str(r), self.am), 1), tile.lanes)
+                    a = splat(self._load(self._offset(here, r, self.am), 1), tile.lanes)
                 for v in range(tile.vectors):
-                    total[r, v] = self._fused(a, b[v], Val(total[r, v], self.dtype, tile.lanes)).ref
+                    old = total[r, v]
+                    total[r, v] = fma(a, b[v], old) if self.dtype.is_float else a * b[v] + old
         for key, slot in slots.items():
-            fn.line(f"store {type_} {total[key]}, ptr {slot}")
-
-    def _fused(self, a: Val, b: Val, c: Val) -> Val:
-        if self.dtype.is_float:
-            return self.fma(a, b, c)
-        return self.instruction("add", self.instruction("mul", a, b), c)
+            fn.line(f"store {total[key]}, ptr {slot}")
 
     def _broadcast(self, a: Val, lane: int) -> Val:
-        type_ = type_of(a.dtype, a.lanes)
-        mask = ", ".join([f"i32 {lane}"] * self.tile.lanes)
-        text = f"shufflevector {type_} {a.ref}, {type_} poison, <{self.tile.lanes} x i32> <{mask}>"
-        return Val(self.fn.value(text), a.dtype, self.tile.lanes)
+        """One lane in every lane of an accumulator."""
+        if a.lanes == 1:
+            return splat(a, self.tile.lanes)
+        return shuffle(a, replace(a, ref="poison"), [lane] * self.tile.lanes)
+
+    def _slot(self, slot: str) -> Val:
+        type_ = type_of(self.dtype, self.tile.lanes)
+        return Val(self.fn, self.fn.value(f"load {type_}, ptr {slot}"), self.dtype, self.tile.lanes)
 
     def _load(self, pointer: str, lanes: int) -> Val:
         type_ = type_of(self.dtype, lanes)
         text = f"load {type_}, ptr {pointer}, align {item_bytes(self.dtype)}"
-        return Val(self.fn.value(text), self.dtype, lanes)
+        return Val(self.fn, self.fn.value(text), self.dtype, lanes)
 
-    def _offset(self, pointer: str, index: str, stride: str) -> str:
-        if index == "0":
+    def _offset(self, pointer: str, index: Size, stride: str = "1") -> str:
+        if index in (0, "0"):
             return pointer
         scaled = index if stride == "1" else self.fn.value(f"mul nsw i64 {index}, {stride}")
         return self.fn.value(f"getelementptr {type_of(self.dtype)}, ptr {pointer}, i64 {scaled}")
-
-    def _plus(self, pointer: str, elements: int) -> str:
-        if not elements:
-            return pointer
-        return self.fn.value(f"getelementptr {type_of(self.dtype)}, ptr {pointer}, i64 {elements}")

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer
+from tilewright.ir.chips import CHIPS
 from tilewright.ir.expr import Var, const
 from tilewright.ir.op import (
     Alloc,
@@ -46,9 +47,8 @@ from tilewright.targets.cuda.launch import LaunchSpec, Param, Scalar, Size, Tens
 from tilewright.targets.cuda.launch import (
     Map as MapArg,
 )
-from tilewright.targets.cuda.limits import check_grid, check_tiles
+from tilewright.targets.cuda.limits import blocks_to_ask, check_grid, check_tiles
 from tilewright.targets.cuda.nvrtc import CompiledCuda, Resources, Serialized, compile_cuda
-from tilewright.targets.cuda.occupancy import MULTIPROCESSORS, blocks_to_ask
 from tilewright.targets.cuda.record import Record
 from tilewright.targets.cuda.remedies import LEVELS, SERIALIZED, explain, search
 from tilewright.targets.cuda.tensormap import TensorMapSpec
@@ -188,7 +188,7 @@ def _compiled(
 def more_blocks(kernel: KernelSource, resources: Resources | None, arch: str) -> int:
     """Blocks of a multiprocessor that registers should have room for; 0: as many as they have.
     Matrix instructions need what they hold: nothing is asked of a kernel with them."""
-    sm = MULTIPROCESSORS.get(arch)
+    sm = CHIPS.get(arch)
     ops = walk_ops(kernel.kernel)
     if resources is None or sm is None:
         return 0

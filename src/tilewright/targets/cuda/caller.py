@@ -16,7 +16,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from tilewright.ir.bind import in_order
@@ -33,15 +32,14 @@ from tilewright.targets.cuda.launch import (
     facts_of,
     read_arguments,
 )
-from tilewright.targets.cuda.values import Sizes
+from tilewright.targets.cuda.tensormap import Sizes
 from tilewright.targets.cuda.views import ArrayView, torch_stream
-from tilewright.targets.torch_tensors import Guard, guard_of, never
+from tilewright.targets.torch_tensors import MISSING, Guard, generated, guard_of, never, passed
 
 Ready: TypeAlias = tuple[Step, ...] | Prepared
 # a guard, the launches of tensors that pass it, and their device
 Recent: TypeAlias = tuple[Guard, dict[Any, Ready], int]
 
-_MISSING: Any = type("missing", (), {"__repr__": lambda _: "<no argument>"})()
 # tensors that look alike and yet fail each other's guard (they differ in autograd, or one is
 # passed twice) would have theirs made again and again
 _GUARDS = 16
@@ -78,14 +76,15 @@ def make_caller(
     `check` sees the arrays' views, raises `LaunchError` or returns the sizes. It must follow from
     the views alone, for it runs once for each distinct set of them.
     """
-    scratch = any(each.scratch for each in (module, *(form.module for form in forms)))
+    modules = (module, *(form.module for form in forms))
+    direct = not any(each.scratch or each.waits for each in modules)
     name = module.specs[0].kernel if module.specs else "kernel"
     words = [p.name for p in params]
     tensors = [p for p in params if isinstance(p, TensorArg)]
     at = [f"x{i}" for i in range(len(params))]
     kept: dict[Any, Entry] = {}  # not the module's: another caller may check otherwise
     looks: dict[Any, Looks] = {}
-    names: dict[str, Any] = {"recent": _NOTHING, "missing": _MISSING}
+    names: dict[str, Any] = {"recent": _NOTHING, "missing": MISSING}
 
     # ------------------------------------------------------------------------- the roads behind
 
@@ -107,16 +106,14 @@ def make_caller(
 
     @entry
     def slow(given: tuple[Any, ...], named: Mapping[str, Any], stream: Any, key: Any) -> None:
-        while given and given[-1] is _MISSING:
-            given = given[:-1]
-        args = dict(zip(words, in_order(name, words, given, named), strict=True))
+        args = dict(zip(words, in_order(name, words, passed(given), named), strict=True))
         views, where, scalars = read_arguments(params, args, stream)
         general = (where, facts_of(views), tuple(scalars.items()))
         found = kept.get(general)
         if found is None:
             sizes = check(views)
             call = Prepared(module.formed(forms, views, sizes), views, scalars, sizes, where)
-            found = Entry(call if scratch else call.steps(0), Looks())
+            found = Entry(call.steps(0) if direct else call, Looks())
         if len(kept) >= KEPT:
             kept.clear()
             looks.clear()
@@ -193,7 +190,7 @@ def make_caller(
     stream = "" if "stream" in words else "stream=None, "
     values = "".join(f"{x}, " for x in at)
     launch = "found.run()"
-    if not scratch:
+    if direct:
         launch = """\
 for step in found:
         status = launch(*step.arguments)
@@ -221,11 +218,7 @@ def call({"".join(f"{x}=missing, " for x in at)}{"/, " if at else ""}*rest, {str
         return slow(({values}*rest,), named, {"stream" if stream else "None"}, None)
 {read if xs else f"    return slow(({values}), {{}}, None, None)"}
 """
-    # a file of ours as far as errors go: they point to the caller's line
-    exec(compile(text, str(Path(__file__).with_name(f"<launch {name}>")), "exec"), names)
-    call: Callable[..., None] = names["call"]
-    call.__name__ = call.__qualname__ = name
-    return call
+    return generated(text, name, names)
 
 
 def _encoder(p: Scalar) -> Callable[[Any], bytes]:

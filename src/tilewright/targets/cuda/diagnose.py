@@ -15,32 +15,21 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.bind import in_order
 from tilewright.ir.buffer import Region
 from tilewright.ir.op import Arrive, BarrierInit, Intrinsic, Sync, walk_ops
 from tilewright.ir.text import print_expr
 from tilewright.support import env
-from tilewright.support.errors import HangError, LaunchError, TilewrightError, entry
+from tilewright.support.errors import HangError, LaunchError, TilewrightError
 from tilewright.targets.cuda.driver import Device
 from tilewright.targets.cuda.emit import Site
-from tilewright.targets.cuda.launch import (
-    CudaModule,
-    Form,
-    LaunchSpec,
-    Scalar,
-    Step,
-    TensorArg,
-    read_arguments,
-)
-from tilewright.targets.cuda.values import Sizes
-from tilewright.targets.cuda.views import ArrayView
+from tilewright.targets.cuda.launch import CudaModule, LaunchSpec, Step
 
 SYMBOL = "tw_report"
 RECORDS = 256 * 64  # multiprocessors × warps
@@ -193,6 +182,8 @@ def _arrivals(site: Site) -> str:
 class DiagnosticModule(CudaModule):
     """A module whose launches wait for their kernels and raise `HangError` for those that hang."""
 
+    waits = True
+
     def __init__(
         self, cubin: bytes, specs: Sequence[LaunchSpec], sites: Sequence[Site], **more: Any
     ) -> None:
@@ -260,24 +251,3 @@ class DiagnosticModule(CudaModule):
             # who waits longest is to blame; that another's clock was read first means little
             return self._hang(report, report.records(Standing.EXPIRED, Standing.WAITING))
         return self.driver.error(status, f"{step.spec.kernel} was waited for")
-
-
-def make_waiting_caller(
-    module: CudaModule,
-    params: Sequence[TensorArg | Scalar],
-    check: Callable[[Mapping[str, ArrayView]], Sizes],
-    forms: Sequence[Form] = (),
-) -> Callable[..., None]:
-    """`caller.make_caller` of a diagnostic build: it keeps nothing between calls, and waits."""
-    words = [p.name for p in params]
-
-    @entry
-    def call(*values: Any, stream: Any = None, **named: Any) -> None:
-        name = module.specs[0].kernel if module.specs else "kernel"
-        args = dict(zip(words, in_order(name, words, values, named), strict=True))
-        views, where, scalars = read_arguments(params, args, stream)
-        sizes = check(views)
-        chosen = module.formed(forms, views, sizes)
-        chosen.run(chosen.prepare(views, scalars, sizes, where))
-
-    return call

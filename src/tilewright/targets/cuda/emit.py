@@ -15,8 +15,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.aliases import places
-from tilewright.ir.analysis.bounds import limits
-from tilewright.ir.analysis.intervals import single
+from tilewright.ir.analysis.intervals import limits, single
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Load, Var, loads, variables
@@ -54,8 +53,7 @@ from tilewright.ir.verify.structure import REGISTERS_PER_BLOCK
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.emit_expr import TYPES, print_expr
 from tilewright.targets.cuda.emit_foreign import FOREIGN
-from tilewright.targets.cuda.emit_products import adjacent, together
-from tilewright.targets.cuda.instructions import instruction
+from tilewright.targets.cuda.instructions import adjacent, instruction, together
 from tilewright.targets.cuda.names import Names, comment, quoted_path, words_of
 from tilewright.targets.cuda.spans import Spans
 
@@ -332,18 +330,20 @@ class _Writer:
         """A value, or for a region its address: 32 bits in shared memory, a pointer elsewhere."""
         if isinstance(operand, Expr):
             return self.expr(operand)
-        buffer = operand.buffer
-        name = self.names.of(buffer.name)
-        index = self.index(buffer, operand.starts, "" if buffer.space is Space.BARRIER else "+")
+        buffer, where = operand.buffer, self.start(operand)
         if buffer.space is Space.BARRIER:
+            name, index = self.names.of(buffer.name), self.index(buffer, operand.starts)
             where = name if index == "0" else f"{name} + 8 * ({index})"
         elif buffer.space is Space.SHARED:
-            where = f"tw::address({name})" if index == "0" else f"tw::address({name} + {index})"
-        else:
-            return name if index == "0" else f"{name} + {index}"
+            where = f"tw::address({where})"
         if operand.cta is not None:
             return f"tw::remote({where}, {self.expr(operand.cta)})"
         return where
+
+    def start(self, region: Region) -> str:
+        name = self.names.of(region.buffer.name)
+        index = self.index(region.buffer, region.starts, "+")
+        return name if index == "0" else f"{name} + {index}"
 
     def pointer(self, operand: Expr | Region) -> str:
         """A value, or for a region a pointer to where it begins."""
@@ -351,11 +351,7 @@ class _Writer:
             return self.expr(operand)
         if operand.cta is not None or operand.buffer.space is Space.BARRIER:
             return self.operand(operand)
-        name = self.names.of(operand.buffer.name)
-        if not operand.starts:
-            return f"&{name}"
-        index = self.index(operand.buffer, operand.starts, "+")
-        return name if index == "0" else f"{name} + {index}"
+        return self.start(operand) if operand.starts else f"&{self.names.of(operand.buffer.name)}"
 
     # ── structure ────────────────────────────────────────────────────────────────────────────
 

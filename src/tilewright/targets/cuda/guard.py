@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from tilewright.support.errors import RunError
@@ -22,6 +24,25 @@ def _child(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
     pipe.close()
 
 
+@contextmanager
+def child(target: Callable[..., None], *args: Any) -> Iterator[tuple[Connection, BaseProcess]]:
+    """A fresh process that runs `target(pipe, *args)`, and our end of the pipe. An error here ends
+    it at once."""
+    context = multiprocessing.get_context("spawn")  # a forked child cannot use CUDA
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(theirs, *args), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours, process
+        process.join(5)
+    finally:
+        ours.close()
+        if process.is_alive():
+            process.kill()
+        process.join(5)
+
+
 def run_guarded(function: Callable[..., Result], *args: Any, timeout: float = 60.0) -> Result:
     """`function(*args)` in a fresh process, killed after `timeout` seconds.
 
@@ -29,31 +50,19 @@ def run_guarded(function: Callable[..., Result], *args: Any, timeout: float = 60
     process frees the GPU. The function must be importable and its result picklable (no GPU
     arrays). Raises `RunError` on a timeout, an exception or a crash.
     """
-    context = multiprocessing.get_context("spawn")  # a forked child cannot use CUDA
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(theirs, function, args), daemon=True)
     name = getattr(function, "__name__", str(function))
-    child.start()
-    theirs.close()
-    try:
-        if not ours.poll(timeout):
-            child.kill()
+    with child(_child, function, args) as (pipe, process):
+        if not pipe.poll(timeout):
             raise RunError(
                 f"{name} did not finish within {timeout:g} s and was killed",
                 fix="a barrier wait that never ends is the usual reason: TILEWRIGHT_DIAGNOSTIC=1 "
                 "names it",
             )
         try:
-            good, answer = ours.recv()
+            good, answer = pipe.recv()
         except EOFError:
-            child.join(5)
-            raise RunError(f"{name} ended its process, exit code {child.exitcode}") from None
-    finally:
-        ours.close()
-        child.join(5)
-        if child.is_alive():
-            child.kill()
-            child.join(5)
+            process.join(5)
+            raise RunError(f"{name} ended its process, exit code {process.exitcode}") from None
     if not good:
         raise RunError(f"{name} failed in its process", notes=(str(answer),))
     result: Result = answer

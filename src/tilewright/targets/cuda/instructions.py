@@ -9,9 +9,11 @@ wrapper function a kernel needs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.ir.atoms import MATRIX_TYPES
+from tilewright.ir.expr import const
+from tilewright.ir.op import Body, Intrinsic
 from tilewright.support.errors import CompileError
 
 Fields = dict[str, str]
@@ -30,67 +32,54 @@ class Instruction:
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
 
 
-def _bulk_load(fields: Fields) -> tuple[str, str]:
-    rank, multicast, cache = int(fields["rank"]), "multicast" in fields, fields.get("cache")
-    name = f"bulk_load_{rank}d" + "_multicast" * multicast + (f"_{cache}" if cache else "")
-    # an engine that reaches its own block alone takes a detour where the address may be another's
-    to = "cta" if fields.get("to") == "block" else "cluster"
-    coords = [f"int c{i}" for i in range(rank)]
-    params = ["uint32_t to", "const tw::TensorMap* map", "uint32_t barrier", *coords]
-    inputs = ['"r"(to)', '"l"(map)', '"r"(barrier)', *(f'"r"(c{i})' for i in range(rank))]
-    spot = ", ".join(f"%{3 + i}" for i in range(rank))
-    modifiers, tail = "", ""
-    if multicast:
-        params.append("uint16_t mask")
-        tail += f", %{len(inputs)}"
-        inputs.append('"h"(mask)')
-        modifiers += ".multicast::cluster"
+def _bulk(
+    fields: Fields, name: str, operands: list[tuple[str, str, str]], form: str
+) -> tuple[str, str]:
+    """A wrapper of `operands` (type, name, asm constraint), the coordinates and what `fields` ask
+    for besides; `form` has holes for its modifiers and for where the coordinates stand."""
+    rank, cache = int(fields["rank"]), fields.get("cache")
+    spot = ", ".join(f"%{len(operands) + i}" for i in range(rank))
+    operands = [*operands, *(("int", f"c{i}", "r") for i in range(rank))]
+    name, modifiers, tail = f"{name}_{rank}d", "", ""
+    if "multicast" in fields:
+        name, modifiers = f"{name}_multicast", ".multicast::cluster"
+        tail += f", %{len(operands)}"
+        operands.append(("uint16_t", "mask", "h"))
+    params = ", ".join(f"{kind} {word}" for kind, word, _ in operands)
+    inputs = [f'"{mark}"({word})' for _, word, mark in operands]
     if cache:
+        name, modifiers = f"{name}_{cache}", f"{modifiers}.L2::cache_hint"
         tail += f", %{len(inputs)}"
         inputs.append(f'"l"(uint64_t(tw::{cache}))')
-        modifiers += ".L2::cache_hint"
-    return name, _function(
-        name,
-        params,
-        f"cp.async.bulk.tensor.{rank}d.shared::{to}.global.mbarrier::complete_tx::bytes"
-        f"{modifiers} [%0], [%1, {{{spot}}}], [%2]{tail};",
-        inputs,
-    )
-
-
-def _bulk_store(fields: Fields) -> tuple[str, str]:
-    rank, cache, reduce = int(fields["rank"]), fields.get("cache"), fields.get("reduce")
-    verb = f"reduce_{reduce}" if reduce else "store"
-    name = f"bulk_{verb}_{rank}d" + (f"_{cache}" if cache else "")
-    params = [
-        "const tw::TensorMap* map",
-        "uint32_t from",
-        *(f"int c{i}" for i in range(rank)),
-    ]
-    inputs = ['"l"(map)', '"r"(from)', *(f'"r"(c{i})' for i in range(rank))]
-    spot = ", ".join(f"%{2 + i}" for i in range(rank))
-    modifiers, tail = (f".{reduce}" if reduce else ""), ""
-    modifiers += ".tile.bulk_group"
-    if cache:
-        tail = f", %{len(inputs)}"
-        inputs.append(f'"l"(uint64_t(tw::{cache}))')
-        modifiers += ".L2::cache_hint"
-    head = "cp.reduce.async.bulk.tensor" if reduce else "cp.async.bulk.tensor"
-    return name, _function(
-        name,
-        params,
-        f"{head}.{rank}d.global.shared::cta{modifiers} [%0, {{{spot}}}], [%1]{tail};",
-        inputs,
-    )
-
-
-def _function(name: str, params: list[str], instruction: str, inputs: list[str]) -> str:
-    return (
-        f"TW_DEVICE void {name}({', '.join(params)}) {{\n"
-        f'  asm volatile("{instruction}" ::\n'
+    instruction = form.format(rank=rank, spot=f"{{{spot}}}", modifiers=modifiers)
+    return name, (
+        f"TW_DEVICE void {name}({params}) {{\n"
+        f'  asm volatile("{instruction}{tail};" ::\n'
         f'               {", ".join(inputs)} : "memory");\n'
         "}\n"
     )
+
+
+_MAP = ("const tw::TensorMap*", "map", "l")
+
+
+def _bulk_load(fields: Fields) -> tuple[str, str]:
+    # an engine that reaches its own block alone takes a detour where the address may be another's
+    to = "cta" if fields.get("to") == "block" else "cluster"
+    operands = [("uint32_t", "to", "r"), _MAP, ("uint32_t", "barrier", "r")]
+    form = (
+        f"shared::{to}.global.mbarrier::complete_tx::bytes{{modifiers}} [%0], [%1, {{spot}}], [%2]"
+    )
+    return _bulk(fields, "bulk_load", operands, f"cp.async.bulk.tensor.{{rank}}d.{form}")
+
+
+def _bulk_store(fields: Fields) -> tuple[str, str]:
+    reduce = fields.get("reduce")
+    name = f"bulk_reduce_{reduce}" if reduce else "bulk_store"
+    head = "cp.reduce.async.bulk.tensor" if reduce else "cp.async.bulk.tensor"
+    kind = f".{reduce}" if reduce else ""
+    form = f".global.shared::cta{kind}.tile.bulk_group{{modifiers}} [%0, {{spot}}], [%1]"
+    return _bulk(fields, name, [_MAP, ("uint32_t", "from", "r")], f"{head}.{{rank}}d{form}")
 
 
 # ── matrix instructions ──────────────────────────────────────────────────────────────────────
@@ -325,3 +314,36 @@ def instruction(name: str) -> Instruction:
             expected="one of " + ", ".join(INSTRUCTIONS),
         )
     return found
+
+
+# ── neighbours ───────────────────────────────────────────────────────────────────────────────
+
+# The compiler copies every accumulator into and out of an asm statement. Of the products of a flash
+# attention (48 instructions, 64 registers each) these copies took it 400 of 950 ms; as few
+# statements the machine code is the same. So many instructions are one:
+# of 32, their descriptors no longer fit the uniform registers.
+MOST_PRODUCTS = 8
+
+
+def adjacent(body: Body, index: int) -> list[Intrinsic]:
+    """The matrix instructions from `index` on that can be one statement: on one accumulator, which
+    the first of them may begin anew. Empty when they are fewer than two."""
+    found: list[Intrinsic] = []
+    for op in body[index : index + MOST_PRODUCTS]:
+        if not (isinstance(op, Intrinsic) and op.name == "wgmma"):
+            break
+        if found:
+            first = found[0]
+            if (op.text, op.loc, op.args[0]) != (first.text, first.loc, first.args[0]):
+                break
+            if op.args[3] is not const(1):
+                break
+        found.append(op)
+    return found if len(found) > 1 else []
+
+
+def together(ops: list[Intrinsic]) -> Intrinsic:
+    """`ops` as one instruction: the accumulator, the other operands in turn, whether to add."""
+    into, _, _, adds = ops[0].args
+    sides = [arg for op in ops for arg in op.args[1:3]]
+    return replace(ops[0], args=(into, *sides, adds), text=f"{ops[0].text} steps={len(ops)}")

@@ -9,23 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from tilewright.ir.bind import unused_params, written_params
 from tilewright.ir.buffer import Buffer
+from tilewright.ir.chips import CHIPS
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.support import env
 from tilewright.support.cache import UNREADABLE
 from tilewright.support.errors import CompileError, warn_of
 from tilewright.targets.cuda import nvrtc
-from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, end_within, in_words
-from tilewright.targets.cuda.launch import CudaModule, Form, Map, Scalar, TensorArg
+from tilewright.targets.cuda.launch import CudaModule, Form, LaunchSpec, Map, Scalar, TensorArg
+from tilewright.targets.cuda.limits import blocks_per_sm
 from tilewright.targets.cuda.nvrtc import (
     NO_WARPGROUPS,
     CompiledCuda,
@@ -33,8 +34,8 @@ from tilewright.targets.cuda.nvrtc import (
     Resources,
     Serialized,
 )
-from tilewright.targets.cuda.occupancy import figures
 from tilewright.targets.cuda.record import Record
+from tilewright.targets.cuda.views import ProgramCheck
 from tilewright.targets.entries import Kept
 
 if TYPE_CHECKING:
@@ -77,19 +78,18 @@ class CudaKernel:
             warn_of(cost)
         self.resources: dict[str, Resources] = self.compiled.resources
         self.specs = self.record.specs
-        described: dict[str, Any] = {
-            "scratch": self.record.scratch,
-            "resources": self.resources,
-            "arch": target.arch,
-        }
+        make: Callable[..., CudaModule] = CudaModule
         if target.diagnostic:
             from tilewright.targets.cuda.diagnose import DiagnosticModule
 
-            self.module: CudaModule = DiagnosticModule(
-                self.compiled.image, self.specs, sites, **described
-            )
-        else:
-            self.module = CudaModule(self.compiled.image, self.specs, **described)
+            make = partial(DiagnosticModule, sites=sites)
+        self.module = make(
+            self.compiled.image,
+            self.specs,
+            scratch=self.record.scratch,
+            resources=self.resources,
+            arch=target.arch,
+        )
         self.compile_seconds = perf_counter() - started
         self._call: Callable[..., None] | None = None
 
@@ -145,10 +145,7 @@ class CudaKernel:
                     params.append(Scalar(p.name, p.dtype))
             check = ProgramCheck(program, written, general.record.align)
             own = [Form(self.module, *self._takes())] if self.otherwise else []
-            make = make_caller
-            if self.target.diagnostic:
-                from tilewright.targets.cuda.diagnose import make_waiting_caller as make
-            self._call = make(general.module, params, check, own)
+            self._call = make_caller(general.module, params, check, own)
         return self._call
 
     def _takes(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -288,6 +285,28 @@ def _save(kept: Kept, kernel: CudaKernel) -> None:
         return
     code = {"code": kernel.compiled.key, "library": nvrtc.library(), "record": record}
     kept.put(code, kernel.source.encode())
+
+
+def figures(spec: LaunchSpec, resources: Resources, arch: str) -> dict[str, Any]:
+    """What one kernel's block takes, and how many share a multiprocessor."""
+    found: dict[str, Any] = {
+        "threads": spec.threads,
+        "registers": resources.registers,
+        "spill_bytes": resources.spill_bytes,
+        "local_bytes": resources.local_bytes,
+        "shared_bytes": spec.shared + resources.static_shared,
+        "cluster": prod(spec.cluster),
+    }
+    if sm := CHIPS.get(arch):
+        blocks = blocks_per_sm(
+            sm,
+            threads=spec.threads,
+            registers=resources.registers,
+            shared=found["shared_bytes"],
+        )
+        found["blocks_per_sm"] = blocks
+        found["occupancy"] = blocks * -(-spec.threads // 32) * 32 / sm.threads_per_sm
+    return found
 
 
 def by_kernel(kernel: CudaKernel) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeAlias
@@ -21,8 +22,9 @@ import numpy as np
 
 from tilewright.ir.bind import does_not_fit
 from tilewright.ir.buffer import Buffer
+from tilewright.ir.chips import CHIPS, Chip
 from tilewright.ir.dtype import INT32, DType
-from tilewright.support.errors import LaunchError, Loc
+from tilewright.support.errors import CompileError, LaunchError, Loc, TilewrightError
 from tilewright.support.show import brief
 from tilewright.targets.cuda.dlpack import row_major
 from tilewright.targets.cuda.driver import (
@@ -31,31 +33,33 @@ from tilewright.targets.cuda.driver import (
     PROGRAMMATIC_SERIALIZATION,
     Device,
     Driver,
+    Held,
     LaunchAttribute,
     LaunchConfig,
     driver,
 )
-from tilewright.targets.cuda.limits import LIMITS, check_fits
-from tilewright.targets.cuda.memory import DeviceMemory, Held
+from tilewright.targets.cuda.limits import GRID, registers_of_block
 from tilewright.targets.cuda.nvrtc import Resources
 from tilewright.targets.cuda.tensormap import (
     MAP_ALIGN,
     MAP_BYTES,
+    SM_COUNT,
     MapCache,
+    Sizes,
     TensorMapSpec,
+    Value,
     driver_encoder,
+    evaluate,
     resolve,
 )
-from tilewright.targets.cuda.values import SM_COUNT, Sizes, Value, evaluate
 from tilewright.targets.cuda.views import ArrayView, common_device, read_arrays
 
 
 @dataclass(frozen=True)
 class TensorPointer:
-    """The address of a tensor, `offset` elements in."""
+    """The address of a tensor."""
 
     name: str
-    offset: Value = 0
     bytes = align = 8
 
 
@@ -235,10 +239,8 @@ def _encode(
     maps: MapCache,
 ) -> bytes:
     match p:
-        case TensorPointer(name, offset):
-            view = views[name]
-            step = view.dtype.storage_bytes(evaluate(offset, sizes))
-            return (view.address + step).to_bytes(8, "little")
+        case TensorPointer(name):
+            return views[name].address.to_bytes(8, "little")
         case Scalar(name):
             return scalars[name]
         case Size(value, dtype):
@@ -249,8 +251,7 @@ def _encode(
 
 
 def _check_grid(spec: LaunchSpec, grid: tuple[int, ...], cluster: tuple[int, ...]) -> None:
-    limits = (2**31 - 1, 65535, 65535)
-    for axis, (extent, limit, together) in enumerate(zip(grid, limits, cluster, strict=True)):
+    for axis, (extent, limit, together) in enumerate(zip(grid, GRID, cluster, strict=True)):
         if not 0 < extent <= limit:
             raise LaunchError(
                 f"{spec.kernel}: dimension {axis} of the grid is out of range",
@@ -277,35 +278,70 @@ class Loaded:
             function = found.function(device, self.module, spec.kernel)
             with found.active(device):
                 resources = self.resources[spec.kernel] = found.resources(function)
-                _check(spec, resources, device.limits)
+                check_fits(spec, resources, device.limits)
                 found.allow(function, shared=spec.shared, cluster=prod(spec.cluster))
             self.functions[spec.kernel] = int(function)
 
 
-def _check(spec: LaunchSpec, resources: Resources, limits: Any) -> None:
-    check_fits(
-        spec.kernel,
-        threads=spec.threads,
-        shared=spec.shared,
-        cluster=spec.cluster,
-        params=spec.sizes,
-        resources=resources,
-        limits=limits,
-        loc=spec.loc,
-    )
+def check_fits(spec: LaunchSpec, resources: Resources, limits: Chip) -> None:
+    """Raise unless the kernel can start at all."""
 
+    def refuse(what: str, expected: str, got: str, fix: str) -> None:
+        raise CompileError(
+            f"{spec.kernel} asks for {what}", loc=spec.loc, expected=expected, got=got, fix=fix
+        )
 
-Kept: TypeAlias = dict[Any, tuple["Step", ...]]
+    threads, most = spec.threads, 1024
+    bound = min(most, resources.max_threads or most)
+    if not 0 < threads <= bound:
+        refuse(
+            "more threads than a block of it may have",
+            f"at most {bound} threads" + (" (its launch bound)" if bound < most else ""),
+            f"{threads} threads",
+            "launch fewer threads, or compile it with a larger __launch_bounds__",
+        )
+    total = resources.static_shared + spec.shared
+    if total > limits.shared:
+        refuse(
+            "more shared memory than there is",
+            f"at most {limits.shared} bytes in a block",
+            f"{total} bytes ({resources.static_shared} static + {spec.shared} dynamic), "
+            f"{total - limits.shared} too many",
+            "use smaller tiles or fewer stages",
+        )
+    taken = registers_of_block(resources.registers, threads)
+    if taken > limits.registers:
+        refuse(
+            "more registers than there are",
+            f"at most {limits.registers} in a block",
+            f"{taken} ({resources.registers} in each of {threads} threads)",
+            f"compile it with __launch_bounds__({threads}, 1)",
+        )
+    if prod(spec.cluster) > limits.cluster:
+        refuse(
+            "a larger cluster than there is",
+            f"at most {limits.cluster} blocks",
+            f"{prod(spec.cluster)} {tuple(spec.cluster)}",
+            "use a smaller cluster",
+        )
+    if resources.params and spec.sizes != resources.params:
+        refuse(
+            "other parameters than are passed to it",
+            f"parameters of {resources.params} bytes",
+            f"{spec.sizes} bytes",
+            "list the launch's parameters as the kernel declares them",
+        )
+    if sum(spec.sizes) > limits.param_bytes:
+        refuse(
+            "more parameter space than there is",
+            f"at most {limits.param_bytes} bytes",
+            f"{sum(spec.sizes)} bytes",
+            "pass fewer tensor maps",
+        )
+
 
 # enough for a model's layers and a few sequence lengths; a step is about 2 KB
 KEPT = 1024
-
-
-def keep(kept: Kept, key: Any, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    if len(kept) >= KEPT:
-        kept.clear()
-    kept[key] = steps
-    return steps
 
 
 class CudaModule:
@@ -313,6 +349,8 @@ class CudaModule:
 
     With `resources` and `arch`, a launch that cannot fit is refused here, without a GPU.
     """
+
+    waits = False  # whether `run` does more than launch
 
     def __init__(
         self,
@@ -327,21 +365,14 @@ class CudaModule:
         self.cubin = cubin
         self.specs = tuple(specs)
         self.scratch = tuple(scratch)
-        every = [p for spec in self.specs for p in spec.params]
-        tensors = [p.name for p in every if isinstance(p, TensorPointer)]
-        tensors += [p.spec.tensor for p in every if isinstance(p, Map)]
-        made = {b.name for b in self.scratch}
-        self._tensors = tuple(n for n in dict.fromkeys(tensors) if n not in made)
-        self._scalars = tuple(dict.fromkeys(p for p in every if isinstance(p, Scalar)))
         self._using = using
         self._loaded: dict[int, Loaded] = {}
-        self._steps: Kept = {}
         self._maps: MapCache | None = None
         self._held: Held | None = None
         self._lock = threading.Lock()
         for spec in self.specs:
-            if resources is not None and arch in LIMITS:
-                _check(spec, resources[spec.kernel], LIMITS[arch])
+            if resources is not None and arch in CHIPS:
+                check_fits(spec, resources[spec.kernel], CHIPS[arch])
 
     @property
     def driver(self) -> Driver:
@@ -369,36 +400,19 @@ class CudaModule:
     def launch(
         self, args: Mapping[str, Any], sizes: Sizes | None = None, stream: Any = None
     ) -> None:
-        """Run on `args`: arrays and numbers by name; `sizes` go into grids, maps and parameters.
+        """Run once on `args`, arrays and numbers by name; `sizes` go into grids, maps, parameters.
 
         Without `stream`, the one the arrays' library is working on is taken.
         """
-        views, where = read_arrays({name: args[name] for name in self._tensors}, stream)
-        scalars = {p.name: encode_scalar(p.name, p.dtype, args[p.name]) for p in self._scalars}
-        sizes = sizes or {}
-        key = (where, facts_of(views), tuple(scalars.items()), tuple(sizes.items()))
-        steps = self._steps.get(key)
-        if steps is None:
-            steps = self.prepare(views, scalars, sizes, where)
-            if not self.scratch:
-                keep(self._steps, key, steps)
-        self.run(steps)
+        every = [p for spec in self.specs for p in spec.params]
+        tensors = [p.name for p in every if isinstance(p, TensorPointer)]
+        tensors += [p.spec.tensor for p in every if isinstance(p, Map)]
+        made = {b.name for b in self.scratch}
+        params = [TensorArg(name) for name in dict.fromkeys(tensors) if name not in made]
+        scalars = [p for p in dict.fromkeys(every) if isinstance(p, Scalar)]
+        views, where, numbers = read_arguments([*params, *scalars], args, stream)
+        Prepared(self, views, numbers, sizes or {}, where).run()
         self.hold(views, where)
-
-    def prepare(
-        self,
-        views: Mapping[str, ArrayView],
-        scalars: Mapping[str, bytes],
-        sizes: Sizes,
-        stream: int,
-    ) -> tuple[Step, ...]:
-        """The launches these arguments need, in order. Scratch lives as long as they do."""
-        call = Prepared(self, views, scalars, sizes, stream)
-        if not self.scratch:
-            return call.steps(0)
-        memory = DeviceMemory(self.driver, call.device, call.scratch_bytes, stream)
-        steps = call.steps(memory.address)
-        return tuple(replace(step, memory=(*step.memory, memory)) for step in steps)
 
     def maps(self) -> MapCache:
         if self._maps is None:
@@ -426,7 +440,7 @@ class CudaModule:
         }
 
     def run(self, steps: tuple[Step, ...]) -> None:
-        """Launch what `prepare` made."""
+        """Launch what was prepared."""
         found = self.driver
         for step in steps:
             # with several GPUs the thread may be on another one
@@ -513,7 +527,7 @@ class Prepared:
             self.scratch[b.name] = (self.scratch_bytes, shape, b.dtype)
             unaligned = self.scratch_bytes + b.dtype.storage_bytes(prod(shape))
             self.scratch_bytes = -(-unaligned // _SCRATCH_ALIGN) * _SCRATCH_ALIGN
-        self._steps: Kept = {}
+        self._steps: dict[int, tuple[Step, ...]] = {}  # by where scratch lies
 
     def steps(self, address: int) -> tuple[Step, ...]:
         """The launches with scratch at `address`."""
@@ -539,12 +553,18 @@ class Prepared:
         address = found.allocate(self.device, self.scratch_bytes, self.stream)
         try:
             self.module.run(self.kept(address))
-        finally:
-            found.free(self.device, address, self.stream)
+        except BaseException:
+            with suppress(TilewrightError):  # a lost context has nothing left to give back
+                found.free(self.device, address, self.stream)
+            raise
+        found.free(self.device, address, self.stream)
 
     def kept(self, address: int) -> tuple[Step, ...]:
-        steps = self._steps.get(address)
-        return keep(self._steps, address, self.steps(address)) if steps is None else steps
+        if address not in self._steps:
+            if len(self._steps) >= KEPT:
+                self._steps.clear()
+            self._steps[address] = self.steps(address)
+        return self._steps[address]
 
 
 _SCRATCH_ALIGN = 1024

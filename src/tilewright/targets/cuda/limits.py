@@ -3,40 +3,25 @@ for a schedule, and before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import NoReturn
 
 from tilewright.ir.atoms import ATOMS, Feature
 from tilewright.ir.buffer import Space
-from tilewright.ir.chips import CHIPS
+from tilewright.ir.chips import Chip
 from tilewright.ir.expr import Const
-from tilewright.ir.op import Alloc, BarrierInit, Copy, Gemm, Kernel, Program, Role, walk_ops
+from tilewright.ir.op import Alloc, BarrierInit, Copy, Gemm, Kernel, Op, Program, Role, walk_ops
 from tilewright.ir.target import ARCHITECTURES, Target
-from tilewright.support.errors import CompileError, Loc
-from tilewright.targets.cuda.nvrtc import Resources
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Per block; `shared` counts static and dynamic bytes together."""
-
-    shared: int
-    registers: int = 65536
-    threads: int = 1024
-    cluster: int = 1
-    param_bytes: int = 4096
-
-
-LIMITS = {
-    arch: Limits(chip.shared, chip.registers, cluster=chip.cluster, param_bytes=chip.param_bytes)
-    for arch, chip in CHIPS.items()
-}
+from tilewright.support.errors import CompileError
 
 GRID = (2**31 - 1, 65535, 65535)  # blocks along each axis
 REGISTERS_OF_THREAD = 255
 SPILLED = 8  # a fragment in local memory is slow; a much larger one is a mistake
 LOCAL_BYTES_OF_THREAD = 512 * 1024
+
+
+def _refuse(op: Op, what: str, expected: str, got: str, fix: str, code: str = "target") -> NoReturn:
+    raise CompileError(what, loc=op.loc, expected=expected, got=got, fix=fix, code=code)
 
 
 def check_tiles(program: Program, target: Target, scheduled: bool = False) -> None:
@@ -46,77 +31,64 @@ def check_tiles(program: Program, target: Target, scheduled: bool = False) -> No
         threads = prod(kernel.threads)
         _check_cluster(kernel, target)
         for op in walk_ops(kernel):
-            if isinstance(op, (Copy, Gemm)) and op.atom is not None:
-                _check_atom(op, target)
-            if isinstance(op, BarrierInit):
-                _check_barrier(op, target)
-            if scheduled and isinstance(op, Role):
-                _check_role(op, target)
+            _check_chip(op, target, scheduled)
             if isinstance(op, Alloc) and not (scheduled and op.buffer.space is Space.FRAGMENT):
                 _check_tile(op, threads, target)
 
 
 def _check_cluster(kernel: Kernel, target: Target) -> None:
-    most = LIMITS[target.arch].cluster
+    most = target.chip.cluster
     if prod(kernel.cluster) > most:
-        raise CompileError(
+        _refuse(
+            kernel,
             f"{kernel.name} asks for a larger cluster than there is",
-            loc=kernel.loc,
-            expected=f"at most {most} blocks on {target.arch}" if most > 1 else "no cluster",
-            got=f"cluster_dims={kernel.cluster}",
-            fix="use a smaller cluster" if most > 1 else f"{target.arch} has none: leave it out",
-            code="cluster",
+            f"at most {most} blocks on {target.arch}" if most > 1 else "no cluster",
+            f"cluster_dims={kernel.cluster}",
+            "use a smaller cluster" if most > 1 else f"{target.arch} has none: leave it out",
+            "cluster",
         )
     for axis, (extent, together) in enumerate(zip(kernel.grid, kernel.cluster, strict=False)):
         if isinstance(extent, Const) and extent.value % together:
-            raise CompileError(
+            _refuse(
+                kernel,
                 f"clusters of {kernel.name} do not divide its grid",
-                loc=kernel.loc,
-                expected=f"axis {axis} a multiple of {together}",
-                got=str(extent.value),
-                fix=f"use T.ceildiv(n, block * {together}) * {together} blocks, and a guard",
-                code="cluster",
+                f"axis {axis} a multiple of {together}",
+                str(extent.value),
+                f"use T.ceildiv(n, block * {together}) * {together} blocks, and a guard",
+                "cluster",
             )
 
 
-def _check_atom(op: Copy | Gemm, target: Target) -> None:
+def _check_chip(op: Op, target: Target, scheduled: bool) -> None:
     """Instructions that a kernel asks for by name are the chip's, whatever is switched off."""
-    needs = ATOMS[op.atom or ""].needs
-    if needs <= ARCHITECTURES["cuda"][target.arch]:
-        return
-    instead = "T.gemm" if isinstance(op, Gemm) else "T.copy, without a barrier"
-    raise CompileError(
-        f"{target.arch} has no {op.atom}, which this asks for",
-        loc=op.loc,
-        expected=f"a chip with {', '.join(sorted(f.value for f in needs))}",
-        got=target.arch,
-        fix=f"use {instead}: it takes what the chip has",
-        code="target",
-    )
-
-
-def _check_barrier(op: BarrierInit, target: Target) -> None:
-    if Feature.BULK_COPY not in ARCHITECTURES["cuda"][target.arch]:
-        raise CompileError(
-            f"barriers of a kernel's own are not compiled for {target.arch}",
-            loc=op.loc,
-            expected=f"a chip with {Feature.BULK_COPY.value}, from sm_90 on",
-            got=target.arch,
-            fix="leave them out: T.ws alone keeps the order of the text",
-            code="target",
+    able, arch = ARCHITECTURES["cuda"][target.arch], target.arch
+    if isinstance(op, (Copy, Gemm)) and op.atom and not ATOMS[op.atom].needs <= able:
+        instead = "T.gemm" if isinstance(op, Gemm) else "T.copy, without a barrier"
+        needs = ", ".join(sorted(f.value for f in ATOMS[op.atom].needs))
+        _refuse(
+            op,
+            f"{arch} has no {op.atom}, which this asks for",
+            f"a chip with {needs}",
+            arch,
+            f"use {instead}: it takes what the chip has",
         )
-
-
-def _check_role(op: Role, target: Target) -> None:
-    able = ARCHITECTURES["cuda"][target.arch]
-    if op.registers is not None and Feature.REGISTER_MOVE not in able:
-        raise CompileError(
-            f"{target.arch} cannot move registers to role {op.name}",
-            loc=op.loc,
-            expected=f"a chip with {Feature.REGISTER_MOVE.value}: sm_90a, sm_100a, sm_120a …",
-            got=f"registers={op.registers}",
-            fix="leave it out",
-            code="target",
+    if isinstance(op, BarrierInit) and Feature.BULK_COPY not in able:
+        _refuse(
+            op,
+            f"barriers of a kernel's own are not compiled for {arch}",
+            f"a chip with {Feature.BULK_COPY.value}, from sm_90 on",
+            arch,
+            "leave them out: T.ws alone keeps the order of the text",
+        )
+    moves = scheduled and isinstance(op, Role) and op.registers is not None
+    if moves and Feature.REGISTER_MOVE not in able:
+        assert isinstance(op, Role)
+        _refuse(
+            op,
+            f"{arch} cannot move registers to role {op.name}",
+            f"a chip with {Feature.REGISTER_MOVE.value}: sm_90a, sm_100a, sm_120a …",
+            f"registers={op.registers}",
+            "leave it out",
         )
 
 
@@ -124,34 +96,34 @@ def _check_tile(op: Alloc, threads: int, target: Target) -> None:
     buffer, shape = op.buffer, "×".join(str(extent) for extent in op.buffer.static_shape)
     count = f"{shape} {buffer.dtype}"
     if buffer.space is Space.SHARED and buffer.bytes > target.chip.shared:
-        raise CompileError(
+        _refuse(
+            op,
             f"{buffer.name} needs more shared memory than a block has",
-            loc=op.loc,
-            expected=f"at most {target.chip.shared} bytes on {target.arch}",
-            got=f"{buffer.bytes} bytes: {count}",
-            fix="use a smaller tile and loop over the rest",
-            code="shared-memory",
+            f"at most {target.chip.shared} bytes on {target.arch}",
+            f"{buffer.bytes} bytes: {count}",
+            "use a smaller tile and loop over the rest",
+            "shared-memory",
         )
     taken = -(-buffer.bytes // (4 * threads))
     if buffer.space is Space.FRAGMENT and taken > SPILLED * registers_for(threads, target):
         room = {n: registers_for(n, target) * 3 // 4 for n in (128, 256, 512)}  # for the rest, too
         more = next((n for n, most in room.items() if buffer.bytes <= 4 * n * most), 0)
-        raise CompileError(
+        _refuse(
+            op,
             f"{buffer.name} does not fit the registers of {threads} threads",
-            loc=op.loc,
-            expected=f"at most {registers_for(threads, target)} registers in each thread",
-            got=f"{taken} for {count}",
-            fix="use a smaller tile" + (f", or threads={more}" if more > threads else ""),
-            code="registers",
+            f"at most {registers_for(threads, target)} registers in each thread",
+            f"{taken} for {count}",
+            "use a smaller tile" + (f", or threads={more}" if more > threads else ""),
+            "registers",
         )
     if buffer.space is Space.LOCAL and buffer.bytes > LOCAL_BYTES_OF_THREAD:
-        raise CompileError(
+        _refuse(
+            op,
             f"{buffer.name} needs more memory than a thread has",
-            loc=op.loc,
-            expected=f"at most {LOCAL_BYTES_OF_THREAD} bytes in each thread",
-            got=f"{buffer.bytes} bytes: {count}",
-            fix="keep it in a tensor: T.alloc_global",
-            code="local-memory",
+            f"at most {LOCAL_BYTES_OF_THREAD} bytes in each thread",
+            f"{buffer.bytes} bytes: {count}",
+            "keep it in a tensor: T.alloc_global",
+            "local-memory",
         )
 
 
@@ -168,13 +140,13 @@ def check_grid(kernel: Kernel) -> None:
     """Raise if the grid, as far as it is known, is longer than one can be."""
     for axis, (extent, most) in enumerate(zip(kernel.grid, GRID, strict=False)):
         if isinstance(extent, Const) and extent.value > most:
-            raise CompileError(
+            _refuse(
+                kernel,
                 f"grid axis {axis} of {kernel.name} is too long for CUDA",
-                loc=kernel.loc,
-                expected=f"at most {most} blocks along it",
-                got=str(extent.value),
-                fix="put the longest axis first: axis 0 may have 2147483647 blocks",
-                code="grid",
+                f"at most {most} blocks along it",
+                str(extent.value),
+                "put the longest axis first: axis 0 may have 2147483647 blocks",
+                "grid",
             )
 
 
@@ -192,67 +164,49 @@ def registers_of_block(registers: int, threads: int) -> int:
     return per_warp * -(-threads // 32)
 
 
-def check_fits(
-    kernel: str,
-    *,
-    threads: int,
-    shared: int,
-    cluster: Sequence[int],
-    params: Sequence[int],
-    resources: Resources,
-    limits: Limits,
-    loc: Loc | None = None,
-) -> None:
-    """Raise unless a launch with these figures can start at all; `loc` is the kernel's line."""
+# ── how many blocks share a multiprocessor ───────────────────────────────────────────────────
 
-    def refuse(what: str, expected: str, got: str, fix: str) -> None:
-        raise CompileError(
-            f"{kernel} asks for {what}", loc=loc, expected=expected, got=got, fix=fix
-        )
+_SHARED_UNIT = 128
+_PARTITIONS = 4  # warps are dealt to them in turn, each has its part of the registers
 
-    bound = min(limits.threads, resources.max_threads or limits.threads)
-    if not 0 < threads <= bound:
-        refuse(
-            "more threads than a block of it may have",
-            f"at most {bound} threads" + (" (its launch bound)" if bound < limits.threads else ""),
-            f"{threads} threads",
-            "launch fewer threads, or compile it with a larger __launch_bounds__",
-        )
-    total = resources.static_shared + shared
-    if total > limits.shared:
-        refuse(
-            "more shared memory than there is",
-            f"at most {limits.shared} bytes in a block",
-            f"{total} bytes ({resources.static_shared} static + {shared} dynamic), "
-            f"{total - limits.shared} too many",
-            "use smaller tiles or fewer stages",
-        )
-    taken = registers_of_block(resources.registers, threads)
-    if taken > limits.registers:
-        refuse(
-            "more registers than there are",
-            f"at most {limits.registers} in a block",
-            f"{taken} ({resources.registers} in each of {threads} threads)",
-            f"compile it with __launch_bounds__({threads}, 1)",
-        )
-    if prod(cluster) > limits.cluster:
-        refuse(
-            "a larger cluster than there is",
-            f"at most {limits.cluster} blocks",
-            f"{prod(cluster)} {tuple(cluster)}",
-            "use a smaller cluster",
-        )
-    if resources.params and tuple(params) != resources.params:
-        refuse(
-            "other parameters than are passed to it",
-            f"parameters of {resources.params} bytes",
-            f"{tuple(params)} bytes",
-            "list the launch's parameters as the kernel declares them",
-        )
-    if sum(params) > limits.param_bytes:
-        refuse(
-            "more parameter space than there is",
-            f"at most {limits.param_bytes} bytes",
-            f"{sum(params)} bytes",
-            "pass fewer tensor maps",
-        )
+
+def blocks_per_sm(sm: Chip, *, threads: int, registers: int, shared: int) -> int:
+    """Blocks of `threads` threads of `registers` registers and `shared` bytes that fit at once.
+
+    >>> blocks_per_sm(CHIPS["sm_90a"], threads=128, registers=128, shared=48 * 1024)
+    4
+    """
+    warps = -(-threads // 32)
+    per_warp = registers_of_block(registers, 32)
+    by_registers = sm.blocks_per_sm
+    if per_warp:
+        resident = sm.registers // _PARTITIONS // per_warp * _PARTITIONS
+        by_registers = resident // warps
+    taken = -(-shared // _SHARED_UNIT) * _SHARED_UNIT + sm.reserved
+    return min(
+        sm.blocks_per_sm, sm.threads_per_sm // (warps * 32), by_registers, sm.shared_per_sm // taken
+    )
+
+
+# of its registers, the least that a kernel is asked to do with
+_LEAST_PART = 0.66
+
+
+def blocks_to_ask(sm: Chip, *, threads: int, registers: int, shared: int) -> int:
+    """As many blocks as shared memory has room for, where only registers stand against it and a
+    third fewer would do; 0 where there is nothing to ask.
+
+    A block that holds its tile in shared memory waits for it; others work meanwhile. On an H200 a
+    layer norm of 65536 columns has 0.91 of a copy's speed with three blocks, 0.84 with two.
+
+    >>> h200 = CHIPS["sm_90a"]
+    >>> blocks_to_ask(h200, threads=512, registers=56, shared=64 * 1024)
+    3
+    >>> blocks_to_ask(h200, threads=512, registers=96, shared=64 * 1024)
+    0
+    """
+    now = blocks_per_sm(sm, threads=threads, registers=registers, shared=shared)
+    room = blocks_per_sm(sm, threads=threads, registers=1, shared=shared)
+    if room <= now or room == min(sm.blocks_per_sm, sm.threads_per_sm // threads):
+        return 0
+    return room if sm.registers // (room * threads) >= _LEAST_PART * registers else 0

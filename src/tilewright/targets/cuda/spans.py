@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from tilewright.ir.analysis.bounds import limits
-from tilewright.ir.analysis.intervals import BINARY, BIT, Value, add, join, multiply, single
+from tilewright.ir.analysis.intervals import BINARY, BIT, Value, add, join, limits, multiply, single
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Cast, Const, Expr, Load, Select, Var

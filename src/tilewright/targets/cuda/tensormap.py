@@ -7,13 +7,44 @@ launch it becomes 128 opaque bytes, encoded by the driver and kept by content.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
+from tilewright.ir.bind import static_value
 from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Expr, variables
 from tilewright.support.errors import CompileError, LaunchError
-from tilewright.targets.cuda.values import Sizes, Value, evaluate
+from tilewright.targets.cuda.dlpack import row_major
+
+Sizes: TypeAlias = Mapping[str, int]
+Value: TypeAlias = int | str | Expr | Callable[[Sizes], int]
+
+SM_COUNT = "%sms"
+"""The size that every launch knows: how many multiprocessors the device has."""
+
+
+def evaluate(value: Value, sizes: Sizes) -> int:
+    """`value` as an integer.
+
+    >>> evaluate("M", {"M": 5}), evaluate(lambda s: -(-s["M"] // 2), {"M": 5})
+    (5, 3)
+    """
+    if isinstance(value, int):
+        return value
+    try:
+        if isinstance(value, str):
+            return sizes[value]
+        if isinstance(value, Expr):
+            names = {v: sizes[v.name] for v in variables(value)}
+            return static_value(value, names)
+        return int(value(sizes))
+    except KeyError as error:
+        raise LaunchError(
+            f"no size is called {error.args[0]!r}", expected=f"one of {sorted(sizes)}"
+        ) from None
+
 
 MAP_BYTES = 128
 MAP_ALIGN = 64
@@ -31,9 +62,8 @@ ELEMENT_TYPES = {
     "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9, "tfloat32": 11,
 }  # fmt: skip
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
-INTERLEAVES = {0: 0, 16: 1, 32: 2}
-PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
-FILLS = {"zero": 0, "nan": 1}
+UNIT = 16  # bytes on which a tensor and its rows begin
+L2_128B = 2  # the promotion of what is fetched
 
 
 @dataclass(frozen=True)
@@ -42,20 +72,15 @@ class TensorMapSpec:
 
     `box` is the shape of one copy; `swizzle` the pattern's span in bytes (0, 32, 64 or 128).
     `shape` and `strides` (elements; the innermost is 1) describe the tensor where it is seen
-    otherwise than it was passed, for instance with axes merged; `offset` counts elements.
+    otherwise than it was passed, for instance with axes merged.
     """
 
     tensor: str
     dtype: DType
     box: tuple[int, ...]
     swizzle: int = 0
-    interleave: int = 0
-    l2: int = 128
-    fill: str = "zero"
     shape: tuple[Value, ...] | None = None
     strides: tuple[Value, ...] | None = None
-    offset: Value = 0
-    element_strides: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_spec(self)
@@ -65,82 +90,57 @@ class TensorMapSpec:
         return len(self.box)
 
 
-def _refuse(spec: TensorMapSpec, message: str, expected: str, got: object, fix: str = "") -> None:
-    raise CompileError(
-        f"no tensor map for {spec.tensor}: {message}", expected=expected, got=str(got), fix=fix
-    )
-
-
 def check_spec(spec: TensorMapSpec) -> None:
-    """The rules that hold whatever the launch: element type, rank, box, swizzle, fill."""
+    """The rules that hold whatever the launch: element type, rank, box, swizzle."""
+
+    def refuse(message: str, expected: str, got: object, fix: str = "") -> None:
+        raise CompileError(
+            f"no tensor map for {spec.tensor}: {message}", expected=expected, got=str(got), fix=fix
+        )
+
     if spec.dtype.name not in ELEMENT_TYPES:
-        _refuse(
-            spec,
+        refuse(
             f"the engine moves no {spec.dtype}",
             ", ".join(ELEMENT_TYPES),
             spec.dtype,
             "describe packed elements as uint8, the innermost sizes divided accordingly",
         )
-    for field, table in (
-        ("swizzle", SWIZZLES),
-        ("interleave", INTERLEAVES),
-        ("l2", PROMOTIONS),
-        ("fill", FILLS),
-    ):
-        if getattr(spec, field) not in table:
-            _refuse(
-                spec,
-                f"no such {field}",
-                f"one of {', '.join(map(str, table))}",
-                getattr(spec, field),
-            )
-    low = 3 if spec.interleave else 1
-    if not low <= spec.rank <= MAX_RANK:
-        _refuse(
-            spec,
+    if spec.swizzle not in SWIZZLES:
+        refuse("no such swizzle", f"one of {', '.join(map(str, SWIZZLES))}", spec.swizzle)
+    if not 1 <= spec.rank <= MAX_RANK:
+        refuse(
             f"a box of rank {spec.rank}",
-            f"rank {low} … {MAX_RANK}",
+            f"rank 1 … {MAX_RANK}",
             spec.box,
             "merge axes that are contiguous with each other",
         )
-    for field in ("shape", "strides", "element_strides"):
-        given = getattr(spec, field)
+    for field, given in (("shape", spec.shape), ("strides", spec.strides)):
         if given is not None and len(given) != spec.rank:
-            _refuse(spec, f"{field} has another rank than the box", f"rank {spec.rank}", given)
+            refuse(f"{field} has another rank than the box", f"rank {spec.rank}", given)
     if spec.strides is not None and spec.shape is None:
-        _refuse(spec, "strides without a shape", "both or neither", spec.strides)
+        refuse("strides without a shape", "both or neither", spec.strides)
     for extent in spec.box:
         if not 1 <= extent <= MAX_BOX:
-            _refuse(
-                spec,
+            refuse(
                 f"a box extent of {extent}",
                 f"1 … {MAX_BOX} in every dimension",
                 spec.box,
                 "split the copy into several boxes",
             )
-    for step in spec.element_strides or ():
-        if not 1 <= step <= 8:
-            _refuse(spec, f"an element stride of {step}", "1 … 8", spec.element_strides)
     inner = spec.box[-1] * spec.dtype.bytes
-    if not spec.interleave and inner % 16:
-        _refuse(
-            spec,
+    if inner % UNIT:
+        refuse(
             f"an inner box of {inner} bytes",
-            "a multiple of 16 bytes",
+            f"a multiple of {UNIT} bytes",
             f"{spec.box[-1]} elements of {spec.dtype}",
         )
-    if spec.swizzle and not spec.interleave and inner > spec.swizzle:
-        _refuse(
-            spec,
+    if spec.swizzle and inner > spec.swizzle:
+        refuse(
             f"an inner box wider than the {spec.swizzle}-byte swizzle",
             f"at most {spec.swizzle // spec.dtype.bytes} elements of {spec.dtype}",
             f"{spec.box[-1]} elements ({inner} bytes)",
             f"split the copy into boxes of {spec.swizzle // spec.dtype.bytes} columns",
         )
-    if spec.interleave == 32 and spec.swizzle != 32:
-        _refuse(spec, "32-byte interleave needs the 32-byte swizzle", "swizzle=32", spec.swizzle)
-    if spec.fill == "nan" and not spec.dtype.is_float:
-        _refuse(spec, "NaN fill of elements that are no floats", "fill='zero'", spec.dtype)
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,7 @@ class Encoding:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
-    element_strides: tuple[int, ...]
-    interleave: int
     swizzle: int
-    l2: int
-    fill: int
 
     @property
     def empty(self) -> bool:
@@ -176,11 +172,9 @@ def resolve(
     """
     if spec.shape is not None:
         shape = [evaluate(v, sizes) for v in spec.shape]
-        strides = (
-            _row_major(shape)
-            if spec.strides is None
-            else [evaluate(v, sizes) for v in spec.strides]
-        )
+        strides = row_major(tuple(shape))
+        if spec.strides is not None:
+            strides = [evaluate(v, sizes) for v in spec.strides]
     if len(shape) != spec.rank:
         raise LaunchError(
             f"no tensor map for {spec.tensor}: its rank and its box's differ",
@@ -188,22 +182,17 @@ def resolve(
             got=str(tuple(shape)),
         )
     item = spec.dtype.bytes
-    base = address + evaluate(spec.offset, sizes) * item
     encoding = Encoding(
-        dtype=ELEMENT_TYPES[spec.dtype.name],
-        address=base,
-        sizes=tuple(reversed(shape)),
+        ELEMENT_TYPES[spec.dtype.name],
+        address,
+        tuple(reversed(shape)),
         # a stride along one element is never taken; the encoder checks it all the same
-        strides=tuple(
+        tuple(
             s * item if extent > 1 else _round_up(max(s * item, 16), 32)
             for s, extent in zip(strides[-2::-1], shape[-2::-1], strict=True)
         ),
-        box=tuple(reversed(spec.box)),
-        element_strides=tuple(reversed(spec.element_strides or (1,) * spec.rank)),
-        interleave=INTERLEAVES[spec.interleave],
-        swizzle=SWIZZLES[spec.swizzle],
-        l2=PROMOTIONS[spec.l2],
-        fill=FILLS[spec.fill],
+        tuple(reversed(spec.box)),
+        SWIZZLES[spec.swizzle],
     )
     if not encoding.empty:
         _check_launch(spec, encoding, shape, strides)
@@ -221,12 +210,11 @@ def _check_launch(
             fix=fix,
         )
 
-    unit = 32 if spec.interleave == 32 else 16
-    if encoding.address % unit:
+    if encoding.address % UNIT:
         refuse(
             "its start is not aligned",
-            f"an address that is a multiple of {unit}",
-            f"{encoding.address:#x} ({encoding.address % unit} over)",
+            f"an address that is a multiple of {UNIT}",
+            f"{encoding.address:#x} ({encoding.address % UNIT} over)",
             "pass a tensor that starts at an aligned element, or a copy",
         )
     if shape[-1] > 1 and strides[-1] != 1:
@@ -238,22 +226,15 @@ def _check_launch(
         )
     for axis, (extent, step) in enumerate(zip(shape[:-1], strides[:-1], strict=True)):
         size = step * spec.dtype.bytes
-        if extent > 1 and (size % unit or not 0 <= size < MAX_STRIDE):
+        if extent > 1 and (size % UNIT or not 0 <= size < MAX_STRIDE):
             refuse(
                 f"dimension {axis} has a stride of {size} bytes",
-                f"a multiple of {unit} below 2^40",
+                f"a multiple of {UNIT} below 2^40",
                 f"shape {tuple(shape)}, strides {tuple(strides)} elements of {spec.dtype}",
                 "pad the rows to a multiple of 16 bytes",
             )
     if max(shape) > MAX_SIZE:
         refuse(f"it is {max(shape)} long", "at most 2^32 in a dimension", tuple(shape), "")
-
-
-def _row_major(shape: Sequence[int]) -> list[int]:
-    strides = [1]
-    for extent in reversed(shape[1:]):
-        strides.insert(0, strides[0] * extent)
-    return strides
 
 
 def _round_up(value: int, unit: int) -> int:
@@ -278,11 +259,11 @@ def driver_encoder(encode: Callable[..., int], fail: Callable[[int, str], Except
             (ctypes.c_uint64 * rank)(*e.sizes),
             (ctypes.c_uint64 * max(rank - 1, 1))(*e.strides),
             (ctypes.c_uint32 * rank)(*e.box),
-            (ctypes.c_uint32 * rank)(*e.element_strides),
-            e.interleave,
+            (ctypes.c_uint32 * rank)(*[1] * rank),  # every element
+            0,  # not interleaved
             e.swizzle,
-            e.l2,
-            e.fill,
+            L2_128B,
+            0,  # zeros outside
         )
         if status:
             raise fail(status, f"the driver refuses the tensor map {e}")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tilewright.ir.bind import Memory, bind_sizes, check_apart, check_shape, given_part
 from tilewright.ir.dtype import DType, dtype
+from tilewright.ir.op import Program
 from tilewright.support.errors import CompileError, LaunchError
 from tilewright.targets.cuda.dlpack import CUDA, CUDA_MANAGED, is_capsule, read, row_major
-from tilewright.targets.torch_tensors import is_recorded
+from tilewright.targets.torch_tensors import is_recorded, misaligned, read_only, write_refused
 
 
 @dataclass(frozen=True)
@@ -274,3 +276,85 @@ def _bytes(
         )
     steps = (*(s // per for s in strides[:-1]), 1)
     return (*shape[:-1], shape[-1] // per), steps, dtype("uint8")
+
+
+# ── arrays against the tensors a program declares ────────────────────────────────────────────
+
+
+class ProgramCheck:
+    """`check(views) -> sizes by name` for `CudaModule.caller`; `written` names the parameters
+    some kernel writes, `align` the bytes a tensor's address must be a multiple of."""
+
+    def __init__(
+        self, program: Program, written: Collection[str], align: Mapping[str, int] | None = None
+    ) -> None:
+        self.program = program
+        self.written = frozenset(written)
+        self.align = dict(align or {})
+
+    def __call__(self, views: Mapping[str, ArrayView]) -> dict[str, int]:
+        program = given_part(self.program, views)  # None may stand for what no kernel touches
+        for tensor in program.tensors:
+            self._check_element(tensor.name, tensor.dtype, views[tensor.name])
+        shapes = {t.name: self._shape(t.dtype, views[t.name]) for t in program.tensors}
+        strides = {name: view.strides for name, view in views.items()}
+        sizes = bind_sizes(program, shapes, strides)
+        for tensor in program.tensors:
+            view = views[tensor.name]
+            check_shape(tensor, shapes[tensor.name], view.strides, view.contiguous, sizes)
+        check_apart(
+            self.written,
+            {name: Memory(v.shape, v.strides, 1, v.span) for name, v in views.items()},
+            lambda a, b: _share(views[a], views[b]),
+        )
+        return {var.name: value for var, value in sizes.items()}
+
+    def _shape(self, dtype: DType, view: ArrayView) -> tuple[int, ...]:
+        if not dtype.packed:
+            return view.shape
+        return (*view.shape[:-1], view.shape[-1] * 8 // dtype.bits)
+
+    def _check_element(self, name: str, dtype: DType, view: ArrayView) -> None:
+        allowed = {dtype.name}
+        if dtype.name == "tfloat32":
+            allowed = {"float32"}
+        elif dtype.packed:  # bytes that hold several elements
+            allowed = {"uint8", "int8", dtype.name}
+        if view.dtype.name not in allowed:
+            raise LaunchError(
+                f"{name} has the wrong dtype",
+                expected=" or ".join(sorted(allowed)),
+                got=str(view.dtype),
+                fix=f"convert it to {dtype}, or declare {name} as {view.dtype}",
+            )
+        unit = self.align.get(name, max(dtype.bits // 8, 1))
+        if view.address % unit:
+            raise misaligned(name, unit, view.address)
+        if name in self.written and view.recorded:
+            raise write_refused(view.owner, name)
+        if name in self.written and view.read_only:
+            raise read_only(name, view.owner[0] if view.borrowed else view.owner)
+
+
+def _share(a: ArrayView, b: ArrayView) -> bool:
+    """Whether an element of one lies in one of the other: rows may interleave. NumPy computes it
+    from addresses, which it does not look behind."""
+    return np.shares_memory(_Addresses(a).array, _Addresses(b).array)
+
+
+class _Addresses:
+    """A view as NumPy takes it, of memory that must not be read."""
+
+    def __init__(self, view: ArrayView) -> None:
+        size = view.dtype.bytes
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (view.address, True),
+            "shape": view.shape,
+            "strides": tuple(s * size for s in view.strides),
+            "typestr": f"|V{size}",
+        }
+
+    @property
+    def array(self) -> Any:
+        return np.asarray(self)

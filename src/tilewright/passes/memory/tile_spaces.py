@@ -1,0 +1,302 @@
+"""Tiles that live in another space than their text says.
+
+**Fragments of which control asks for single elements** (`spill_fragments`). An element of a
+fragment is in the registers of some threads; a guard, a loop or the place of a copy needs it in all
+of them. What a copy has brought from a tensor that nobody writes is asked for there, and any other
+fragment that maps and copies fill is a shared tile instead:
+
+    copy Mask[b, :] -> used;  for k { if used[k] { … } }
+
+    for k { if Mask[b, k] { … } }
+
+A small one that other ops need in registers, such as a sum, is copied to shared memory where it is
+asked for.
+
+**Fragments of more registers than a thread has** (`move_large_fragments`). Where copies, fills and
+maps alone use such a one and the block has room, it is a shared tile; else the assembler keeps what
+does not fit in local memory (`fit_registers` says so). Both are slow, and a warning names it.
+
+**Tiles that threads write only for a product's left side** (`keep_operands`) are fragments.
+
+    copy s -> p (shared);  acc += p · v          map (i, j) { p[i, j] = f(s[i, j]) };  acc += p · v
+
+A matrix instruction of a warpgroup takes its left operand from the registers of the same threads
+that hold the result of another: what they compute of one for the next need not go through shared
+memory, where they would have to meet. So it is where such a tile is written from results of
+products, an element from the same element, and nobody but products reads it, whole and from the
+left. Every warpgroup must have rows of its own, and threads registers to spare: three quarters of
+theirs hold all fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.effects import mentioned, written_by
+from tilewright.ir.analysis.uniform import per_thread
+from tilewright.ir.atoms import Feature
+from tilewright.ir.buffer import Buffer, Space, long_dims, whole
+from tilewright.ir.expr import Expr, Load, loads, transform
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Copy,
+    Fill,
+    Gemm,
+    Hint,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Role,
+    Store,
+    While,
+    expressions,
+    named_buffers,
+    op_loads,
+    outside_nests,
+    regions,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import (
+    defined_names,
+    fresh_name,
+    map_bodies,
+    map_exprs,
+    rebuild,
+    replace_buffers,
+)
+from tilewright.ir.target import Target
+from tilewright.passes.overlap.roles import MOST as MOST_GIVEN
+from tilewright.passes.overlap.roles import WARPGROUP, placed
+from tilewright.passes.overlap.skew import registers, registers_of
+from tilewright.passes.reasons import because, costs
+
+MOST = 255  # registers of a thread
+SMALL = 4096  # bytes of a fragment that is copied for single elements of it
+ROWS = 64  # of a matrix instruction
+
+
+def _in_space(kernel: Kernel, space: Space, *buffers: Buffer) -> Kernel:
+    return replace_buffers(kernel, {buffer: replace(buffer, space=space) for buffer in buffers})
+
+
+# ── fragments that control asks for ──────────────────────────────────────────────────────────
+
+
+def spill_fragments(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel`, its control asking for elements of memory only, as far as they can be there."""
+    viewed = aliases(kernel).viewed
+    asked = {
+        load.buffer.name: load.buffer
+        for op in outside_nests(kernel.body)
+        for load in op_loads(op)
+        if load.buffer.space is Space.FRAGMENT and load.buffer.name not in viewed
+    }
+    written = written_by(kernel)
+    for buffer in asked.values():
+        source = _source(kernel, buffer, written)
+        if source is not None:
+            kernel = _asked_there(kernel, buffer, source)
+            continue
+        movable = _movable(kernel, buffer)
+        if movable or (buffer.bytes <= SMALL and not buffer.dtype.packed):
+            because(kernel.name, buffer.name, "control asks for its elements")
+            kernel = _in_space(kernel, Space.SHARED, buffer) if movable else _shown(kernel, buffer)
+    return kernel
+
+
+def _outside_maps(body: Body, rule: Callable[[Op], Body]) -> Body:
+    """`body` with `rule` applied to every op but maps; the last of what it gives has the bodies."""
+    found: list[Op] = []
+    for op in body:
+        if isinstance(op, Map):
+            found.append(op)
+            continue
+        *before, new = rule(op)
+        found += [*before, map_bodies(new, lambda inner: _outside_maps(inner, rule))]
+    return tuple(found)
+
+
+def _reading(op: Op, buffer: Buffer, there: Callable[[Load], Load]) -> Op:
+    """`op` with the elements of `buffer` read elsewhere."""
+
+    def node(e: Expr) -> Expr | None:
+        return there(e) if isinstance(e, Load) and e.buffer == buffer else None
+
+    return map_exprs(op, lambda e: transform(e, node))
+
+
+def _shown(kernel: Kernel, buffer: Buffer) -> Kernel:
+    """`kernel` with a copy of the fragment in shared memory before every op that reads elements."""
+    differs = per_thread(kernel)
+    name = fresh_name(f"{buffer.name}.shown", defined_names(kernel))
+    shared = Buffer(name, buffer.shape, buffer.dtype, Space.SHARED)
+
+    def rule(op: Op) -> Body:
+        new = _reading(op, buffer, lambda load: Load(shared, load.indices, load.loc))
+        if new is op or isinstance(op, While) or id(op) in differs.controls:
+            return (op,)
+        return Copy(whole(buffer), whole(shared), loc=op.loc), new
+
+    body = _outside_maps(kernel.body, rule)
+    return rebuild(kernel, body=(Alloc(shared, loc=kernel.loc), *body))
+
+
+def _source(kernel: Kernel, buffer: Buffer, written: set[str]) -> Copy | None:
+    """The copy that alone fills a fragment, before anything asks for it, with what stays the same
+    in memory."""
+    writers = [op for op in walk_ops(kernel) if buffer in written_buffers(op)]
+    users = [op for op in kernel.body if buffer.name in mentioned(op)]
+    op = users[0] if users else None
+    if len(writers) != 1 or op is not writers[0] or not isinstance(op, Copy) or not op.dst.is_whole:
+        return None
+    if op.src.buffer.dtype != buffer.dtype:
+        return None
+    if len(long_dims(op.src.extents)) != len(long_dims(buffer.shape)):
+        return None
+    read = {op.src.buffer, *(load.buffer for start in op.src.starts for load in loads(start))}
+    steady = all(b.space is Space.GLOBAL and b.name not in written for b in read)
+    return op if steady else None
+
+
+def _asked_there(kernel: Kernel, buffer: Buffer, copy: Copy) -> Kernel:
+    """`kernel` with elements outside maps read where `copy` reads them; without the copy where
+    nobody else needs it."""
+    places = dict(zip(long_dims(copy.src.extents), long_dims(buffer.shape), strict=True))
+
+    def there(load: Load) -> Load:
+        starts = enumerate(copy.src.starts)
+        indices = tuple(s + load.indices[places[d]] if d in places else s for d, s in starts)
+        return Load(copy.src.buffer, indices, load.loc)
+
+    new = _outside_maps(kernel.body, lambda op: (_reading(op, buffer, there),))
+
+    def is_about(op: Op) -> bool:
+        """What fills the tile, and says that it exists or how it should lie."""
+        return op == copy or (isinstance(op, (Alloc, Hint)) and op.buffer == buffer)
+
+    left = tuple(op for op in new if not is_about(op))
+    used = any(buffer in named_buffers(op) for op in walk_ops(left))
+    return rebuild(kernel, body=new if used else left)
+
+
+def _movable(kernel: Kernel, buffer: Buffer) -> bool:
+    """Whether all that use a fragment as a tile could use shared memory as well."""
+    return not any(
+        buffer in written_buffers(op)
+        or any(r.buffer == buffer for r in regions(op, reads=True))
+        or (isinstance(op, Hint) and op.buffer == buffer)
+        for op in outside_nests(kernel.body)
+        if not isinstance(op, (Alloc, Copy, Fill, Map))
+    )
+
+
+# ── large fragments ──────────────────────────────────────────────────────────────────────────
+
+
+def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` without fragments that no thread has registers for, as far as they can move."""
+    if any(walk_ops(kernel, Role)):
+        return kernel
+    most = min(MOST, target.chip.registers // prod(kernel.threads))
+    allocs = list(walk_ops(kernel, Alloc))
+    shared = sum(op.buffer.bytes for op in allocs if op.buffer.space is Space.SHARED)
+    viewed = aliases(kernel).viewed
+    for op in allocs:
+        buffer, words = op.buffer, registers_of(op.buffer, kernel)
+        if buffer.space is not Space.FRAGMENT or words <= most or buffer.name in viewed:
+            continue
+        if shared + buffer.bytes > target.chip.shared or not _movable(kernel, buffer):
+            continue
+        shared += buffer.bytes
+        takes = f"{words} registers of a thread, which has {most}"
+        because(kernel.name, buffer.name, takes)
+        costs(kernel.name, op.loc, f"{buffer.name} takes {takes}: it lies in shared memory")
+        kernel = _in_space(kernel, Space.SHARED, buffer)
+    return kernel
+
+
+# ── operands of products ─────────────────────────────────────────────────────────────────────
+
+
+def keep_operands(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` with tiles in registers that need not be in shared memory."""
+    threads = prod(kernel.threads)
+    if Feature.WGMMA not in target.features or threads % WARPGROUP or placed(kernel):
+        return kernel
+    results = {op.c.buffer for op in walk_ops(kernel, Gemm) if op.c.is_whole}
+    held: list[Buffer] = []
+    room = min(target.chip.registers // threads, MOST_GIVEN) * 3 // 4 - registers(kernel)
+    for tile in [op.buffer for op in walk_ops(kernel, Alloc)]:
+        if not _could_be(tile, threads // WARPGROUP):
+            continue
+        users = _users(kernel, tile)
+        products = [op for op in users if isinstance(op, Gemm)]
+        writers = [op for op in users if not isinstance(op, Gemm)]
+        if len(writers) != 1 or not products or registers_of(tile, kernel) > room:
+            continue
+        if all(_reads(op, tile) for op in products) and _writes(writers[0], tile, results):
+            room -= registers_of(tile, kernel)
+            held.append(tile)
+            because(kernel.name, tile.name, "in registers: products alone read it")
+    return _in_space(kernel, Space.FRAGMENT, *held)
+
+
+def _could_be(buffer: Buffer, groups: int) -> bool:
+    return (
+        buffer.space is Space.SHARED
+        and buffer.is_static
+        and buffer.rank == 2
+        and int(buffer.shape[0]) % (ROWS * groups) == 0
+        and buffer.dtype.is_float
+        and buffer.dtype.bits == 16  # of others, results and left operands lie differently
+        and buffer.layout is None
+    )
+
+
+def _users(kernel: Kernel, buffer: Buffer) -> list[Op]:
+    """The ops that have to do with a tile, maps as a whole, others that have bodies where they
+    ask for its elements themselves."""
+    return [
+        op
+        for op in outside_nests(kernel.body)
+        if not isinstance(op, (Alloc, Hint))
+        and (buffer.name in mentioned(op) if isinstance(op, Map) else buffer in named_buffers(op))
+    ]
+
+
+def _reads(op: Gemm, buffer: Buffer) -> bool:
+    return (
+        op.a.buffer == buffer
+        and op.a.is_whole
+        and not op.transpose_a
+        and buffer not in (op.b.buffer, op.c.buffer)
+        and op.b.buffer.space is Space.SHARED
+        and op.policy != "full_col"
+        and op.atom is op.meta is None
+    )
+
+
+def _writes(op: Op, buffer: Buffer, results: set[Buffer]) -> bool:
+    """Whether `op` computes all of a tile from results of products, element by element."""
+
+    def is_result(other: Buffer) -> bool:
+        return other in results and other.shape == buffer.shape and other.dtype.bits == 32
+
+    match op:
+        case Copy():
+            filled = op.dst.buffer == buffer and op.dst.is_whole and op.src.is_whole
+            return filled and is_result(op.src.buffer)
+        case Map(body=(*names, Store(tile, place)), layout=None) if op.extents == buffer.shape:
+            if tile != buffer or place != op.vars or not all(isinstance(x, Let) for x in names):
+                return False
+            read = [x for each in op.body for e in expressions(each) for x in loads(e)]
+            return all(x.buffer.space in (Space.FRAGMENT, Space.LOCAL) for x in read) and any(
+                is_result(x.buffer) and x.indices == op.vars for x in read
+            )
+    return False

@@ -1,0 +1,359 @@
+"""How deep loops run ahead, and in which boxes.
+
+**Stages** (`choose_stages`): as many slots as it takes to hide a load: what is loaded in an
+iteration must be there when the iterations before have been computed. A model of the units tells
+how long both take (`unit_times`); shared memory bounds it, of which results on their way to memory
+need some, and, where one warpgroup computes, a second block of the multiprocessor half.
+
+That is for loops whose text does not say (`T.Pipelined(n)`), and for those whose text says too few
+for warpgroups that a producer feeds: they are alone on their multiprocessor, and shared memory that
+they leave is nobody's. On an H200, products of 4096³ by tiles of 128×128×64, both operands with K
+inside, run at 307 TFLOP/s with two slots, 560 with three, 736 with four.
+
+**Boxes** (`split_stages`): tiles of products cut along K, so that a product begins when its first
+box is there.
+
+    copy A -> a[:, 0:128]; copy B -> b[0:128, :]; gemm a, b -> c
+
+becomes two copies, tiles and products each. Rings, waits and releases follow from what reads what,
+as everywhere: each box has an event of its own, is waited for alone, and is free for the next
+iteration while the rest is still multiplied. Two slots of two boxes then hide what takes three
+whole ones. The sums are made in the same order, so no bit changes.
+
+A tile is cut where it is loaded whole by one copy of a pipelined loop and only one product of that
+loop reads it, whole. What else that multiplies (a tile loaded before the loop, registers) is read
+in parts. A box is as wide as one of the widest swizzles, 128 or 64 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, prod
+
+from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.effects import used_outside
+from tilewright.ir.atoms import Feature
+from tilewright.ir.buffer import Buffer, Region, Space, along, whole
+from tilewright.ir.expr import FALSE, Const, const
+from tilewright.ir.gather import is_tile_load, loaded_tile
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Copy,
+    For,
+    Gemm,
+    Hint,
+    Kernel,
+    Let,
+    Op,
+    Program,
+    read_buffers,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names, rebuild
+from tilewright.ir.simplify import simplify
+from tilewright.ir.target import Target
+from tilewright.passes.grid.persist_blocks import worth_it
+from tilewright.passes.layout.matrix_tiles import shape_of, split_of
+from tilewright.passes.overlap.prefetchable import MOST_SLOTS
+from tilewright.passes.overlap.roles import placed, warpgroups, why_not, why_not_worth
+from tilewright.passes.overlap.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
+from tilewright.passes.reasons import because
+
+UNSAID = -1
+MOST = 6
+ROOM = 2048  # bytes left for barriers, scratch and alignment
+PIECE = 64  # columns of a piece of a result: 128 bytes, the widest swizzle
+STAGED = 2 * 128 * PIECE * 2  # bytes for two pieces of a result
+BOXES = (128, 64)  # bytes of a box along K: spans of the widest swizzles
+# Boxes of a ring that hide a load. On an H200, tiles of 128×128, 4096³, TFLOP/s: three slots of 64
+# columns 527, in boxes of 32 664; two of 128 columns 372, in boxes of 64 725; six of 64 772
+ENOUGH = 6
+FEW = 3  # slots
+
+
+def planned_bytes(kernel: Kernel) -> int:
+    """Shared memory that the kernel will take, rings of pipelined loops included."""
+    stages: dict[str, set[int]] = {}  # loops of another depth have rings of their own
+    for loop in walk_ops(kernel, For):
+        for op in walk_ops(loop.body) if loop.kind == "pipelined" else ():
+            if (tile := loaded_tile(op)) is not None:
+                stages.setdefault(tile.name, set()).add(max(1, loop.stages))
+    shared = [op.buffer for op in walk_ops(kernel, Alloc) if op.buffer.space is Space.SHARED]
+    return sum(b.bytes * sum(stages.get(b.name, {1})) for b in shared)
+
+
+# ── stages ───────────────────────────────────────────────────────────────────────────────────
+
+
+def choose_stages(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` with a number of stages for every pipelined loop."""
+    for loop in [op for op in walk_ops(kernel, For) if op.kind == "pipelined"]:
+        work = _work(kernel, loop)
+        choose = _stages if loop.stages == UNSAID else _deeper
+        stages, why = choose(kernel, loop, work, target)
+        told = target.schedule.stages
+        if isinstance(told, int) and loop.order is None and work.slot:
+            stages, why = told, f"{told} stages, as asked for"
+        if why:
+            because(kernel.name, loop, why)
+        kernel = _with(kernel, loop, stages)
+    return kernel
+
+
+def _with(kernel: Kernel, loop: For, stages: int) -> Kernel:
+    def rule(op: Op) -> Op | None:
+        return rebuild(op, stages=stages) if isinstance(op, For) and op.var is loop.var else None
+
+    return map_ops(kernel, rule)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of an iteration: the tiles that it loads, and cycles that it computes for."""
+
+    tiles: frozenset[Buffer]
+    busy: float
+
+    @property
+    def slot(self) -> int:
+        return sum(tile.bytes for tile in self.tiles)
+
+    def load(self, rate: int) -> float:
+        """Cycles until a slot is filled, at `rate` bytes of a cycle."""
+        return LATENCY + self.slot / rate
+
+    def hiding(self, rate: int) -> int:
+        """Slots that hide a load."""
+        return ceil(self.load(rate) / max(self.busy, 1)) + 1
+
+    @property
+    def times(self) -> str:
+        load = self.load(BYTES_PER_CYCLE)
+        return f"a load takes {load:.0f} cycles, an iteration {self.busy:.0f}"
+
+
+def _work(kernel: Kernel, loop: For) -> Work:
+    tiles: set[Buffer] = set()
+    products = threads = 0.0
+    for op in loop.body:
+        tile = loaded_tile(op)
+        if tile is not None and (not isinstance(op, Copy) or op.dst.is_whole):
+            tiles.add(tile)
+        elif isinstance(op, Gemm):
+            products += cycles(op)
+        else:
+            threads += cycles(op)
+    # of several warpgroups one computes while another multiplies
+    busy = products + threads if warpgroups(kernel) <= 1 else max(products, threads)
+    return Work(frozenset(b for b in tiles if b.is_static), busy)
+
+
+def _other_tiles(kernel: Kernel, work: Work) -> set[Buffer]:
+    """Shared tiles that are not loaded in the loop."""
+    allocs = {op.buffer for op in walk_ops(kernel, Alloc)} - work.tiles
+    return {b for b in allocs if b.space is Space.SHARED and b.is_static}
+
+
+def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
+    """As many as are worth it, and why."""
+    if not work.slot:
+        return 0, "0 stages: nothing to load ahead"
+    others = sum(b.bytes for b in _other_tiles(kernel, work))
+    alone = warpgroups(kernel) <= 1
+    room = target.chip.shared // (2 if alone else 1) - ROOM - others
+    if any(walk_ops(loop, Gemm)):
+        room -= STAGED * kernel.ping_pong
+    fits = max(room // work.slot, 1)
+    wanted = min(max(work.hiding(BYTES_PER_CYCLE), 2), MOST)
+    if target.schedule.stages in ("least", "fewest"):
+        fits = min(fits, 2)
+    stages = min(wanted, fits)
+    said = f"{stages} stages: {work.times}"
+    if fits < wanted:
+        said += f"; {wanted} would hide it, {fits} of {work.slot} bytes fit"
+    return stages, said
+
+
+def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
+    """As many as the text says, or as hide a load where those cannot even if all of it comes from
+    the L2 cache; and why."""
+    if target.schedule.stages == "fewest" and loop.order is None and work.slot:
+        return _fewer(kernel, loop, target)
+    said, rate = loop.stages, target.chip.l2_bytes
+    fits, _ = _stages(kernel, loop, work, target)
+    advice = f"{said} stages, as the text says: {fits} would fit, and hide more of a load"
+    kept = said, advice if 0 < said < fits else ""
+    if said < 1 or loop.order is not None or not work.slot or not _fed(kernel, loop, target):
+        return kept
+    fast = replace(work, busy=max(work.busy, work.slot / rate))
+    if fast.hiding(rate) <= said or target.schedule.stages in ("text", "least"):
+        return kept
+    most = min(work.hiding(BYTES_PER_CYCLE), MOST)
+    trips = simplify(loop.stop - loop.start)
+    if isinstance(trips, Const) and not worth_it(kernel, target)[0]:
+        most = min(most, int(trips))  # no next tile whose first slots could be filled
+    spare = STAGED * kernel.ping_pong + ROOM + _slots_of_threads(kernel, loop, work)
+    for stages in range(most, said, -1):
+        if planned_bytes(_with(kernel, loop, stages)) + spare <= target.chip.shared:
+            return stages, f"{stages} stages, {said} in the text: {fast.times}"
+    return kept
+
+
+def _fewer(kernel: Kernel, loop: For, target: Target) -> tuple[int, str]:
+    """As many as the text says, or as fit; and why."""
+    said = loop.stages
+    for stages in range(said, 0, -1):
+        if planned_bytes(_with(kernel, loop, stages)) + ROOM <= target.chip.shared:
+            room = f"a block has {target.chip.shared} bytes of shared memory"
+            return stages, f"{stages} stages, {said} in the text: {room}" if stages < said else ""
+    return said, ""
+
+
+def _fed(kernel: Kernel, loop: For, target: Target) -> bool:
+    """Whether a producer will fill the loop's rings for products of warpgroups: its block is alone
+    on its multiprocessor."""
+    if target.schedule.roles is False or Feature.BULK_COPY not in target.features:
+        return False
+    threads = prod(kernel.threads)
+    splits = [split_of(op, threads, target) for op in walk_ops(loop.body, Gemm)]
+    able = any(split is not None and split.atom == "wgmma" for split in splits)
+    return able and why_not(kernel) is None and why_not_worth(kernel) is None
+
+
+def _slots_of_threads(kernel: Kernel, loop: For, work: Work) -> int:
+    """Bytes that more slots for tiles would take that threads fill for products."""
+    read = {r.buffer for op in walk_ops(loop.body, Gemm) for r in (op.a, op.b)}
+    return sum((MOST_SLOTS - 1) * b.bytes for b in _other_tiles(kernel, work) & read)
+
+
+# ── boxes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def split_stages(program: Program, target: Target) -> Program:
+    """`program` with the tiles of products in boxes, where that is worth it or asked for."""
+    names = program_names(program)
+    told = target.schedule.split_stages
+    if told is False or Feature.BULK_COPY not in target.features:
+        return program
+
+    def one(kernel: Kernel) -> Kernel:
+        if placed(kernel) or (told == "auto" and _alike(kernel, target)):
+            return kernel
+        return map_ops(kernel, _Boxes(kernel, names, told is True).rule)
+
+    return map_kernels(program, one)
+
+
+def _alike(kernel: Kernel, target: Target) -> bool:
+    """Whether all threads will fill the rings: what they gain they lose by waiting more often."""
+    told = target.schedule.roles
+    return told is False or (told == "auto" and why_not_worth(kernel) is not None)
+
+
+class _Boxes:
+    """`tiles`: the boxes of each tile that is cut, and along which dimension; `products`: into how
+    many parts, by id."""
+
+    def __init__(self, kernel: Kernel, names: set[str], asked: bool) -> None:
+        self.kernel = kernel
+        self.tiles: dict[str, tuple[int, list[Buffer]]] = {}
+        self.products: dict[int, int] = {}
+        for loop in walk_ops(kernel, For):
+            wanted = asked or (loop.stages < ENOUGH and _only_multiplies(loop))
+            if loop.kind == "pipelined" and loop.stages > 0 and wanted:
+                self.cut(loop, names, asked)
+
+    def cut(self, loop: For, names: set[str], asked: bool) -> None:
+        loaded = self.loaded(loop)
+        for product in (op for op in loop.body if isinstance(op, Gemm)):
+            cuttable = {r.buffer: dim for r, dim in _operands(product) if r.buffer.name in loaded}
+            count = _count(product, loop.stages, asked)
+            if not cuttable or count < 2 or id(product) in self.products:
+                continue
+            if not all(_reads_alone(product, loop, *each) for each in cuttable.items()):
+                continue
+            self.products[id(product)] = count
+            for tile, dim in cuttable.items():
+                part = along(whole(tile), dim, const(0), int(tile.shape[dim]) // count).extents
+                boxed = [fresh_name(f"{tile.name}_{k}", names) for k in range(count)]
+                self.tiles[tile.name] = dim, [replace(tile, name=n, shape=part) for n in boxed]
+            because(self.kernel.name, loop, f"{count} boxes of a tile, each with its own event")
+
+    def loaded(self, loop: For) -> set[str]:
+        """Tiles that one copy of the loop's own body loads whole, and nobody touches outside."""
+        kernel = self.kernel
+        told = {op.buffer.name for op in walk_ops(kernel, Alloc) if op.buffer.layout is not None}
+        told |= {op.buffer.name for op in walk_ops(kernel, Hint) if op.buffer is not None}
+        outside = used_outside(kernel.body, {loop.var}) | aliases(kernel).viewed | told
+        written = [b.name for op in walk_ops(loop.body) for b in written_buffers(op)]
+        copies = [op.dst for op in loop.body if is_tile_load(op) and op.atom is op.prefer is None]
+        tiles = {dst.buffer for dst in copies if dst.is_whole and dst.buffer.is_static}
+        return {b.name for b in tiles if b.rank == 2 and written.count(b.name) == 1} - outside
+
+    def rule(self, op: Op) -> Body | None:
+        match op:
+            case Alloc() if op.buffer.name in self.tiles:
+                return tuple(rebuild(op, buffer=box) for box in self.tiles[op.buffer.name][1])
+            case Copy() if op.dst.buffer.name in self.tiles:
+                dim, boxes = self.tiles[op.dst.buffer.name]
+                cut = partial(self.part, dim=dim, size=int(boxes[0].shape[dim]))
+                each = range(len(boxes))
+                return tuple(rebuild(op, src=cut(op.src, k), dst=cut(op.dst, k)) for k in each)
+            case Gemm() if id(op) in self.products:
+                count = self.products[id(op)]
+                (a, a_dim), (b, b_dim) = _operands(op)
+                cut = partial(self.part, size=shape_of(op)[2] // count)
+                clear = (op.clear, *(FALSE,) * (count - 1))
+                return tuple(
+                    rebuild(op, a=cut(a, k, dim=a_dim), b=cut(b, k, dim=b_dim), clear=clear[k])
+                    for k in range(count)
+                )
+        return None
+
+    def part(self, region: Region, k: int, dim: int, size: int) -> Region:
+        """A box where the tile has some, or so much of a region along `dim`."""
+        if region.buffer.name in self.tiles:
+            return whole(self.tiles[region.buffer.name][1][k])
+        return along(region, dim, const(k * size), size)
+
+
+def _reads_alone(product: Gemm, loop: For, tile: Buffer, dim: int) -> bool:
+    """Whether nothing in the loop reads the tile but this product, all of it, along `dim`."""
+    readers = [op for op in walk_ops(loop.body) if tile in read_buffers(op)]
+    whole_of = [d for r, d in _operands(product) if r.buffer is tile and r.is_whole]
+    return readers == [product] and whole_of == [dim]
+
+
+def _only_multiplies(loop: For) -> bool:
+    """Whether a loop loads for one product and does nothing else. What threads compute runs under
+    the product before, which they would wait for half done."""
+    work = [op for op in loop.body if not isinstance(op, (Let, Hint, Alloc))]
+    loads = [op for op in work if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL]
+    return len(work) == len(loads) + 1 and any(isinstance(op, Gemm) for op in work)
+
+
+def _operands(op: Gemm) -> tuple[tuple[Region, int], tuple[Region, int]]:
+    """What a product multiplies, and which dimension of it K is."""
+    return (op.a, 0 if op.transpose_a else 1), (op.b, 1 if op.transpose_b else 0)
+
+
+def _count(op: Gemm, stages: int, asked: bool) -> int:
+    """Boxes of a product's K, no more than it takes; 1 where it is not cut."""
+    if op.meta is not None or op.atom is not None or not (_is_matrix(op.a) and _is_matrix(op.b)):
+        return 1
+    k, bits = shape_of(op)[2], max(op.a.dtype.bits, op.b.dtype.bits)
+    # rows of 64 bytes are slow to load: worth it for one operand, not for both
+    narrow = asked or (stages <= FEW and sum(dim for _, dim in _operands(op)) < 2)
+    sizes = BOXES if narrow else BOXES[:1]
+    counts = [k * bits // (8 * size) for size in sizes if k * bits % (8 * size) == 0]
+    enough = [n for n in counts if n > 1 and stages * n >= ENOUGH]
+    return enough[0] if enough else max(counts, default=1)
+
+
+def _is_matrix(region: Region) -> bool:
+    return region.buffer.rank == 2 and all(
+        isinstance(e, Const) and int(e) > 1 for e in region.extents
+    )
