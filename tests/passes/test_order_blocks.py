@@ -108,7 +108,8 @@ def places(kernel: Kernel, sizes: dict[str, int]) -> np.ndarray:
             values[op.var.name] = value(op.value, values)
         if isinstance(op, Hint) and op.name == "assume":
             assert np.all(value(op.value, values)), op.value
-    return np.stack([values[n] for n in ("bx", "by", "bz")[: len(grid)]], axis=1)
+    names = ("bx", "by", "bz")[: len(grid)]
+    return np.stack([np.broadcast_to(values[n], prod(grid)) for n in names], axis=1)
 
 
 def check_once(seen: np.ndarray, grid: list[int]) -> None:

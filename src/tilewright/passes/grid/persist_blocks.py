@@ -204,7 +204,7 @@ def _against(op: Op, threads: set[Var]) -> str | None:
         return "the kernel has code for single threads"
     if isinstance(op, While):
         asks = any(load.buffer.space is Space.GLOBAL for load in op_loads(op))
-        if asks or any(isinstance(inner, Atomic) for inner in walk_ops(op.body)):
+        if asks or any(walk_ops(op.body, Atomic)):
             # for what another block does, maybe: a tile of this one, later
             return "a loop may wait for other blocks"
     return None
@@ -393,9 +393,7 @@ class Common:
     """Which values are the same in all blocks of a kernel's clusters."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.lets: Mapping[Var, Expr] = {
-            op.var: op.value for op in walk_ops(kernel) if isinstance(op, Let)
-        }
+        self.lets: Mapping[Var, Expr] = {op.var: op.value for op in walk_ops(kernel, Let)}
         self.own: set[Var] = {kernel.rank} if kernel.rank is not None else set()
         # what an effect gives a block is its own
         for op in walk_ops(kernel):

@@ -39,6 +39,7 @@ from tilewright.ir.op import (
     Map,
     Op,
     Reduce,
+    Role,
     Scan,
     Store,
     View,
@@ -180,7 +181,7 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
     ranges = {id(op): r for op, r in scope.walk_ranges(kernel, dims)}
     roles = role_of(kernel)
     # fragments that several roles of the same warps use stand before them
-    users = {b.name: roles[id(op)] for op in walk_ops(kernel) if id(op) in roles
+    users: dict[Key, Role] = {b.name: roles[id(op)] for op in walk_ops(kernel) if id(op) in roles
              for b in (*read_buffers(op), *written_buffers(op))}  # fmt: skip
     key: Key
     around = unrolled(kernel)

@@ -72,7 +72,7 @@ from tilewright.ir.op import (
     touched_within,
     walk_ops,
 )
-from tilewright.ir.rewrite import rebuild
+from tilewright.ir.rewrite import map_bodies, rebuild
 from tilewright.ir.schedule import Switch
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.roles import CONSUMER, GROUP, PRODUCER, WARP
@@ -148,19 +148,13 @@ class _Sections:
     def inner(self, body: Body) -> Iterator[tuple[Op, bool]]:
         """The ops, loops inside them done; whether they are of a loop with sections."""
         for op in body:
-            if isinstance(op, If):
-                yield rebuild(op, then=self.body(op.then), orelse=self.body(op.orelse)), False
-            elif not isinstance(op, For):
-                yield op, False
-            elif any(_is_product(i) for i in op.body):
+            if isinstance(op, For) and any(map(_is_product, op.body)):
                 why = self.why_not(op)
-                if why:
-                    self.said.append(f"none in loop {op.var.name}: {why}")
-                    yield rebuild(op, body=self.body(op.body)), False
-                else:
+                if not why:
                     yield from ((i, True) for i in self.loop(op))
-            else:
-                yield rebuild(op, body=self.body(op.body)), False
+                    continue
+                self.said.append(f"none in loop {op.var.name}: {why}")
+            yield map_bodies(op, self.body) if isinstance(op, (For, If)) else op, False
 
     def loop(self, loop: For) -> Body:
         """The loop with sections, and what stands around it where one reaches across its end."""
@@ -182,16 +176,14 @@ class _Sections:
         inside = list(walk_ops(loop.body))
         if any(isinstance(op, Sync) or meets_inside(op, self.threads) for op in inside):
             return "its warpgroups meet in every iteration"
-        for op in (loop, *walk_ops(loop.body)):
+        for op in (loop, *inside):
             differs = isinstance(op, (For, If)) and self.differs.source(expressions(op)) is not None
             if differs or id(op) in self.differs.controls:
                 return "threads may differ in what they run of it"
         least = min(prod(op.c.static_tile) for op in loop.body if _is_product(op))
-        if not any(2 * _work(op) >= least for op in walk_ops(loop.body)):
+        if not any(2 * _work(op) >= least for op in inside):
             return "threads have little to do between its products"
-        if not self.asked:
-            return _not_worth(loop)
-        return ""
+        return "" if self.asked else _not_worth(loop)
 
 
 def _not_worth(loop: For) -> str:

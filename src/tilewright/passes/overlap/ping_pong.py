@@ -56,7 +56,6 @@ from tilewright.ir.op import (
     Let,
     Map,
     Op,
-    Program,
     Reduce,
     Relayout,
     Role,
@@ -77,14 +76,13 @@ from tilewright.ir.rewrite import (
     fresh_name,
     map_bodies,
     map_body,
-    map_kernels,
     map_ops,
-    program_names,
     rebuild,
     rename_unique,
 )
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
 from tilewright.passes.memory.place_shared import stacked
@@ -118,7 +116,7 @@ class NotDealt(Exception):
 def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
     """A kernel whose tiles are to be dealt out, as one of a single warpgroup."""
     told = target.schedule.ping_pong
-    if told is False or not any(isinstance(op, Gemm) for op in walk_ops(kernel)):
+    if told is False or not any(walk_ops(kernel, Gemm)):
         return kernel
     count = max(2, prod(kernel.threads) // (WARP * GROUP))
     dealt = replace(kernel, threads=(WARP * GROUP,), ping_pong=count)
@@ -138,7 +136,7 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     multiprocessor store under each other's products anyway; with half the slots they would lose."""
     if not _walks(kernel) and not worth_it(dealt, target)[0]:
         return "blocks do not stay for a second tile"
-    loops = [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "pipelined"]
+    loops = [op for op in walk_ops(kernel, For) if op.kind == "pipelined"]
     inside = [op for loop in loops for op in walk_ops(loop.body)]
     if any(isinstance(op, (Map, Reduce, Scan, Relayout)) for op in inside):
         return "threads compute between products"
@@ -146,7 +144,7 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
         split = split_of(op, WARP * GROUP, target) if isinstance(op, Gemm) else None
         if isinstance(op, Gemm) and (split is None or split.atom != "wgmma"):
             return "one warpgroup has no instruction for a whole tile"
-    allocs = [op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)]
+    allocs = [op.buffer for op in walk_ops(kernel, Alloc)]
     held = sum(b.bytes for b in allocs if b.space is Space.FRAGMENT and b.is_static)
     _, taken = handed_over(count, target.chip.registers)
     registers, room = held // (4 * WARP * GROUP), (taken or 0) - PLAIN
@@ -175,7 +173,7 @@ def _spread(kernel: Kernel) -> str | None:
 
 def _handed_on(kernel: Kernel) -> str | None:
     """What a tile may leave to the next one where the text itself walks over tiles."""
-    loops = [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "persistent"]
+    loops = [op for op in walk_ops(kernel, For) if op.kind == "persistent"]
     inside = [inner for loop in loops for inner in walk_ops(loop.body)]
     read = [b for op in inside if not isinstance(op, Atomic) for b in read_buffers(op)]
     written = written_by(kernel)
@@ -206,20 +204,16 @@ def _kept(body: Body, fresh: set[str]) -> Iterator[str]:
                 fresh.add(buffer.name)
 
 
-def apply_ping_pong(program: Program, target: Target) -> Program:
+@kernel_pass
+def apply_ping_pong(at: Facts) -> Kernel:
     """Kernels that `choose_ping_pong` has chosen: their tiles dealt out."""
-    names = program_names(program)
-
-    def one(kernel: Kernel) -> Kernel:
-        if kernel.ping_pong == 1:
-            return kernel
-        dealt = _dealt(kernel, kernel.ping_pong, names, target)
-        _, taken = stacked(dealt)
-        if taken > target.chip.shared:
-            raise NotDealt(f"with tiles for each, {taken} bytes of shared memory")
-        return dealt
-
-    return map_kernels(program, one)
+    if at.kernel.ping_pong == 1:
+        return at.kernel
+    dealt = _dealt(at.kernel, at.kernel.ping_pong, at.names, at.target)
+    _, taken = stacked(dealt)
+    if taken > at.target.chip.shared:
+        raise NotDealt(f"with tiles for each, {taken} bytes of shared memory")
+    return dealt
 
 
 def _dealt(kernel: Kernel, count: int, names: set[str], target: Target) -> Kernel:

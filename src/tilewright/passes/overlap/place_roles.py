@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
-from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.flow import ENTERED, Flow, Loop
 from tilewright.ir.analysis.uniform import TILE_OPS
 from tilewright.ir.buffer import Buffer, Space
@@ -31,7 +31,6 @@ from tilewright.ir.op import (
     Atomic,
     Body,
     Continue,
-    For,
     Hint,
     If,
     Intrinsic,
@@ -43,6 +42,7 @@ from tilewright.ir.op import (
     View,
     While,
     read_buffers,
+    touched_within,
     walk_ops,
     written_buffers,
 )
@@ -88,6 +88,17 @@ def warps_of(role: Role) -> Warps:
 
 def block_warps(kernel: Kernel) -> Warps:
     return Warps(0, -(-prod(kernel.threads) // WARP))
+
+
+def fragment_users(body: Body, roots: Aliases) -> dict[str, dict[Warps, Op]]:
+    """By fragment: the warps whose roles touch it, each with an op that does."""
+    found: dict[str, dict[Warps, Op]] = {}
+    for role in walk_ops(body, Role):
+        for op in walk_ops(role.body):
+            for buffer in (*read_buffers(op), *written_buffers(op)):
+                if buffer.space is Space.FRAGMENT and not isinstance(op, (Alloc, Hint)):
+                    found.setdefault(roots[buffer.name], {}).setdefault(warps_of(role), op)
+    return found
 
 
 def meet_in_roles(kernel: Kernel) -> Kernel:
@@ -136,32 +147,25 @@ def place_roles(kernel: Kernel, target: Target) -> Kernel:
     return rebuild(kernel, body=body)
 
 
-def _is_placement(op: Op) -> bool:
+def _is_placement(op: Op) -> TypeGuard[Hint]:
     return isinstance(op, Hint) and op.name == "ws"
 
 
 def _placed(body: Body, whole: Warps) -> Body:
     """`body` with a role for what stands between two hints."""
     found: list[Op] = []
-    inside: list[Op] | None = None
     begin: Hint | None = None
+    start = 0
     for op in body:
-        if isinstance(op, Hint) and op.name == "ws":
-            if begin is None:
-                begin, inside = op, []
-                continue
-            assert inside is not None
-            first, count = int(begin.detail[0]) * GROUP, len(begin.detail) * GROUP
-            if Warps(first, count) == whole:
-                found += inside
-            else:
-                role = Role(f"warps{first}", first, count, tuple(inside), loc=begin.loc)
-                found.append(role)
-            begin = inside = None
-            continue
-        if isinstance(op, (For, If, While)):
-            op = map_bodies(op, lambda inner: _placed(inner, whole))
-        (found if inside is None else inside).append(op)
+        if not _is_placement(op):
+            found.append(map_bodies(op, lambda inner: _placed(inner, whole)))
+        elif begin is None:
+            begin, start = op, len(found)
+        else:
+            warps = Warps(int(begin.detail[0]) * GROUP, len(begin.detail) * GROUP)
+            if warps != whole:
+                found[start:] = [rebuild(_role(warps, tuple(found[start:])), loc=begin.loc)]
+            begin = None
     return tuple(found)
 
 
@@ -169,10 +173,6 @@ def _is_collective(op: Op) -> bool:
     if isinstance(op, (Atomic, Intrinsic)):
         return op.result is None
     return isinstance(op, (*TILE_OPS, Arrive))
-
-
-def _touched(op: Op) -> list[Buffer]:
-    return [*read_buffers(op), *written_buffers(op)]
 
 
 WITH_FRAGMENTS, AMONG_PLACED, ANYWHERE = range(3)  # which statements get a place
@@ -183,7 +183,7 @@ class _Placer:
         self.kernel = kernel
         self.whole = whole
         self.roots = aliases(kernel)
-        self.owners: dict[str, set[Warps]] = {}  # of fragments: the warps that touch them
+        self.owners: dict[str, dict[Warps, Op]] = {}
         self.crossing: list[str] = []  # fragments that have become shared
 
     # ── where what is not placed runs ────────────────────────────────────────────────────────
@@ -194,25 +194,9 @@ class _Placer:
         for homes in (WITH_FRAGMENTS, AMONG_PLACED, ANYWHERE):
             count = -1
             while count != (count := sum(isinstance(op, Role) for op in walk_ops(body))):
-                self.note(body)
+                self.owners = fragment_users(body, self.roots)
                 body = self.near(body, homes, None)
         return body
-
-    def note(self, body: Body) -> None:
-        """Whose fragments are, as far as roles say."""
-        self.owners = {}
-        for role in walk_ops(body, Role):
-            for name in self.fragments((role,)):
-                self.owners.setdefault(name, set()).add(warps_of(role))
-
-    def fragments(self, body: Body) -> set[str]:
-        return {
-            self.roots[b.name]
-            for op in walk_ops(body)
-            if not isinstance(op, (Alloc, Hint))
-            for b in _touched(op)
-            if b.space is Space.FRAGMENT
-        }
 
     def near(self, body: Body, homes: int, inside: Warps | None) -> Body:
         """Statements with their fragments, or as `homes` says; `inside`: the warps that the loop
@@ -227,7 +211,8 @@ class _Placer:
                 around = inside or placed[0]
                 found.append(map_bodies(op, partial(self.near, homes=homes, inside=around)))
                 continue
-            held = {w for name in self.fragments((op,)) for w in self.owners.get(name, ())}
+            names = {self.roots[b.name] for b, _ in touched_within(op)}
+            held = {w for name in names for w in self.owners.get(name, ())}
             home = min(held, default=None)
             if home is None and inside is not None:
                 home = inside if homes >= AMONG_PLACED else None
@@ -240,8 +225,8 @@ class _Placer:
 
     def shared_fragments(self, kernel: Kernel) -> Kernel:
         """`kernel` with fragments that several ranges of warps touch in shared memory."""
-        self.note(kernel.body)
-        crossing = {name for name, found in self.owners.items() if len(found) > 1}
+        users = fragment_users(kernel.body, self.roots)
+        crossing = {name for name, found in users.items() if len(found) > 1}
         if not crossing:
             return kernel
         changes: dict[Buffer, Buffer] = {}
@@ -339,26 +324,18 @@ class _Order(Flow[Pending]):
             return frozenset()
         if isinstance(op, Role) and warps_of(op) == self.whole:
             return frozenset()  # its threads meet before it and behind it
-        if isinstance(op, Role):
-            return self.touch(op, walk_ops(op.body), warps_of(op), pending, out)
         if isinstance(op, Continue) and self.loops and isinstance(self.loops[-1], While):
             op = self.loops[-1]  # its condition is next
-        return self.touch(
-            op, (op,) if isinstance(op, ENTERED) else walk_ops(op), None, pending, out
-        )
-
-    def touch(
-        self, op: Op, inner: Iterable[Op], who: Warps | None, pending: Pending, out: list[Op]
-    ) -> Pending:
-        """Note what `op`, the next statement behind `out`, touches; all meet before that where
-        somebody else's access conflicts with it."""
-        new: set[Access] = set()
-        for each in inner:
-            for buffers, writes in ((read_buffers(each), False), (written_buffers(each), True)):
-                for buffer in buffers:
-                    name = self.roots[buffer.name]
-                    if buffer.space in (Space.SHARED, Space.GLOBAL) and name in self.written:
-                        new.add(Access(name, who, writes))
+        who = warps_of(op) if isinstance(op, Role) else None
+        touched = touched_within(map_bodies(op, lambda _: ()) if isinstance(op, ENTERED) else op)
+        new = {
+            Access(self.roots[buffer.name], who, writes)
+            for buffer, writes in touched
+            if buffer.space in (Space.SHARED, Space.GLOBAL)
+            and self.roots[buffer.name] in self.written
+        }
+        # all meet before `op`, the next statement behind `out`, where somebody else's access
+        # conflicts with one of its own
         last = max((old.at for old in pending if any(_conflict(old, n) for n in new)), default=None)
         if last is not None:
             place = last + 1 if last >= 0 else len(out)

@@ -53,7 +53,6 @@ from tilewright.ir.op import (
     Let,
     Map,
     Op,
-    Program,
     Role,
     Store,
     Sync,
@@ -73,12 +72,12 @@ from tilewright.ir.rewrite import (
     fresh_name,
     map_bodies,
     map_body,
-    map_kernels,
     rebuild,
     rename_unique,
 )
 from tilewright.ir.target import Target
 from tilewright.ir.verify.ops import NAMED_BARRIERS
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
@@ -189,7 +188,7 @@ def why_not_worth(kernel: Kernel) -> str | None:
     warpgroup loses a quarter to it (a block less is resident), of two it gains as much."""
     if warpgroups(kernel) < 2:
         return "one warpgroup computes, and a producer costs a resident block"
-    loops = [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "pipelined"]
+    loops = [op for op in walk_ops(kernel, For) if op.kind == "pipelined"]
     inside = [op for loop in loops for op in walk_ops(loop.body)]
     # before products are chosen, any may become one of warpgroups
     if not any(isinstance(op, Gemm) and op.atom in (None, "wgmma") for op in inside):
@@ -270,14 +269,14 @@ def _pruned(body: list[Op]) -> Body:
     return tuple(kept)
 
 
-def check_known(body: Body, written: set[str], known: set[str]) -> None:
+def check_known(body: Body, written: set[str], known: set[str], why: str = "") -> None:
     """Raise where `body` reads more than tensors that nobody writes, and scalars known to it."""
     known = known | defined_names(body)
     for op in walk_ops(body):
         for buffer in (load.buffer for load in op_loads(op)):
             fixed = buffer.space is Space.GLOBAL and buffer.name not in written
             if not fixed and buffer.name not in known:
-                raise NoProducer(f"{buffer.name} decides what is copied")
+                raise NoProducer(why or f"{buffer.name} decides what is copied")
 
 
 def producer_of(
@@ -311,8 +310,9 @@ def producer_of(
                 found.append(ring.expect(slot, loc))
             for each in fills:
                 copy = each.copy
-                if not _known(copy, written, scalars):
-                    raise NoProducer("what is copied depends on what the kernel writes")
+                check_known(
+                    (copy,), written, scalars, "what is copied depends on what the kernel writes"
+                )
                 held = rows_before(each, loop, names, places.setdefault(BEFORE, []))
                 found.append(held.into(ring, slot, loop, loop.var, names, kernel.rank))
             if ring.how == CP_ASYNC:
@@ -379,12 +379,10 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> li
     return found
 
 
-def part_roles(program: Program, target: Target) -> Program:
+@kernel_pass
+def part_roles(at: Facts) -> Kernel:
     """Kernels with a derived producer: everything else becomes the consumers' role."""
-    return map_kernels(program, lambda kernel: _parted(kernel, target))
-
-
-def _parted(kernel: Kernel, target: Target) -> Kernel:
+    kernel = at.kernel
     producer = [op for op in kernel.body if isinstance(op, Role) and op.derived]
     if not producer:
         return kernel
@@ -416,7 +414,7 @@ def _parted(kernel: Kernel, target: Target) -> Kernel:
         return None
 
     body = map_body(tuple(inside), among_consumers)
-    kept, taken = registers_of(producer[0], body, warps // GROUP, target)
+    kept, taken = registers_of(producer[0], body, warps // GROUP, at.target)
     roles = (
         Role(CONSUMER, 0, warps, body, registers=taken, loc=kernel.loc),
         rebuild(producer[0], derived=False, registers=kept),
@@ -431,9 +429,9 @@ def registers_of(
     where each keeps what it was born with."""
     if Feature.REGISTER_MOVE not in target.features:
         return None, None
-    if not any(isinstance(op, Map) for op in walk_ops(producer)):
+    if not any(walk_ops(producer, Map)):
         return handed_over(groups, target.chip.registers)
-    held = [op.buffer for op in walk_ops(body) if isinstance(op, Alloc)]
+    held = [op.buffer for op in walk_ops(body, Alloc)]
     words = sum(
         -(-b.layout.values * b.dtype.bits // 32) for b in held if isinstance(b.layout, Fragment)
     )
@@ -500,14 +498,6 @@ def scalars_of(exprs: list[Expr], body: Body) -> set[str]:
                 found.add(load.buffer.name)
                 left += [op.value for op in stores if op.buffer is load.buffer]
     return found
-
-
-def _known(op: Op, written: set[str], scalars: set[str]) -> bool:
-    """Whether a copy's own loads are of tensors that nobody writes, or of scalars known here."""
-    found = {x.buffer for inner in walk_ops(op) for x in op_loads(inner)}
-    return all(
-        b.name in scalars or (b.space is Space.GLOBAL and b.name not in written) for b in found
-    )
 
 
 def free_barriers(kernel: Kernel) -> list[int]:

@@ -19,7 +19,7 @@ from math import prod
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Var, const, loads, variables
+from tilewright.ir.expr import const, variables
 from tilewright.ir.op import (
     Alloc,
     Atomic,
@@ -40,13 +40,12 @@ from tilewright.ir.op import (
     Sync,
     View,
     While,
-    read_buffers,
+    bound_within,
     walk_ops,
-    written_buffers,
 )
 from tilewright.ir.rewrite import defined_names, map_bodies, map_body, rebuild, rename_unique
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.overlap.place_roles import Warps, warps_of
+from tilewright.passes.overlap.place_roles import Warps, fragment_users, warps_of
 from tilewright.passes.overlap.roles import GROUP, WARP, by_hand
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
@@ -104,48 +103,38 @@ class _Splitter:
         body = self.named_apart(self.registers(body), common)
         return rebuild(self.kernel, body=(*common, *body))
 
-    # ── the common text ──────────────────────────────────────────────────────────────────────
-
     def common(self, body: Body) -> tuple[list[Op], Body]:
-        """What stands outside roles wherever it is said (memory, barriers and what they are, names
-        that only depend on indices), and the rest."""
+        """What stands outside roles wherever it is said, memory and barriers, and the rest."""
         found: list[Op] = []
-        known = {*self.kernel.blocks, *(d.var for d in self.at.dims), *self.at.program.scalars}
-        known |= {self.kernel.rank} if self.kernel.rank is not None else set()
         rest: list[Op] = []
+        inner = {v for op in body for v in bound_within(op)}
         for op in body:
-            if isinstance(op, Let) and not loads(op.value) and variables(op.value) <= known:
-                known.add(op.var)
-                found.append(op)
-            elif isinstance(op, (Alloc, View)) and self.is_shared(op, known):
-                found.append(rebuild(op, init=None) if isinstance(op, Alloc) else op)
-                if isinstance(op, Alloc) and op.init is not None:
-                    rest.append(Store(op.buffer, (), op.init, loc=op.loc))
-            elif isinstance(op, BarrierInit):
+            if isinstance(op, Alloc) and self.is_shared(op):
+                found.append(rebuild(op, init=None))
+                rest += [] if op.init is None else [Store(op.buffer, (), op.init, loc=op.loc)]
+            elif (isinstance(op, View) and not variables(op.offset) & inner) or isinstance(
+                op, BarrierInit
+            ):
                 found.append(op)
             elif not isinstance(op, Sync) or op.scope != "block" or rest:
                 rest.append(op)  # without the first barrier: threads meet after all of these
 
-        def inner(op: Op) -> Op | Body | None:
+        def hoist(op: Op) -> Op | Body | None:
             if isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.BARRIER):
                 found.insert(0, op)
                 return ()
             return None
 
-        body = map_body(tuple(rest), inner)
+        body = map_body(tuple(rest), hoist)
         if any(isinstance(op, BarrierInit) for op in found):
             scope = "cluster" if prod(self.kernel.cluster or (1,)) > 1 else "block"
             loc = self.kernel.loc
             found += [Fence("barrier_init", loc=loc), Sync(scope, loc=loc)]
         return found, body
 
-    def is_shared(self, op: Alloc | View, known: set[Var]) -> bool:
-        if isinstance(op, View):
-            return variables(op.offset) <= known
-        if op.buffer.space is Space.LOCAL:
-            # of each thread, whatever code it runs
-            return bool(self.joint) or op.init is None
-        return True
+    def is_shared(self, op: Alloc) -> bool:
+        """Variables are each thread's own, whatever code it runs."""
+        return op.buffer.space is not Space.LOCAL or op.init is None or bool(self.joint)
 
     # ── roles ────────────────────────────────────────────────────────────────────────────────
 
@@ -216,25 +205,23 @@ class _Splitter:
     def registers(self, body: Body) -> Body:
         """`body` with the registers that partitions ask for; not where all warps run the same code
         afterwards."""
-        asked = {warps_of(role): role.registers for role in self.roles if role.registers}
+        asked = {warps_of(role): role.registers for role in self.roles[::-1] if role.registers}
         if not asked:
             return body
-        found: list[Op] = []
-        for op in body:
-            if any(warps_of(role) in self.joint for role in walk_ops(op, Role)):
-                why = "all warps run some code together after T.set_max_nreg"
-            elif Feature.REGISTER_MOVE not in self.at.target.features:
-                why = f"{self.at.target.arch} cannot move them"
-            elif isinstance(op, Role):
-                op = rebuild(op, registers=asked.pop(warps_of(op), None))
-                found.append(op)
-                continue
-            else:
-                found.append(op)
-                continue
-            because(self.kernel.name, "registers of roles", f"kept as they are: {why}")
-            return body
-        return tuple(found)
+        tops = [k for k, op in enumerate(body) if isinstance(op, Role) and warps_of(op) in asked]
+        if Feature.REGISTER_MOVE not in self.at.target.features:
+            why = f"{self.at.target.arch} cannot move them"
+        elif any(
+            warps_of(role) in self.joint for role in walk_ops(body[min(tops, default=0) :], Role)
+        ):
+            why = "all warps run some code together after T.set_max_nreg"
+        else:
+            return tuple(
+                rebuild(op, registers=asked.pop(warps_of(op), None)) if isinstance(op, Role) else op
+                for op in body
+            )
+        because(self.kernel.name, "registers of roles", f"kept as they are: {why}")
+        return body
 
     # ── what is refused ──────────────────────────────────────────────────────────────────────
 
@@ -265,25 +252,16 @@ class _Splitter:
 
     def check_owners(self, body: Body) -> None:
         """A fragment belongs to the threads of one range of warps."""
-        owner: dict[str, Warps] = {}
-        roots = aliases(self.kernel)
-        for role in walk_ops(body, Role):
-            warps = warps_of(role)
-            for op in walk_ops(role.body):
-                if isinstance(op, (Alloc, Hint)):
-                    continue
-                for buffer in (*read_buffers(op), *written_buffers(op)):
-                    if buffer.space is not Space.FRAGMENT:
-                        continue
-                    before = owner.setdefault(roots[buffer.name], warps)
-                    if before != warps:
-                        raise CompileError(
-                            f"{buffer.name} is a fragment of {before.words()}, and used on "
-                            f"{warps.words()} too: registers are not seen from outside",
-                            loc=op.loc,
-                            fix="pass it on through shared memory, or place both statements on "
-                            "the same warpgroups",
-                        )
+        for name, users in fragment_users(body, aliases(self.kernel)).items():
+            if len(users) > 1:
+                first, other = list(users)[:2]
+                raise CompileError(
+                    f"{name} is a fragment of {first.words()}, and used on {other.words()} too: "
+                    "registers are not seen from outside",
+                    loc=users[other].loc,
+                    fix="pass it on through shared memory, or place both statements on the same "
+                    "warpgroups",
+                )
 
 
 def _role(warps: Warps, ops: Body) -> Role:

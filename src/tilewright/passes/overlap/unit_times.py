@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select
 from tilewright.ir.op import (
@@ -81,13 +82,8 @@ def load_cycles(tile: Buffer) -> float:
 
 
 def _turns(op: Op) -> int:
-    if not isinstance(op, For):
-        return 1
-    ends = (op.start, op.stop, op.step)
-    if not all(isinstance(e, Const) for e in ends):
-        return 1
-    start, stop, step = (int(e) for e in ends)
-    return max(0, -(-(stop - start) // step))
+    values = values_of(op) if isinstance(op, For) else None
+    return 1 if values is None else len(values)
 
 
 def _weight(op: Op) -> float:

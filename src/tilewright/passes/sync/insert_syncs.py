@@ -121,7 +121,7 @@ def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
 def settle_stores(kernel: Kernel, role: Role | None = None) -> Kernel:
     """`kernel` with its groups of bulk stores waited for before their staging is overwritten, and
     before the kernel ends."""
-    last, only = [*filter(_is_store, walk_ops(role or kernel))], ("bulk", "done")
+    last, only = [*filter(_is_store, walk_ops(kernel))], ("bulk", "done")
     if not last:
         return kernel
     kernel = mended(rebuild(kernel, body=close_groups(kernel.body, "bulk", _is_store)), only, role)
@@ -303,7 +303,10 @@ class _Release:
         )
 
     def signals(self, op: Op) -> bool:
-        return releases(op) and not (isinstance(op, Arrive) and op.barrier.buffer.name in self.own)
+        """Whether others, even of other blocks, may learn from `op` how far the role is."""
+        if isinstance(op, Arrive) and op.barrier.cta is None and op.barrier.buffer.name in self.own:
+            return False
+        return releases(op)
 
     def body(self, body: Body, dirty: bool, apart: bool = False) -> Body:
         """`dirty`: there may be writes before it that no fence follows; `apart`: some threads run

@@ -31,8 +31,9 @@ from typing import Any, NamedTuple
 
 from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.flow import Flow, Loop, same
+from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Const, compare
+from tilewright.ir.expr import compare
 from tilewright.ir.marks import attr
 from tilewright.ir.op import (
     Alloc,
@@ -247,7 +248,7 @@ class _Scan(Flow[_State]):
     def loop(self, loop: Loop, state: _State) -> tuple[Op, _State]:
         op, end = super().loop(loop, state)
         opened = end.ages.keys() - state.ages.keys()
-        if not isinstance(op, For) or not opened or id(loop) in self.waited or not _may_skip(op):
+        if not isinstance(op, For) or not opened or id(loop) in self.waited or values_of(op):
             return op, end
         # a path around the loop must not meet instructions in flight: the assembler would see
         # their registers defined by others (C7515)
@@ -321,12 +322,6 @@ class _Scan(Flow[_State]):
 def _open(state: _State, pending: int) -> _State:
     """Behind a wait that leaves so many groups open."""
     return state._replace(ages={k: age for k, age in state.ages.items() if age < pending})
-
-
-def _may_skip(op: For) -> bool:
-    """Whether a loop may run no iteration."""
-    known = isinstance(op.start, Const) and isinstance(op.stop, Const)
-    return not (known and int(op.start) < int(op.stop))
 
 
 def followed(body: Body) -> Iterator[tuple[Op, Op | None]]:
