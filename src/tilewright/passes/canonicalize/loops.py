@@ -76,6 +76,7 @@ from tilewright.ir.op import (
     Store,
     View,
     While,
+    bodies,
     expressions,
     marked,
     op_loads,
@@ -382,12 +383,7 @@ def _taken(op: Op, ranges: Ranges) -> Body | None:
 
 
 def _is_idle(op: Op) -> bool:
-    match op:
-        case If():
-            return not op.then and not op.orelse
-        case For() | Map():
-            return not op.body
-    return False
+    return isinstance(op, (If, For, Map)) and not any(bodies(op))
 
 
 def simplify_operands(op: AnyOp, ranges: Ranges = NOTHING) -> AnyOp:
