@@ -267,7 +267,7 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
 
 def _swap(
     op: Map, reads: dict[tuple[str, tuple[Expr, ...]], Buffer], written: dict[Buffer, Buffer]
-) -> Map:
+) -> Op:
     """`op` with its loads and stores sent to other buffers."""
 
     def node(e: Expr) -> Expr | None:
