@@ -53,66 +53,55 @@ _TILES = (Space.SHARED, Space.FRAGMENT)
 @kernel_pass
 def forward_copies(at: Facts) -> Kernel:
     """Tiles that a single copy fills and only products read are removed."""
-    return _Forward(at).run()
+    kernel = at.kernel
+    uses = Counter(b.name for op in at.ops for b in named_buffers(op))
+    gone: set[str] = set()
 
-
-class _Forward:
-    def __init__(self, at: Facts) -> None:
-        self.at = at
-        self.uses = Counter(b.name for op in at.ops for b in named_buffers(op))
-        self.gone: set[str] = set()
-
-    def run(self) -> Kernel:
-        kernel = self.at.kernel
-        body = self._body(kernel.body, entry(kernel, self.at.dims))
-        if not self.gone:
-            return kernel
-
-        def drop(op: Op) -> Body | None:
-            return () if isinstance(op, Alloc) and op.buffer.name in self.gone else None
-
-        return rebuild(kernel, body=map_body(body, drop))
-
-    def _body(self, body: Body, ranges: Ranges) -> Body:
+    def visit(body: Body, ranges: Ranges) -> Body:
         done: list[Op] = []
         left = body
         while left:
             op, left = left[0], left[1:]
-            if isinstance(op, Copy) and self._carries(op, left, ranges):
+            if isinstance(op, Copy) and _carries(at, op, left, ranges, uses):
                 tile, source = op.dst.buffer.name, op.src.buffer.name
-                self.gone.add(tile)
-                why = f"no tile: products read {source} where it lies"
-                because(self.at.kernel.name, tile, why)
+                gone.add(tile)
+                because(kernel.name, tile, f"no tile: products read {source} where it lies")
                 left = _reading(left, op)
                 continue
-            done.append(map_inside(op, ranges, self._body))
+            done.append(map_inside(op, ranges, visit))
             ranges = after(op, ranges)
         return tuple(done)
 
-    def _carries(self, op: Copy, later: Body, ranges: Ranges) -> bool:
-        """The copy only brings something to products, all there and not changed meanwhile."""
-        src, tile = op.src, op.dst.buffer
-        special = (op.barrier, op.multicast, op.atom, op.reduce, src.cta)
-        if any(each is not None for each in special) or not op.dst.is_whole:
-            return False
-        if src.dtype != tile.dtype or src.dtype.packed or len(src.tile) != 2:
-            return False
-        if tile.space not in _TILES or self.at.viewed & {tile.name, src.buffer.name}:
-            return False
-        # its allocation, this copy and the products are all there is
-        if self.uses[tile.name] != 2 + sum(_is_factor(each, tile) for each in walk_ops(later)):
-            return False
-        if not self._stays(src.buffer, tile, later):
-            return False
-        return all(map(is_pure, src.starts)) and _inside(src, ranges)
+    def drop(op: Op) -> Body | None:
+        return () if isinstance(op, Alloc) and op.buffer.name in gone else None
 
-    def _stays(self, source: Buffer, tile: Buffer, later: Body) -> bool:
-        """Nothing writes `source` before the last product by `tile`."""
-        if source.space is Space.GLOBAL:
-            return source.name not in self.at.written
-        users = [n for n, op in enumerate(later) if any(_is_factor(x, tile) for x in walk_ops(op))]
-        between = later[: max(users, default=-1) + 1]
-        return source.space in _TILES and source.name not in written_in(between)
+    body = visit(kernel.body, entry(kernel, at.dims))
+    return rebuild(kernel, body=map_body(body, drop)) if gone else kernel
+
+
+def _carries(at: Facts, op: Copy, later: Body, ranges: Ranges, uses: Counter[str]) -> bool:
+    """The copy only brings something to products, all there and not changed meanwhile."""
+    src, tile = op.src, op.dst.buffer
+    special = (op.barrier, op.multicast, op.atom, op.reduce, src.cta)
+    if not (
+        all(each is None for each in special)
+        and op.dst.is_whole
+        and src.dtype == tile.dtype
+        and not src.dtype.packed
+        and len(src.tile) == 2
+        and tile.space in _TILES
+        and not at.viewed & {tile.name, src.buffer.name}
+        and all(map(is_pure, src.starts))
+        and _inside(src, ranges)
+    ):
+        return False
+    users = [n for n, op in enumerate(later) for x in walk_ops(op) if _is_factor(x, tile)]
+    if uses[tile.name] != 2 + len(users):  # its allocation, this copy and the products
+        return False
+    if src.buffer.space is Space.GLOBAL:
+        return src.buffer.name not in at.written
+    between = later[: max(users, default=-1) + 1]
+    return src.buffer.space in _TILES and src.buffer.name not in written_in(between)
 
 
 def _is_factor(op: Op, tile: Buffer) -> bool:

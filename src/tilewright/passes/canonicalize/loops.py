@@ -76,6 +76,7 @@ from tilewright.ir.op import (
     Store,
     View,
     While,
+    bodies,
     expressions,
     marked,
     op_loads,
@@ -93,7 +94,6 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.scope import after, entry, map_inside, walk_ranges
 from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, expand_op, kernel_pass, rule
 from tilewright.passes.reasons import because
 
@@ -149,20 +149,15 @@ def _counted(op: For, names: set[str]) -> Body:
 # ── open extents ─────────────────────────────────────────────────────────────────────────────
 
 
-@rule(Copy, Fill, Atomic)
-def _map_open(op: Op, at: Facts) -> Op | None:
-    return None if _are_constant(_extents(op)) else expand_op(op, at.names)
-
-
-@rule(Map)
-def _bound_open(op: Map, at: Facts) -> Op | None:
-    if _are_constant(op.extents):
-        return None
-    return _bounded(op, prod(at.kernel.threads), at.names)
-
-
-def bound_maps(program: Any, target: Target) -> Any:
-    return _bound_open(_map_open(program, target), target)
+@rule(Copy, Fill, Atomic, Map)
+def bound_maps(op: Op, at: Facts) -> Op | None:
+    """Maps have constant extents; copies and fills of open regions are maps."""
+    found: Op | None = op
+    if not isinstance(op, Map) and not _are_constant(_extents(op)):
+        found = expand_op(op, at.names)
+    if isinstance(found, Map) and not _are_constant(found.extents):
+        return _bounded(found, prod(at.kernel.threads), at.names)
+    return found
 
 
 def has_open_extents(program: Program) -> bool:
@@ -382,12 +377,7 @@ def _taken(op: Op, ranges: Ranges) -> Body | None:
 
 
 def _is_idle(op: Op) -> bool:
-    match op:
-        case If():
-            return not op.then and not op.orelse
-        case For() | Map():
-            return not op.body
-    return False
+    return isinstance(op, (If, For, Map)) and not any(bodies(op))
 
 
 def simplify_operands(op: AnyOp, ranges: Ranges = NOTHING) -> AnyOp:

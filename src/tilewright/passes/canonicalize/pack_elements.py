@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import reduce
 from typing import Any
 
 from tilewright.ir import scope
@@ -215,7 +214,7 @@ def packed_tiles(kernel: Kernel) -> set[str]:
     that nothing fills but copies of packed tensors, and that no product reads."""
     ops = list(walk_ops(kernel))
     views = [op for op in ops if isinstance(op, View) and op.buffer.space is Space.SHARED]
-    made = [op.buffer for op in (*views, *walk_ops(kernel, Alloc))]
+    made = [op.buffer for op in walk_ops(kernel, Alloc, View)]
     tiles = {b.name for b in made if b.space is Space.SHARED and b.dtype.packed}
     recast = [op for op in views if op.buffer.dtype != op.source.dtype]
     forced = {b.name for op in recast for b in (op.buffer, op.source)} & tiles
@@ -381,7 +380,10 @@ def _store(p: Packing, op: Store) -> Iterator[Op]:
         return
     kind, raw = op.buffer.dtype, p.buffer(op.buffer)
     per = per_byte(kind)
-    total = p.plain(reduce(lambda a, b: a * b, raw.shape, const(1)))
+    total: Expr = const(1)
+    for size in raw.shape:
+        total = total * size
+    total = p.plain(total)
     if op.buffer.space is not Space.GLOBAL or multiple_of(total, p.ranges) % WORD:
         raise CompileError(
             f"{op.buffer.name} is written element by element, and {per} {kind} "
@@ -575,8 +577,8 @@ def _paired(p: Packing, op: Map, stores: list[Store], place: int, per: int) -> M
     for store in stores:
         *outer, last = map(p.value, at(store, 0))
         joined, *more = parts[id(store)]
-        for k, bits in enumerate(more, 1):
-            joined = joined | (bits << (k * store.buffer.dtype.bits))
+        for k, other in enumerate(more, 1):
+            joined = joined | (other << (k * store.buffer.dtype.bits))
         indices = (*outer, p.plain(binary("//", last, per)))
         body.append(Store(p.buffer(store.buffer), indices, cast(joined, UINT8), loc=store.loc))
     return rebuild(frame, body=tuple(body))

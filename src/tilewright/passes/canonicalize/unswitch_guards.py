@@ -186,16 +186,13 @@ def _unguarded(nest: Map, guards: Iterable[Guard]) -> Body:
             op = map_exprs(op, lambda e, held=held: _holding(e, held))  # type: ignore[misc]
             if isinstance(op, If) and isinstance(op.cond, Const):
                 result += op.then if op.cond.value else op.orelse
-            elif not (_idle(op) or (isinstance(op, Store) and _keeps(op))):
+            elif isinstance(op, Store) and op.value == Load(op.buffer, op.indices):
+                continue
+            elif not _idle(op):
                 result.append(op)
         return tuple(result)
 
     return go((nest,)) if claims else (nest,)
-
-
-def _keeps(op: Store) -> bool:
-    """What is there already is stored."""
-    return op.value == Load(op.buffer, op.indices)
 
 
 def _idle(op: Op) -> bool:

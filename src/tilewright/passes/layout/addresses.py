@@ -227,7 +227,8 @@ def fit_index(
         if count is var and np.array_equal(line, np.arange(len(line)) * stride):
             even[var] = stride
             continue
-        part = _fit_line(line, count)
+        # a sum that falls is worse than cases
+        part = None if line.min() < 0 else _fit_line(line, count)
         if part is None:
             return None
         parts.append(part)
@@ -253,6 +254,9 @@ def fit_registers(
         return found
     var, start, step = variables[0], starts[0], steps[0]
     if table.ndim == 1:
+        falling = _fit_line(table - table[0], _count(var, start, step))
+        if falling is not None:
+            return simplify(falling + int(table[0]))
         parts = _segments(table, var, start, step)
     else:
         parts = []

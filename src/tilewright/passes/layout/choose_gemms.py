@@ -295,93 +295,72 @@ def split_gemms(at: Facts) -> Kernel:
         return kernel
     for loop in walk_ops(kernel, For):
         plain = loop.kind == "pipelined" and loop.order is None and not leaves_early(loop.body)
-        for n in range(len(loop.body)) if plain else ():
-            cut = _cut(at, loop, n, asked is True)
-            if cut is not None:
-                size = cut.product.c.static_tile[cut.dim] // cut.count
+        for n, op in enumerate(loop.body) if plain else ():
+            way = _cut(at, loop, n, asked is True) if isinstance(op, Gemm) else None
+            if isinstance(op, Gemm) and way is not None:
+                users, dim, count = way
+                size = op.c.static_tile[dim] // count
                 said = (
-                    f"{cut.tile.name} in {cut.count} pieces of {size} "
-                    f"{'columns' if cut.dim else 'rows'}, "
+                    f"{op.c.buffer.name} in {count} pieces of {size} "
+                    f"{'columns' if dim else 'rows'}, "
                     f"one after the other: whole it would leave too few registers"
                 )
                 because(kernel.name, loop, said)
-                return cut.made(kernel, at.names)
+                return _in_pieces(at, loop, op.c.buffer, (n, *users), dim, size)
     return kernel
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """The product at `at` of `loop` in `count` pieces along `dim`, with the nests at `users`."""
+def _in_pieces(
+    at: Facts, loop: For, tile: Buffer, moved: tuple[int, ...], dim: int, size: int
+) -> Kernel:
+    """The statements `moved` of `loop`, a product into `tile` and nests, in pieces along `dim`."""
+    shape = tuple(const(size) if d == dim else s for d, s in enumerate(tile.shape))
+    small = replace(tile, shape=shape)
 
-    loop: For
-    at: int
-    users: tuple[int, ...]
-    dim: int
-    count: int
-
-    @property
-    def product(self) -> Gemm:
-        op = self.loop.body[self.at]
-        assert isinstance(op, Gemm)
-        return op
-
-    @property
-    def tile(self) -> Buffer:
-        return self.product.c.buffer
-
-    def made(self, kernel: Kernel, names: set[str]) -> Kernel:
-        tile, dim = self.tile, self.dim
-        size = tile.static_shape[dim] // self.count
-        shape = tuple(const(size) if d == dim else s for d, s in enumerate(tile.shape))
-        small = replace(tile, shape=shape)
-        body: list[Op] = []
-        moved = (self.at, *self.users)
-        for k, op in enumerate(self.loop.body):
-            body.append(self.piece(op, 0, small, names) if k in moved else op)
-            for n in range(1, self.count if k == moved[-1] else 1):
-                body += [self.piece(self.loop.body[each], n, small, names) for each in moved]
-
-        def rule(op: Op) -> Op | Body | None:
-            if op is self.loop:
-                return rebuild(self.loop, body=tuple(body))
-            if isinstance(op, Alloc) and op.buffer == tile:
-                return rebuild(op, buffer=small)
-            return None
-
-        return rebuild(kernel, body=map_body(kernel.body, rule))
-
-    def piece(self, op: Op, n: int, small: Buffer, names: set[str]) -> Op:
-        size = small.static_shape[self.dim]
+    def piece(op: Op, n: int) -> Op:
         if isinstance(op, Gemm):
-            factor, turned = ("b", op.transpose_b) if self.dim else ("a", op.transpose_a)
-            region: Region = getattr(op, factor)
-            cut = along(region, bool(turned) ^ self.dim, const(n * size), size)
+            factor, turned = ("b", op.transpose_b) if dim else ("a", op.transpose_a)
+            cut = along(getattr(op, factor), bool(turned) ^ dim, const(n * size), size)
             c = Region(small, op.c.starts, small.shape, op.c.cta)
             return rebuild(op, **{factor: cut, "c": c})
         assert isinstance(op, Map)
-        old = op.vars[self.dim]
-        own = fresh_var(old.name, names, old.dtype)
+        old = op.vars[dim]
+        own = fresh_var(old.name, at.names, old.dtype)
         vars = tuple(own if v is old else v for v in op.vars)
 
         def node(e: Expr) -> Expr | None:
-            return (
-                Load(small, vars, e.loc) if isinstance(e, Load) and e.buffer == self.tile else None
-            )
+            found = isinstance(e, Load) and e.buffer == tile
+            return Load(small, vars) if found else None
 
-        def rule(each: Op) -> Op | None:
+        def rule(each: Op) -> Op:
             each = map_exprs(each, lambda e: transform(e, node))
-            if isinstance(each, Store) and each.buffer == self.tile:
+            if isinstance(each, Store) and each.buffer == tile:
                 each = rebuild(each, buffer=small, indices=vars)
             return each
 
         inner = substitute_vars(map_body(op.body, rule), {old: own + n * size})
-        extents = tuple(const(size) if d == self.dim else e for d, e in enumerate(op.extents))
+        extents = tuple(const(size) if d == dim else e for d, e in enumerate(op.extents))
         found = rebuild(op, vars=vars, extents=extents, body=inner)
-        return found if n == 0 else rename_unique((found,), names)[0]
+        return found if n == 0 else rename_unique(found, at.names)
+
+    body: list[Op] = []
+    for k, op in enumerate(loop.body):
+        body.append(piece(op, 0) if k in moved else op)
+        if k == moved[-1]:
+            rest = range(1, tile.static_shape[dim] // size)
+            body += [piece(loop.body[each], n) for n in rest for each in moved]
+
+    def rule(op: Op) -> Op | None:
+        if isinstance(op, Alloc) and op.buffer == tile:
+            return rebuild(op, buffer=small)
+        return rebuild(loop, body=tuple(body)) if op is loop else None
+
+    return map_ops(at.kernel, rule)
 
 
-def _cut(facts: Facts, loop: For, at: int, asked: bool) -> _Cut | None:
-    """How the product that is statement `at` of a loop is to be cut, if it is."""
+def _cut(facts: Facts, loop: For, at: int, asked: bool) -> tuple[list[int], int, int] | None:
+    """Of the product that is statement `at` of a loop, if it is to be cut: its users, the dimension
+    and the number of pieces."""
     kernel, op = facts.kernel, loop.body[at]
     if not isinstance(op, Gemm) or op.atom != "wgmma" or op.clear is not TRUE:
         return None
@@ -397,7 +376,7 @@ def _cut(facts: Facts, loop: For, at: int, asked: bool) -> _Cut | None:
     own = registers_of(tile, kernel)
     for dim, count in _ways(tile.static_shape, kernel.threads[0] // GROUP):
         if needed - own + -(-own // count) <= room:
-            return _Cut(loop, at, tuple(users), dim, count)
+            return users, dim, count
     return None
 
 

@@ -227,11 +227,13 @@ def _trips(op: Op) -> int:
 
 def solve(problem: Problem) -> None:
     """Fill `known`."""
-    unknown: set[Key] = {*problem.fragments, *problem.nests} - {*problem.known}
+    unknown: set[Key] = {*problem.fragments, *problem.nests}
+    unknown -= problem.known.keys()
     asking: dict[Key, dict[int, Op]] = {}  # the ops whose rules ask for a key, by position
     for position, op, _ in problem.ops:
         if type(op) in _RULES:
-            for key in (*fragments_in(op), id(op)):
+            keys: set[Key] = {*fragments_in(op), id(op)}
+            for key in keys:
                 asking.setdefault(key, {})[position] = op
     said: dict[int, list[Proposal]] = {}  # by position, what an op says about unknowns
 

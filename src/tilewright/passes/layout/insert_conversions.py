@@ -217,7 +217,7 @@ def picked_stores(op: Map) -> set[tuple[str, tuple[Expr, ...]]]:
                 if guards - own:
                     found.add((each.buffer.name, each.indices))
             asked = set(guards)
-            for e in expressions(each) if any(True for _ in bodies(each)) else ():
+            for e in expressions(each) if bodies(each) else ():
                 e = substitute(e, names)
                 # what a variable of the iteration holds may depend on anything
                 local = any(x.buffer.space is Space.LOCAL for x in loads(e))
@@ -235,11 +235,11 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
     before: list[Op] = []
     after: list[Op] = []
     swaps: dict[tuple[str, tuple[Expr, ...]], Buffer] = {}
-    written: dict[str, Buffer] = {}
+    written: dict[Buffer, Buffer] = {}
     found, picked = accesses(op, c.around), picked_stores(op)
     for access in found:
         buffer, points = access.buffer, access.points
-        if not access.writes or buffer.name in written:
+        if not access.writes or buffer in written:
             continue
         alone = (buffer.name, access.indices) in picked and (
             points is None or not _written_by_holders(points, held(buffer), nest, points.size)
@@ -247,13 +247,13 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
         if not alone and _fits(access, nest, writes=True):
             continue
         layout = None if alone else buffer_from_nest(access, nest)
-        written[buffer.name], there, back = c.twin(buffer, layout, op)
+        written[buffer], there, back = c.twin(buffer, layout, op)
         before.append(there)
         after.append(back)
     copies: dict[tuple[str, Fragment | None], Buffer] = {}
     for access in found:
         buffer = access.buffer
-        now = written.get(buffer.name, buffer)
+        now = written.get(buffer, buffer)
         if access.writes or now.space is Space.SHARED or _fits(replace(access, buffer=now), nest):
             continue
         layout = buffer_from_nest(access, nest)
@@ -271,27 +271,17 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
 
 
 def _swap(
-    op: Map, reads: dict[tuple[str, tuple[Expr, ...]], Buffer], written: dict[str, Buffer]
-) -> Map:
+    op: Map, reads: dict[tuple[str, tuple[Expr, ...]], Buffer], written: dict[Buffer, Buffer]
+) -> Op:
     """`op` with its loads and stores sent to other buffers."""
-    if not reads and not written:
-        return op
 
     def node(e: Expr) -> Expr | None:
-        if isinstance(e, Load):
-            indices = tuple(transform(i, node) for i in e.indices)
-            buffer = reads.get((e.buffer.name, e.indices)) or written.get(e.buffer.name)
-            if buffer is not None:
-                return Load(buffer, indices, e.loc)
-        return None
+        buffer = reads.get((e.buffer.name, e.indices)) if isinstance(e, Load) else None
+        return Load(buffer, e.children, e.loc) if isinstance(e, Load) and buffer else None
 
-    def one(inner: Op) -> Op:
-        new = map_exprs(inner, lambda e: transform(e, node))
-        if isinstance(new, Store) and new.buffer.name in written:
-            new = rebuild(new, buffer=written[new.buffer.name])
-        return new
-
-    return map_ops(op, one)
+    if reads:
+        op = map_ops(op, lambda inner: map_exprs(inner, lambda e: transform(e, node)))
+    return replace_buffers(op, written) if written else op
 
 
 def reduced_dim(op: Reduce) -> int:
