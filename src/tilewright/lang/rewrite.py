@@ -494,9 +494,7 @@ def _rewrite(found: Definition, name: str, names: tuple[str, ...], flags: int) -
         argument.annotation = None
     free = [*names, ENTER]
     module = ast.parse(f"def _tw_outer({', '.join(free)}): pass")
-    outer = module.body[0]
-    assert isinstance(outer, ast.FunctionDef)
-    outer.body = [node]
+    module.body[0].body = [node]  # type: ignore[attr-defined]
     compiled = compile(
         ast.fix_missing_locations(module), found.file, "exec", flags, dont_inherit=True
     )
