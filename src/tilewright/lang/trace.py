@@ -408,6 +408,10 @@ def is_direct(function: Any) -> bool:
     function = getattr(function, "__wrapped__", function)
     if not isinstance(function, FunctionType):
         return False
+    try:
+        find_definition(function)  # its text stays known, whatever happens to the file
+    except TilewrightError:
+        return False
     for path, *_ in loaded(function.__code__):
         owner = function.__globals__.get(path[0]) if len(path) == 2 else None
         # `T.Kernel` of our `T`, however it was imported
