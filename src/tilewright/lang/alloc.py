@@ -45,9 +45,8 @@ def new_buffer(builder: Builder, shape: Any, dtype: DType, space: Space, default
 
 def _alloc(shape: Any, dtype: Any, space: Space, default: str) -> Tile:
     builder = current()
-    kernel = builder.require_kernel()
-    if space is not Space.LOCAL:
-        builder.require_block()
+    local = space is Space.LOCAL
+    kernel = builder.require_kernel() if local else builder.require_block()
     check_one_shape(f"T.{word()}", shape, dtype)
     shape = shape_tuple(shape)  # before the dtype: the two are easily exchanged
     buffer = new_buffer(builder, shape, find_dtype(dtype), space, default)

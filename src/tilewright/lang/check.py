@@ -207,12 +207,11 @@ def check_gemm(
 def _gemm_flags(old: tuple[bool, bool], new: tuple[bool, bool]) -> tuple[str, Repair | None]:
     """The flags with which the shapes multiply."""
     flags = zip(("transpose_A", "transpose_B"), old, new, strict=True)
-    changed = [(name, on) for name, was, on in flags if on != was]
-    fix = "pass " + " and ".join(f"{name}={on}" for name, on in changed)
-    if len(changed) > 1:
-        return fix, None
-    name, on = changed[0]
-    return fix, with_argument(f"{name}=True") if on else swap(f"{name}=True", f"{name}=False")
+    first, *more = (f"{name}={on}" for name, was, on in flags if on != was)
+    if more:
+        return f"pass {first} and {more[0]}", None
+    wrong = first.replace("False", "True")
+    return f"pass {first}", with_argument(first) if first == wrong else swap(wrong, first)
 
 
 def matrix_extents(region: Region) -> tuple[Expr, ...]:
@@ -318,9 +317,8 @@ def check_program(program: Program) -> None:
         _check_unrolled(kernel.body)
         check_uniform(kernel)
         _check_fragments(kernel)
-        for op in walk_ops(kernel):
-            if isinstance(op, Map):
-                _check_map(op)
+        for op in walk_ops(kernel, Map):
+            _check_map(op)
         check_carried(kernel)
     try:
         verify(program, Stage.TILE)
@@ -350,7 +348,7 @@ def _check_unrolled(body: Body) -> int:
 
 def _check_fragments(kernel: Kernel) -> None:
     """A thread does not know which elements of a fragment it holds."""
-    pinned = {op.buffer for op in walk_ops(kernel) if isinstance(op, Hint) and op.name == "layout"}
+    pinned = {op.buffer for op in walk_ops(kernel, Hint) if op.name == "layout"}
     threads = per_thread(kernel).vars
     for op in walk_ops(kernel):
         places = [(load.buffer, load.indices, load.loc) for load in op_loads(op)]

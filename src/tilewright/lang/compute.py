@@ -7,7 +7,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Region, Space, whole
+from tilewright.ir.buffer import Buffer, Region, Space, long_dims, whole
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.expr import FALSE, TRUE, Expr, Load, Var, binary, const, truth, wrap
 from tilewright.ir.op import (
@@ -251,9 +251,8 @@ def reduce(
                 code="arguments",
             )
         op = f"{op}_num"
-    # the IR counts dimensions of the tile it sees, without the indexed ones
-    seen = [i for i, e in enumerate(frm.extents) if not is_const(e) or i == at]
-    axis = seen.index(at) if len(seen) == len(frm.tile) else at
+    # the IR counts dimensions of the tile it sees, without those of one element
+    axis = at if is_const(frm.extents[at]) else long_dims(frm.extents).index(at)
     builder.emit(Reduce(op, frm, to, axis, bool(clear)))
 
 
@@ -320,8 +319,7 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
         )
     check_regions(frm, to)
     if not is_const(frm.extents[at]):
-        # the IR counts dimensions of the tile it sees, without those of one element
-        axis = sum(not is_const(e) for e in frm.extents[:at])
+        axis = long_dims(frm.extents).index(at)
         builder.emit(Scan(kind, frm, to, axis, bool(reverse)))
     elif dst is not None:
         builder.emit(Copy(frm, to))

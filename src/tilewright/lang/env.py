@@ -61,7 +61,7 @@ class Env(Logic, PythonWords):
 
     def loop(self, iterable: Any, names: tuple[str, ...]) -> Iterator[Any]:
         if isinstance(iterable, Loop):
-            frame = self.push(iterable.kind, True)
+            frame = self.push(iterable.kind)
             yield from iterable.run(self.builder, names, iterable.loc)
             self.pop(frame)
             self.last_runtime_loop = True
@@ -78,7 +78,7 @@ class Env(Logic, PythonWords):
 
     @contextmanager
     def _unrolled(self) -> Iterator[None]:
-        frame = self.push("unrolled", False)
+        frame = self.push("unrolled")
         try:
             yield
         finally:
@@ -107,7 +107,7 @@ class Env(Logic, PythonWords):
                 fix="compute it into an alloc_var before the loop and at its end",
             )
         loc = locate()
-        frame = self.push("while", True)
+        frame = self.push("while")
         # what the condition itself reads is read anew by each iteration
         kept = [read for read in reads(value) if read.moment.order <= now]
         value = self.builder.settle(value)

@@ -209,22 +209,14 @@ def use_swizzle(panel_size: int = 10, order: str = "row", enable: bool = True) -
         builder.emit(Hint("swizzle", detail=(size, order)))
 
 
-_FIELDS = {
-    "get_thread_binding": "thread_vars",
-    "get_thread_extent": "threads",
-    "get_block_binding": "blocks",
-    "get_block_extent": "grid",
-}
-
-
-def _axes(word: str) -> tuple[Any, ...]:
+def _axes(field: str) -> tuple[Any, ...]:
     """Indices or extents of the launch, constants as numbers."""
-    found = getattr(current().require_kernel(), _FIELDS[word.rstrip("s")])
+    found = getattr(current().require_kernel(), field)
     return tuple(getattr(each, "value", each) for each in found)
 
 
-def _axis(word: str, dim: int) -> Any:
-    what, found = word.split("_")[1], _axes(word)
+def _axis(field: str, dim: int) -> Any:
+    what, found = "thread" if field.startswith("thread") else "block", _axes(field)
     at = static_int(dim, f"the axis of {what}")
     if not 0 <= at < len(found):
         raise CompileError(
@@ -245,7 +237,7 @@ def get_thread_binding(dim: int = 0) -> Any:
             M[t] = t * t
         # M: 0 1 4 9
     """
-    return _axis("get_thread_binding", dim)
+    return _axis("thread_vars", dim)
 
 
 def get_thread_bindings() -> tuple[Var, ...]:
@@ -257,7 +249,7 @@ def get_thread_bindings() -> tuple[Var, ...]:
             M[y * 8 + x] = 10 * y + x
         # M[8:]: 10 11 12
     """
-    return _axes("get_thread_bindings")
+    return _axes("thread_vars")
 
 
 def get_thread_extent(dim: int = 0) -> Any:
@@ -269,7 +261,7 @@ def get_thread_extent(dim: int = 0) -> Any:
             M[0] = T.get_thread_extent()
         # M: 128
     """
-    return _axis("get_thread_extent", dim)
+    return _axis("threads", dim)
 
 
 def get_thread_extents() -> tuple[int, ...]:
@@ -282,7 +274,7 @@ def get_thread_extents() -> tuple[int, ...]:
             M[y * nx + x] = nx * ny
         # M: 32 32
     """
-    return _axes("get_thread_extents")
+    return _axes("threads")
 
 
 def get_block_binding(dim: int = 0) -> Any:
@@ -294,7 +286,7 @@ def get_block_binding(dim: int = 0) -> Any:
                 M[T.get_block_binding(0) * 16 + i] = T.get_block_binding(0)
         # M[16:]: 1 1
     """
-    return _axis("get_block_binding", dim)
+    return _axis("blocks", dim)
 
 
 def get_block_bindings() -> tuple[Var, ...]:
@@ -307,7 +299,7 @@ def get_block_bindings() -> tuple[Var, ...]:
                 M[(by * 2 + bx) * 16 + i] = 10 * by + bx
         # M[48:]: 11 11
     """
-    return _axes("get_block_bindings")
+    return _axes("blocks")
 
 
 def get_block_extent(dim: int = 0) -> Any:
@@ -319,7 +311,7 @@ def get_block_extent(dim: int = 0) -> Any:
                 M[bx * 16 + i] = T.get_block_extent(0)
         # M: 4 4
     """
-    return _axis("get_block_extent", dim)
+    return _axis("grid", dim)
 
 
 def get_block_extents() -> tuple[Any, ...]:
@@ -332,7 +324,7 @@ def get_block_extents() -> tuple[Any, ...]:
                 M[(by * nx + bx) * 16 + i] = nx * ny
         # M: 4 4
     """
-    return _axes("get_block_extents")
+    return _axes("grid")
 
 
 def linear_thread() -> Expr:

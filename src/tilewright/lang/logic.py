@@ -25,10 +25,9 @@ from tilewright.support.errors import CompileError, Loc, entry, swap
 
 @dataclass(eq=False)
 class Frame:
-    """An open loop or branch of this function. `runtime` ones become ops."""
+    """An open loop or branch of this function; all but unrolled loops become ops."""
 
     kind: str
-    runtime: bool
     open: bool = True
     loc: Loc | None = None
     watch: Watch | None = None  # of run-time ones
@@ -51,9 +50,9 @@ class Scopes:
     frames: list[Frame] = field(default_factory=list)
     bindings: dict[str, Binding] = field(default_factory=dict)
 
-    def push(self, kind: str, runtime: bool) -> Frame:
-        frame = Frame(kind, runtime, loc=locate())
-        if runtime:
+    def push(self, kind: str) -> Frame:
+        frame = Frame(kind, loc=locate())
+        if kind != "unrolled":
             frame.watch = Watch(users_frame())
         self.frames.append(frame)
         return frame
@@ -78,7 +77,7 @@ class Scopes:
 
     def top(self) -> Frame | None:
         """The innermost run-time scope."""
-        return next((f for f in reversed(self.frames) if f.runtime), None)
+        return next((f for f in reversed(self.frames) if f.kind != "unrolled"), None)
 
 
 KINDS = {"if": "branch", "map": "T.Parallel loop"}
@@ -103,7 +102,7 @@ class Branch:
 
     def _open(self, guard: Any) -> bool:
         if isinstance(guard, Expr):
-            self.frame = self.env.push("if", True)
+            self.frame = self.env.push("if")
             self.env.builder.open().guard = guard
         return isinstance(guard, Expr) or bool(guard)
 

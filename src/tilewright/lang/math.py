@@ -251,12 +251,13 @@ def clamp(x: Any, min_val: Any, max_val: Any) -> Any:
     return min(max(x, min_val), max_val)
 
 
+_BY_NAME = (
+    "+ add, - sub, * mul, / truediv, // floordiv, % mod, ** pow, & and_, | or_, ^ xor, << lshift, "
+    ">> rshift, @ matmul"
+)
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
-    "//": operator.floordiv, "%": operator.mod, "**": operator.pow, "&": operator.and_,
-    "|": operator.or_, "^": operator.xor, "<<": operator.lshift, ">>": operator.rshift,
-    "@": operator.matmul,
-}  # fmt: skip
+    op: getattr(operator, name) for op, name in map(str.split, _BY_NAME.split(", "))
+}
 
 
 def _operator(name: str, op: str, doc: str, sample: str, shown: str) -> Callable[[Any, Any], Any]:

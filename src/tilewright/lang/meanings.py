@@ -190,9 +190,14 @@ def _table(text: str) -> list[tuple[str, str]]:
     return [(names, said) for names, _, said in (line.partition(": ") for line in lines)]
 
 
+def _each(text: str) -> dict[str, str]:
+    """By each of the names that a line begins with."""
+    return {name: said for names, said in _table(text) for name in names.split()}
+
+
 MEANINGS = {
     **{name: f"did you mean T.{word}?" for word, names in _table(_SAME) for name in names.split()},
-    **{name: said for names, said in _table(_SAID) for name in names.split()},
+    **_each(_SAID),
 }
 
 
@@ -333,35 +338,37 @@ def _explained(error: Exception, loc: Loc | None, frame: FrameType | None) -> Co
 
 
 # indices that other languages have without asking
-_INDICES = {
-    **dict.fromkeys(("tx", "tid", "threadIdx"), "name it first: tx = T.get_thread_binding()"),
-    **dict.fromkeys(("bx", "by", "bz", "pid", "blockIdx"), "name it: `with T.Kernel(…) as bx:`"),
-}
+_INDICES = _each("""
+tx tid threadIdx: name it first: tx = T.get_thread_binding()
+bx by bz pid blockIdx: name it: `with T.Kernel(…) as bx:`
+""")
 # fixes of Python's own errors, by a part of their text
-_FIXES = {
-    "'NoneType' object": "T.copy and its kin return nothing: use the tile that they write to",
-    "subscript": "a run-time value is a number: index a tensor or a tile",
-    "context manager": "`with` opens T.Kernel, T.ws and the like",
-    "for @": "T.gemm(A, B, C) adds the product of two tiles to the tile C",
-    "has no setter": "T.reshape(tile, shape) and T.view(tile, shape, dtype) show it in another way",
-}
+_FIXES = dict(
+    _table("""
+'NoneType' object: T.copy and its kin return nothing: use the tile that they write to
+subscript: a run-time value is a number: index a tensor or a tile
+context manager: `with` opens T.Kernel, T.ws and the like
+for @: T.gemm(A, B, C) adds the product of two tiles to the tile C
+has no setter: T.reshape(tile, shape) and T.view(tile, shape, dtype) show it in another way
+""")
+)
 # attributes that arrays have elsewhere
-_ELSEWHERE = {
-    "T": "read it transposed: transpose_A=True or transpose_B=True of T.gemm, or T.transpose",
-    "abs": "loop over it with T.Parallel, and use T.abs",
-    "exp": "loop over it with T.Parallel, and use T.exp",
-    "fill_": "T.fill(tile, value)",
-    "item": "index it: A[0]",
-    "max": "T.reduce_max(tile, out, dim)",
-    "mean": "T.reduce_sum(tile, out, dim), divided by the number of elements",
-    "min": "T.reduce_min(tile, out, dim)",
-    "numel": "multiply the extents of its shape",
-    "size": "its extents are in .shape",
-    "sum": "T.reduce_sum(tile, out, dim)",
-    "to": "T.copy into a tile of the other type casts",
-    "transpose": "read it transposed: transpose_A=True or transpose_B=True of T.gemm",
-    "zero_": "T.clear(tile)",
-}
+_ELSEWHERE = _each("""
+T: read it transposed: transpose_A=True or transpose_B=True of T.gemm, or T.transpose
+abs: loop over it with T.Parallel, and use T.abs
+exp: loop over it with T.Parallel, and use T.exp
+fill_: T.fill(tile, value)
+item: index it: A[0]
+max: T.reduce_max(tile, out, dim)
+mean: T.reduce_sum(tile, out, dim), divided by the number of elements
+min: T.reduce_min(tile, out, dim)
+numel: multiply the extents of its shape
+size: its extents are in .shape
+sum: T.reduce_sum(tile, out, dim)
+to: T.copy into a tile of the other type casts
+transpose: read it transposed: transpose_A=True or transpose_B=True of T.gemm
+zero_: T.clear(tile)
+""")
 _NAMES = {"Tile": "a tensor or tile", "Tiles": "a region", "Access": "an element",
           "Variable": "a variable", "KernelScope": "T.Kernel"}  # fmt: skip
 
@@ -447,6 +454,12 @@ def _without(argument: str) -> Repair:
 
 
 # arguments by the names they have elsewhere
-_SYNONYMS = {"axis": "dim", "dims": "dim", "trans_A": "transpose_A", "trans_B": "transpose_B",
-             "transA": "transpose_A", "transB": "transpose_B", "stages": "num_stages",
-             "num_threads": "threads", "out": "dst", "keepdims": "clear"}  # fmt: skip
+_SYNONYMS = _each("""
+axis dims: dim
+trans_A transA: transpose_A
+trans_B transB: transpose_B
+stages: num_stages
+num_threads: threads
+out: dst
+keepdims: clear
+""")

@@ -104,7 +104,7 @@ def place(kernel: Kernel) -> Kernel:
     ops = kernel.body
     if any(_orders(op) for op in walk_ops(ops)):
         branches = _place_branches(ops, kernel)
-        placements = [op for op in walk_ops(branches) if isinstance(op, Placed)]
+        placements = list(walk_ops(branches, Placed))
         if any(_orders(o) for p in placements for o in walk_ops(p.body)):
             return replace(kernel, body=_as_roles(branches, kernel))
         if not any(_is_by_thread(p.body) for p in placements):
@@ -177,7 +177,7 @@ def _as_roles(ops: Body, kernel: Kernel) -> Body:
     for op in ops:
         if isinstance(op, Placed):
             found.append(_role(op))
-        elif any(isinstance(o, Placed) for o in walk_ops(op)):
+        elif any(walk_ops(op, Placed)):
             found.append(map_bodies(op, lambda inner: _as_roles(inner, kernel)))
         elif any(_is_collective(o) for o in walk_ops(op)):
             # all warps together
@@ -235,7 +235,7 @@ def threads_where(cond: Expr, kernel: Kernel) -> list[int]:
 def lift_loops(kernel: Kernel) -> Kernel:
     """`kernel` with its `T.Parallel` loops out of branches on the thread index."""
     names = set(kernel.thread_vars)
-    branches = (op for op in walk_ops(kernel) if isinstance(op, If) and variables(op.cond) & names)
+    branches = (op for op in walk_ops(kernel, If) if variables(op.cond) & names)
     if not any(_has_loop(op) for op in branches):
         return kernel
     return replace(kernel, body=_Lift(kernel).body(kernel.body, TRUE))
@@ -305,7 +305,7 @@ class _Lift:
         inner = logical_and(guard, mine)
         if inner is not TRUE and self.reads(op):
             raise _refusal(
-                next(each for each in walk_ops(op) if isinstance(each, Map)),
+                next(walk_ops(op, Map)),
                 "a condition that reads memory which the kernel writes",
                 "compute the condition on a line of its own, before the branch",
             )
@@ -390,7 +390,7 @@ def _refusal(loop: Map, got: str, fix: str) -> CompileError:
 
 
 def _has_loop(op: Op) -> bool:
-    return any(isinstance(each, Map) for each in walk_ops(op))
+    return any(walk_ops(op, Map))
 
 
 def _defined(op: Op) -> tuple[Var | Buffer, ...]:

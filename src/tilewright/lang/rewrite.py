@@ -24,29 +24,35 @@ BUILTINS = (
 )  # fmt: skip
 # methods that change a Python container
 CHANGES = ("append", "extend", "insert", "pop", "remove", "clear", "update", "add", "setdefault")
-_OPS: dict[type, str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
-    ast.Pow: "**", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<",
-    ast.RShift: ">>", ast.MatMult: "@", ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=",
-    ast.Gt: ">", ast.GtE: ">=", ast.In: "in", ast.NotIn: "not in", ast.Is: "is",
-    ast.IsNot: "is not",
-}  # fmt: skip
+_SYMBOLS = (
+    "Add +, Sub -, Mult *, Div /, FloorDiv //, Mod %, Pow **, BitAnd &, BitOr |, BitXor ^, "
+    "LShift <<, RShift >>, MatMult @, Eq ==, NotEq !=, Lt <, LtE <=, Gt >, GtE >=, In in, "
+    "NotIn not in, Is is, IsNot is not"
+)
+_OPS = dict(each.split(" ", 1) for each in _SYMBOLS.split(", "))
+# nodes that have no place in a kernel, what they are, and what to write instead
+_REFUSED_NODES = """
+Try: `try`: nothing is raised on a device: check with an `if` instead
+TryStar: `trystar`: use `if` and `elif`
+Match: `match`: use `if` and `elif`
+Global: `global`: leave it out: a kernel reads globals, and keeps its results in tensors
+Nonlocal: `nonlocal`: leave it out: a kernel's results are in tensors
+Delete: `del`: leave it out: names end with the kernel
+ClassDef: a class: define it outside the kernel
+AsyncFunctionDef: `async`: use a plain function
+AsyncFor: `async for`: use `for`
+AsyncWith: `async with`: use `with`
+Yield: `yield`: leave it out: a kernel's results are in tensors
+YieldFrom: `yield from`: leave it out: a kernel's results are in tensors
+Await: `await`: call a plain function
+"""
 _REFUSED = {
-    ast.Try: ("`try`", "nothing is raised on a device: check with an `if` instead"),
-    ast.Global: (
-        "`global`",
-        "leave it out: a kernel reads globals, and keeps its results in tensors",
-    ),
-    ast.Nonlocal: ("`nonlocal`", "leave it out: a kernel's results are in tensors"),
-    ast.Delete: ("`del`", "leave it out: names end with the kernel"),
-    ast.ClassDef: ("a class", "define it outside the kernel"),
-    ast.AsyncFunctionDef: ("`async`", "use a plain function"),
-    ast.AsyncFor: ("`async for`", "use `for`"),
-    ast.AsyncWith: ("`async with`", "use `with`"),
-    ast.Yield: ("`yield`", "leave it out: a kernel's results are in tensors"),
-    ast.YieldFrom: ("`yield from`", "leave it out: a kernel's results are in tensors"),
-    ast.Await: ("`await`", "call a plain function"),
+    name: said for name, *said in (s.split(": ", 2) for s in _REFUSED_NODES.strip().splitlines())
 }
+
+
+def _symbol(op: ast.AST) -> str:
+    return _OPS[type(op).__name__]
 
 
 def find_definition(function: FunctionType) -> ast.FunctionDef:
@@ -192,10 +198,8 @@ class Rewriter(ast.NodeTransformer):
     # ── statements ──
 
     def visit(self, node: ast.AST) -> Any:
-        refused = _REFUSED.get(type(node))
-        if refused or type(node).__name__ in ("TryStar", "Match"):
-            what, fix = refused or (f"`{type(node).__name__.lower()}`", "use `if` and `elif`")
-            self._refuse(node, what, fix)
+        if type(node).__name__ in _REFUSED:
+            self._refuse(node, *_REFUSED[type(node).__name__])
         if isinstance(node, ast.stmt):
             self.columns.setdefault(node.lineno, node.col_offset)
         return super().visit(node)
@@ -363,7 +367,7 @@ class Rewriter(ast.NodeTransformer):
         return self._assign_to(node, target, value)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
-        target, op = node.target, _OPS[type(node.op)]
+        target, op = node.target, _symbol(node.op)
         if isinstance(target, ast.Name):
             old = _call(target, "old", _load(target.id))
             value = self.visit(node.value)
@@ -416,7 +420,7 @@ class Rewriter(ast.NodeTransformer):
             node.left = _call(node.left, "now", node.left)
         repeats = isinstance(node.op, ast.Mult) and isinstance(node.left, (ast.List, ast.Tuple))
         if repeats or isinstance(node.op, (ast.Pow, ast.LShift)):
-            return _call(node, "power", _OPS[type(node.op)], node.left, node.right)
+            return _call(node, "power", _symbol(node.op), node.left, node.right)
         return node
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.NamedExpr:
@@ -453,7 +457,7 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.Call:
         self._no_walrus(node)
-        ops = tuple(_OPS[type(op)] for op in node.ops)
+        ops = tuple(_symbol(op) for op in node.ops)
         sides = [_thunk(self.visit(side)) for side in (node.left, *node.comparators)]
         return _call(node, "compare", ops, *sides)
 
@@ -494,9 +498,7 @@ def _rewrite(found: Definition, name: str, names: tuple[str, ...], flags: int) -
         argument.annotation = None
     free = [*names, ENTER]
     module = ast.parse(f"def _tw_outer({', '.join(free)}): pass")
-    outer = module.body[0]
-    assert isinstance(outer, ast.FunctionDef)
-    outer.body = [node]
+    module.body[0].body = [node]  # type: ignore[attr-defined]
     compiled = compile(
         ast.fix_missing_locations(module), found.file, "exec", flags, dont_inherit=True
     )

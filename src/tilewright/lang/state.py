@@ -180,10 +180,11 @@ def _kept(kind: type) -> tuple[list[tuple[str, Any]], set[str]]:
 
 
 def _attributes(value: Any) -> tuple[Content, Children]:
-    own_slots, cached = _kept(type(value))
+    kind: Any = type(value)
+    own_slots, cached = _kept(kind)
     found = {**getattr(value, "__dict__", {}), **dict(held(value, own_slots))}
     content = [part for pair in found.items() if pair[0] not in cached for part in pair]
-    return content, [*((f".{n}", v) for n, v in found.items()), ("", type(value))]
+    return content, [*((f".{n}", v) for n, v in found.items()), ("", kind)]
 
 
 def _class(value: Any) -> tuple[Content | None, Children]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import re
@@ -24,6 +23,7 @@ from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
+from tilewright.support.content_key import IMPORT, loaded
 from tilewright.support.errors import (
     CompileError,
     Loc,
@@ -406,32 +406,19 @@ _DIRECT_WORDS = {"Kernel", "const", "empty"}
 def is_direct(function: Any) -> bool:
     """Whether a function is itself a kernel's text, rather than a factory of `prim_func`s."""
     function = getattr(function, "__wrapped__", function)
-    if isinstance(function, (PrimFunc, Macro)) or not isinstance(function, FunctionType):
+    if not isinstance(function, FunctionType):
         return False
     try:
-        node = find_definition(function)
+        find_definition(function)  # its text stays known, whatever happens to the file
     except TilewrightError:
         return False
-    stack: list[ast.AST] = list(node.body)
-    while stack:
-        each = stack.pop()
-        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            continue
-        if isinstance(each, ast.Call):
-            called = each.func
-            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            if name in _DIRECT_WORDS and _is_word(function, called):
-                return True
-        stack.extend(ast.iter_child_nodes(each))
+    for path, *_ in loaded(function.__code__):
+        owner = function.__globals__.get(path[0]) if len(path) == 2 else None
+        # `T.Kernel` of our `T`, however it was imported
+        ours = owner is None or getattr(owner, "__name__", "").endswith("language")
+        if path[-1] in _DIRECT_WORDS and path[0] != IMPORT and ours:
+            return True
     return False
-
-
-def _is_word(function: FunctionType, called: ast.expr) -> bool:
-    """`T.Kernel` of our `T`, however it was imported."""
-    if not isinstance(called, ast.Attribute) or not isinstance(called.value, ast.Name):
-        return True
-    owner = function.__globals__.get(called.value.id)
-    return owner is None or getattr(owner, "__name__", "").endswith("language")
 
 
 def trace_direct(
@@ -480,10 +467,7 @@ def trace_direct(
                 fix=suggest(name, [*arguments, *builder.asked])[0],
             )
     order = [n for n in arguments if n in builder.declared]
-    by_name = {p.name: p for p in builder.params}
-    builder.params = [by_name[n] for n in order] + [
-        p for p in builder.params if p.name not in order
-    ]
+    builder.params.sort(key=lambda p: order.index(p.name) if p.name in order else len(order))
     program = builder.finish()
     check_program(program)
     return DirectTrace(program, tuple(order), outputs, not isinstance(returned, (tuple, list)))

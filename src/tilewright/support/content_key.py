@@ -291,7 +291,7 @@ class _Walk:
         return tuple(self.value(function, value, each) for each in read)
 
     def path(self, function: FunctionType, scope: dict[str, Any], read: Read) -> Key:
-        if read.path[0] == _IMPORT:
+        if read.path[0] == IMPORT:
             return self.imported(function, scope, read)
         value = self.look(scope, read.path[0])
         if value is not _ABSENT:
@@ -404,7 +404,7 @@ def _loc(code: CodeType, line: int) -> Loc:
 
 # ── what a function's text names ─────────────────────────────────────────────────────────────
 
-_IMPORT = "import"  # no name: paths of modules that a body imports begin with it
+IMPORT = "import"  # no name: paths of modules that a body imports begin with it
 
 
 def _reads_of(function: FunctionType) -> tuple[list[Read], str]:
@@ -439,10 +439,11 @@ def _find_reads(function: FunctionType) -> tuple[list[Read], str]:
 def _names(code: CodeType) -> Iterator[Read]:
     """Names that bytecode loads from outside, with the attributes that follow."""
     for each in nested(code):
-        yield from _loaded(each)
+        yield from loaded(each)
 
 
-def _loaded(code: CodeType) -> Iterator[Read]:
+def loaded(code: CodeType) -> Iterator[Read]:
+    """Those of one code object, without what is nested in it."""
     path: list[str] = []
     line, free = code.co_firstlineno, False
     for each in dis.get_instructions(code):
@@ -463,7 +464,7 @@ def _loaded(code: CodeType) -> Iterator[Read]:
         if free or each.opname in _GLOBAL:
             path = [each.argval]
         elif each.opname == "IMPORT_NAME":
-            path = [_IMPORT, each.argval]
+            path = [IMPORT, each.argval]
 
 
 _REACH_ALL = ("globals", "eval", "exec")
