@@ -103,7 +103,9 @@ class Load(Expr):
     loc: Loc | None = field(default=None, compare=False)
 
     def __eq__(self, other: object) -> Any:
-        found = arith.asked("==", self, other) if arith is not None else None
+        # weak references may still compare when modules have gone
+        asked = getattr(arith, "asked", None)
+        found = asked("==", self, other) if asked is not None else None
         if found is not None:
             return found
         if not isinstance(other, type(self)):
