@@ -203,8 +203,8 @@ def race(
             if all(isinstance(c, float) for c in compiled):
                 times: list[list[float]] = [[], []]
                 for k in range(ROUNDS):
-                    for tree in (0, 1) if k % 2 else (1, 0):
-                        times[tree].append(trees[tree].ask(3))
+                    for which in (0, 1) if k % 2 else (1, 0):
+                        times[which].append(trees[which].ask(3))
                 middle = [statistics.median(t) for t in times]
                 row |= {"seconds": times, "ratio": middle[1] / middle[0]}
             rows.append(row)

@@ -213,8 +213,9 @@ BUGS = (
     Bug("parts of a row told by all but the last rank", "passes/lower/reduce.py",
         "unroll(q, ranks, (step,), start=1)",
         "unroll(q, max(ranks - 1, 1), (step,), start=1)", "threads"),
-    Bug("the second chain of partial sums forgotten", "passes/lower/reduce.py",
-        "for i in range(1, chains):", "for i in range(1, chains - 1):", "threads"),
+    Bug("the last value of a row forgotten", "passes/lower/reduce.py",
+        "for first, end in ((0, 1), (1, count)):",
+        "for first, end in ((0, 1), (1, max(count - 1, 1))):", "threads"),
     Bug("lines of a scan behind the tile's end", "passes/lower/reduce.py",
         "if lines % threads or rounds == 1:", "if rounds == 1:", "threads"),
     # rings, engines, time

@@ -36,8 +36,9 @@ from math import isfinite
 from typing import TypeAlias
 
 from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import NEGATED, Ranges, limits
+from tilewright.ir.analysis.bounds import NEGATED, Ranges
 from tilewright.ir.analysis.effects import written_in
+from tilewright.ir.analysis.intervals import limits
 from tilewright.ir.analysis.linear import Linear, TooLarge, build_sum, factors, product
 from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import INT64

@@ -57,11 +57,6 @@ from tilewright.passes.lower.relayout import through_scratch, tile_map
 from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError
 
-# Partial results of a row in each thread. An addition takes four cycles and a thread of an
-# accumulator has two rows: two partials each keep the adder busy.
-CHAINS = 2
-
-
 # ── folds ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -217,22 +212,19 @@ def _reduced(
     direct = _direct(low, op, parts)
     if direct is not None:
         parts = replace(parts, members=[parts.members[u] for u in direct])
-    rows, count = len(parts.members), len(parts.members[0])
+    rows = len(parts.members)
     alike = direct is not None and kind == op.src.dtype == op.dst.dtype and op.op not in TRUTHS
-    chains = CHAINS if alike and not count % CHAINS and count >= 4 * CHAINS else 1
     name = low.var(f"{op.dst.buffer.name}_part").name
-    partial = Buffer(name, (const(rows * chains),), kind, Space.LOCAL)
+    partial = Buffer(name, (const(rows),), kind, Space.LOCAL)
     target = low.flat(op.dst.buffer)
     # the old value of a maximum takes part like an element: it is the same in all lanes, and
     # folding it more than once changes nothing
     old = target if alike and folding.idempotent and not op.clear else None
     body: list[Op] = [Alloc(partial)]
-    body += _fold_registers(low, op, loop, register, partial, parts.members, chains, old)
+    body += _fold_registers(low, op, loop, register, partial, parts.members, old)
 
     d = low.var("d")
-    total: Expr = Load(partial, (d * chains,), op.loc)
-    for i in range(1, chains):
-        total = folding.fold(total, Load(partial, (d * chains + i,), op.loc))
+    total: Expr = Load(partial, (d,), op.loc)
     end: list[Op] = []
     for lane in parts.lanes:
         own, let = low.let("own", total)
@@ -373,37 +365,33 @@ def _fold_registers(
     register: Expr,
     partial: Buffer,
     members: list[list[int]],
-    chains: int,
     old: Buffer | None,
 ) -> Iterable[Op]:
-    """Partial c of row d folds values c, c + chains, … of the row, and what it was in `old`."""
+    """The partial of each row folds its values, and what it was in `old`."""
     folding, kind = FOLDS[op.op], partial.dtype
     source, guard = low.flat(op.src.buffer), loop.guard()
 
-    def step(value: Expr, row: Expr, chain: Expr, more: bool) -> Op:
-        swap, slot = {loop.var: value}, (row * chains + chain,)
+    def step(value: Expr, row: Expr, more: bool) -> Op:
+        swap = {loop.var: value}
         found = Load(source, (low.simplify(substitute(register, swap)),), op.loc)
         folded = element_value(op.op, found, kind)
         cond = low.simplify(substitute(guard, swap))
         if cond is not TRUE:
             folded = select(cond, folded, identity(op.op, kind))
         if more:
-            folded = folding.fold(Load(partial, slot, op.loc), folded)
+            folded = folding.fold(Load(partial, (row,), op.loc), folded)
         elif old is not None:
             folded = folding.fold(Load(old, (row,), op.loc), folded)
-        return Store(partial, slot, folded)
+        return Store(partial, (row,), folded)
 
-    rows, count = len(members), len(members[0]) // chains
-    table = np.array(members).reshape(rows, count, chains).transpose(1, 0, 2)
+    rows, count = len(members), len(members[0])
     for first, end in ((0, 1), (1, count)):
-        k, d, c = (low.var(stem) for stem in "kdc")
-        index = fit_registers(table, (k, d, c), (0, 0, 0), (1, 1, 1))
+        k, d = (low.var(stem) for stem in "kd")
+        index = fit_registers(np.array(members).T, (k, d), (0, 0), (1, 1))
         if index is None:
             raise CompileError("the registers of a row are no simple function of its elements")
         low.ranges = low.ranges.where(k, first, end - 1).where(d, 0, rows - 1)
-        chain = c if chains > 1 else const(0)
-        body = step(index if first else substitute(index, {k: const(0)}), d, chain, first > 0)
-        body = body if chains == 1 else unroll(c, chains, (body,))
+        body = step(index if first else substitute(index, {k: const(0)}), d, first > 0)
         body = unroll(d, rows, (body,))
         if end > first:
             yield unroll(k, end, (body,), start=first) if first else body
