@@ -176,6 +176,8 @@ def watch_lanes(
     fr: Frame, mem: Memory, idx: Where, mask: Any, node: Load | None, kind: str, value: Any = None
 ) -> None:
     """Tell the watcher which lanes touch which elements."""
+    if mem.space is Space.LOCAL and fr.watches[0].registers(fr, mem, idx, kind):
+        return
     if not fr.in_map and not mem.lead and mask is None and all(i.ndim == 0 for i in idx):
         fr.touch(kind, mem, tuple(map(int, idx)), None, node)
         return

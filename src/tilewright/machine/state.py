@@ -111,6 +111,10 @@ class Watch:
     def access(self, fr: Frame, t: Touch) -> None:
         raise NotImplementedError
 
+    def registers(self, fr: Frame, mem: Memory, idx: Where, kind: str) -> bool:
+        """Told of registers by their numbers alone; False where it wants to know whose they are."""
+        return False
+
     def enter_map(self, fr: Frame) -> None:
         """An elementwise nest begins."""
 

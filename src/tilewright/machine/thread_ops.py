@@ -47,10 +47,6 @@ class ThreadWatch(Watch):
 
     def access(self, fr: Frame, t: Touch) -> None:
         mem, block, owners = t.mem, agent_block(fr), t.owners
-        if mem.space is Space.LOCAL:
-            index = t.where[-1] if mem.shape else 0
-            use_registers(fr, mem, int(np.min(index)), int(np.max(index)), writes=t.kind == WRITE)
-            return
         if mem.is_global and mem.name not in block.written:
             return
         if owners is None:  # all of them; if they store, one and the same value
@@ -64,6 +60,12 @@ class ThreadWatch(Watch):
                 require_same(fr, mem, flat, values.reshape(-1))
                 flat, owners = flat[first], owners[first]
         note_elements(fr, mem, flat, owners + block.first, t.kind)
+
+    def registers(self, fr: Frame, mem: Memory, idx: Where, kind: str) -> bool:
+        index = idx[-1] if idx else np.int64(0)
+        first, last = (index.min(), index.max()) if index.ndim else (index, index)
+        use_registers(fr, mem, int(first), int(last), writes=kind == WRITE)
+        return True
 
 
 def note_elements(fr: Frame, mem: Memory, flat: Array, actors: Array, kind: str) -> None:
