@@ -48,7 +48,7 @@ REQUIRED = {
         r"cp\.async\.bulk\.tensor\.4d\.global\.shared::cta": 2,
         r"stmatrix\.sync\.aligned\.m8n8\.x4": 8,
         r"ex2\.approx\.ftz\.f32": 88 + 88 + 2,
-        r"max\.NaN\.f32": 88 + 2 + 92 + 2,
+        r"max\.NaN\.f32": 86 + 4 + 88 + 4,
         r"cvt\.rn\.bf16x2\.f32": 44 + 44 + 32,
         r"shfl\.sync\.bfly": 4 * 4,
         r"setmaxnreg\.inc\.sync\.aligned\.u32 240": 1,

@@ -14,7 +14,7 @@ from tilewright.targets.cuda.guard import run_guarded
 from tilewright.targets.cuda.kernel import compile_program
 
 # words of the same width, in which PyTorch and NumPy agree
-_WORDS = {8: "uint8", 16: "int16", 32: "int32"}
+_WORDS = {8: "uint8", 16: "int16", 32: "int32", 64: "int64"}
 
 
 def family(name):

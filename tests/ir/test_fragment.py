@@ -381,7 +381,7 @@ def test_grids():
         (lambda: wgmma_accumulator(64, 264), "n is 264, not a multiple of 8, at most 256"),
         (lambda: wgmma_accumulator(96, 8), "m is 96, not a multiple of 64"),
         (lambda: wgmma_a_operand(64, 24), "k is 24, not a multiple of 16"),
-        (lambda: wgmma_a_operand(64, 32, 4), "8, 16 or 32 bits, not 4"),
+        (lambda: wgmma_a_operand(64, 32, 4), "8, 16, 32 or 64 bits, not 4"),
         (lambda: parse_fragment("frag{tile=(4)}"), "expected frag{tile"),
         (lambda: parse_fragment("frag{tile=(4) tv=S<1,0,1> o 0 o (4,1):(1,0)}"), "no swizzle"),
     ],

@@ -15,7 +15,6 @@ from tilewright.ir.schedule import HOME
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.run import Dump
 from tilewright.support import env
 from tilewright.support.errors import CompileError
 
@@ -37,6 +36,7 @@ class InterpExecutable:
 
     def __init__(self, program: Program, target: Target) -> None:
         from tilewright.ir.text import print_program
+        from tilewright.passes.run import Dump
 
         self.program = program
         self.sanitize = target.sanitize

@@ -439,27 +439,21 @@ flash_attention_main(
         s[v_1] = (v_1 & 1) + (v_1 >> 2) * 8 < limit ? s[v_1] : __uint_as_float(0xff800000u);
       }
 #line 118 "flash_attention.tw"
-      float top_part[4];
+      float top_part[2];
       #pragma unroll
       for (int d = 0; d < 2; ++d) {
-        #pragma unroll
-        for (int c_3 = 0; c_3 < 2; ++c_3) {
-          top_part[d * 2 + c_3] = s[c_3 + d * 2];
-        }
+        top_part[d] = s[d * 2];
       }
       #pragma unroll
-      for (int k_2 = 1; k_2 < 22; ++k_2) {
+      for (int k_2 = 1; k_2 < 44; ++k_2) {
         #pragma unroll
         for (int d_1 = 0; d_1 < 2; ++d_1) {
-          #pragma unroll
-          for (int c_4 = 0; c_4 < 2; ++c_4) {
-            top_part[d_1 * 2 + c_4] = tw::max_nan(top_part[d_1 * 2 + c_4], s[c_4 + d_1 * 2 + k_2 * 4]);
-          }
+          top_part[d_1] = tw::max_nan(top_part[d_1], s[d_1 * 2 + (k_2 & 1) + (k_2 >> 1) * 4]);
         }
       }
       #pragma unroll
       for (int d_2 = 0; d_2 < 2; ++d_2) {
-        const float own = tw::max_nan(top_part[d_2 * 2], top_part[d_2 * 2 + 1]);
+        const float own = top_part[d_2];
         const float other = __shfl_xor_sync(~0u, own, 1);
         const float own_1 = tw::max_nan(own, other);
         const float other_1 = __shfl_xor_sync(~0u, own_1, 2);
@@ -472,27 +466,21 @@ flash_attention_main(
         s[v_3] = tw::exp2(s[v_3] * scale - top[(v_3 >> 1) & 1] * scale);
       }
 #line 123 "flash_attention.tw"
-      float sum_part[4];
+      float sum_part[2];
       #pragma unroll
       for (int d_3 = 0; d_3 < 2; ++d_3) {
-        #pragma unroll
-        for (int c_5 = 0; c_5 < 2; ++c_5) {
-          sum_part[d_3 * 2 + c_5] = s[c_5 + d_3 * 2];
-        }
+        sum_part[d_3] = s[d_3 * 2];
       }
       #pragma unroll
-      for (int k_4 = 1; k_4 < 22; ++k_4) {
+      for (int k_4 = 1; k_4 < 44; ++k_4) {
         #pragma unroll
         for (int d_4 = 0; d_4 < 2; ++d_4) {
-          #pragma unroll
-          for (int c_6 = 0; c_6 < 2; ++c_6) {
-            sum_part[d_4 * 2 + c_6] = sum_part[d_4 * 2 + c_6] + s[c_6 + d_4 * 2 + k_4 * 4];
-          }
+          sum_part[d_4] = sum_part[d_4] + s[d_4 * 2 + (k_4 & 1) + (k_4 >> 1) * 4];
         }
       }
       #pragma unroll
       for (int d_5 = 0; d_5 < 2; ++d_5) {
-        const float own_2 = sum_part[d_5 * 2] + sum_part[d_5 * 2 + 1];
+        const float own_2 = sum_part[d_5];
         const float other_2 = __shfl_xor_sync(~0u, own_2, 1);
         const float own_3 = own_2 + other_2;
         const float other_3 = __shfl_xor_sync(~0u, own_3, 2);
@@ -549,27 +537,21 @@ flash_attention_main(
           old[v_7] = top[v_7];
         }
 #line 140 "flash_attention.tw"
-        float top_part_1[4];
+        float top_part_1[2];
         #pragma unroll
         for (int d_6 = 0; d_6 < 2; ++d_6) {
-          #pragma unroll
-          for (int c_7 = 0; c_7 < 2; ++c_7) {
-            top_part_1[d_6 * 2 + c_7] = tw::max_nan(top[d_6], s[c_7 + d_6 * 2]);
-          }
+          top_part_1[d_6] = tw::max_nan(top[d_6], s[d_6 * 2]);
         }
         #pragma unroll
-        for (int k_6 = 1; k_6 < 22; ++k_6) {
+        for (int k_6 = 1; k_6 < 44; ++k_6) {
           #pragma unroll
           for (int d_7 = 0; d_7 < 2; ++d_7) {
-            #pragma unroll
-            for (int c_8 = 0; c_8 < 2; ++c_8) {
-              top_part_1[d_7 * 2 + c_8] = tw::max_nan(top_part_1[d_7 * 2 + c_8], s[c_8 + d_7 * 2 + k_6 * 4]);
-            }
+            top_part_1[d_7] = tw::max_nan(top_part_1[d_7], s[d_7 * 2 + (k_6 & 1) + (k_6 >> 1) * 4]);
           }
         }
         #pragma unroll
         for (int d_8 = 0; d_8 < 2; ++d_8) {
-          const float own_4 = tw::max_nan(top_part_1[d_8 * 2], top_part_1[d_8 * 2 + 1]);
+          const float own_4 = top_part_1[d_8];
           const float other_4 = __shfl_xor_sync(~0u, own_4, 1);
           const float own_5 = tw::max_nan(own_4, other_4);
           const float other_5 = __shfl_xor_sync(~0u, own_5, 2);
@@ -590,27 +572,21 @@ flash_attention_main(
           s[v_10] = tw::exp2(s[v_10] * scale - top[(v_10 >> 1) & 1] * scale);
         }
 #line 149 "flash_attention.tw"
-        float sum_part_1[4];
+        float sum_part_1[2];
         #pragma unroll
         for (int d_9 = 0; d_9 < 2; ++d_9) {
-          #pragma unroll
-          for (int c_10 = 0; c_10 < 2; ++c_10) {
-            sum_part_1[d_9 * 2 + c_10] = s[c_10 + d_9 * 2];
-          }
+          sum_part_1[d_9] = s[d_9 * 2];
         }
         #pragma unroll
-        for (int k_8 = 1; k_8 < 22; ++k_8) {
+        for (int k_8 = 1; k_8 < 44; ++k_8) {
           #pragma unroll
           for (int d_10 = 0; d_10 < 2; ++d_10) {
-            #pragma unroll
-            for (int c_11 = 0; c_11 < 2; ++c_11) {
-              sum_part_1[d_10 * 2 + c_11] = sum_part_1[d_10 * 2 + c_11] + s[c_11 + d_10 * 2 + k_8 * 4];
-            }
+            sum_part_1[d_10] = sum_part_1[d_10] + s[d_10 * 2 + (k_8 & 1) + (k_8 >> 1) * 4];
           }
         }
         #pragma unroll
         for (int d_11 = 0; d_11 < 2; ++d_11) {
-          const float own_6 = sum_part_1[d_11 * 2] + sum_part_1[d_11 * 2 + 1];
+          const float own_6 = sum_part_1[d_11];
           const float other_6 = __shfl_xor_sync(~0u, own_6, 1);
           const float own_7 = own_6 + other_6;
           const float other_7 = __shfl_xor_sync(~0u, own_7, 2);

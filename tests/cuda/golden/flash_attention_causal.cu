@@ -402,27 +402,21 @@ flash_attention_causal_main(
         s[v_1] = (v_1 & 1) + (v_1 >> 2) * 8 - ((v_1 >> 1) & 1) * 8 <= limit ? s[v_1] : __uint_as_float(0xff800000u);
       }
 #line 122 "flash_attention_causal.tw"
-      float top_part[4];
+      float top_part[2];
       #pragma unroll
       for (int d = 0; d < 2; ++d) {
-        #pragma unroll
-        for (int c_6 = 0; c_6 < 2; ++c_6) {
-          top_part[d * 2 + c_6] = s[c_6 + d * 2];
-        }
+        top_part[d] = s[d * 2];
       }
       #pragma unroll
-      for (int k_2 = 1; k_2 < 16; ++k_2) {
+      for (int k_2 = 1; k_2 < 32; ++k_2) {
         #pragma unroll
         for (int d_1 = 0; d_1 < 2; ++d_1) {
-          #pragma unroll
-          for (int c_7 = 0; c_7 < 2; ++c_7) {
-            top_part[d_1 * 2 + c_7] = tw::max_nan(top_part[d_1 * 2 + c_7], s[c_7 + d_1 * 2 + k_2 * 4]);
-          }
+          top_part[d_1] = tw::max_nan(top_part[d_1], s[d_1 * 2 + (k_2 & 1) + (k_2 >> 1) * 4]);
         }
       }
       #pragma unroll
       for (int d_2 = 0; d_2 < 2; ++d_2) {
-        const float own = tw::max_nan(top_part[d_2 * 2], top_part[d_2 * 2 + 1]);
+        const float own = top_part[d_2];
         const float other = __shfl_xor_sync(~0u, own, 1);
         const float own_1 = tw::max_nan(own, other);
         const float other_1 = __shfl_xor_sync(~0u, own_1, 2);
@@ -441,27 +435,21 @@ flash_attention_causal_main(
         s[v_4] = tw::exp2(s[v_4] * scale - base[(v_4 >> 1) & 1]);
       }
 #line 130 "flash_attention_causal.tw"
-      float sum_part[4];
+      float sum_part[2];
       #pragma unroll
       for (int d_3 = 0; d_3 < 2; ++d_3) {
-        #pragma unroll
-        for (int c_8 = 0; c_8 < 2; ++c_8) {
-          sum_part[d_3 * 2 + c_8] = s[c_8 + d_3 * 2];
-        }
+        sum_part[d_3] = s[d_3 * 2];
       }
       #pragma unroll
-      for (int k_4 = 1; k_4 < 16; ++k_4) {
+      for (int k_4 = 1; k_4 < 32; ++k_4) {
         #pragma unroll
         for (int d_4 = 0; d_4 < 2; ++d_4) {
-          #pragma unroll
-          for (int c_9 = 0; c_9 < 2; ++c_9) {
-            sum_part[d_4 * 2 + c_9] = sum_part[d_4 * 2 + c_9] + s[c_9 + d_4 * 2 + k_4 * 4];
-          }
+          sum_part[d_4] = sum_part[d_4] + s[d_4 * 2 + (k_4 & 1) + (k_4 >> 1) * 4];
         }
       }
       #pragma unroll
       for (int d_5 = 0; d_5 < 2; ++d_5) {
-        const float own_2 = sum_part[d_5 * 2] + sum_part[d_5 * 2 + 1];
+        const float own_2 = sum_part[d_5];
         const float other_2 = __shfl_xor_sync(~0u, own_2, 1);
         const float own_3 = own_2 + other_2;
         const float other_3 = __shfl_xor_sync(~0u, own_3, 2);
@@ -513,8 +501,8 @@ flash_attention_causal_main(
         kc_1 = kc_1 + 1;
 #line 146 "flash_attention_causal.tw"
         const int r_11 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
-        const int c_10 = (thread_1 & 3) * 2;
-        const int limit_1 = ahead + i_4 * 128 + r_11 + row_1 - c_10 - n_1 * 128 + 128;
+        const int c_6 = (thread_1 & 3) * 2;
+        const int limit_1 = ahead + i_4 * 128 + r_11 + row_1 - c_6 - n_1 * 128 + 128;
         #pragma unroll
         for (int v_8 = 0; v_8 < 64; ++v_8) {
 #line 148 "flash_attention_causal.tw"
@@ -526,27 +514,21 @@ flash_attention_causal_main(
           old[v_9] = top[v_9];
         }
 #line 151 "flash_attention_causal.tw"
-        float top_part_1[4];
+        float top_part_1[2];
         #pragma unroll
         for (int d_6 = 0; d_6 < 2; ++d_6) {
-          #pragma unroll
-          for (int c_11 = 0; c_11 < 2; ++c_11) {
-            top_part_1[d_6 * 2 + c_11] = tw::max_nan(top[d_6], s[c_11 + d_6 * 2]);
-          }
+          top_part_1[d_6] = tw::max_nan(top[d_6], s[d_6 * 2]);
         }
         #pragma unroll
-        for (int k_6 = 1; k_6 < 16; ++k_6) {
+        for (int k_6 = 1; k_6 < 32; ++k_6) {
           #pragma unroll
           for (int d_7 = 0; d_7 < 2; ++d_7) {
-            #pragma unroll
-            for (int c_12 = 0; c_12 < 2; ++c_12) {
-              top_part_1[d_7 * 2 + c_12] = tw::max_nan(top_part_1[d_7 * 2 + c_12], s[c_12 + d_7 * 2 + k_6 * 4]);
-            }
+            top_part_1[d_7] = tw::max_nan(top_part_1[d_7], s[d_7 * 2 + (k_6 & 1) + (k_6 >> 1) * 4]);
           }
         }
         #pragma unroll
         for (int d_8 = 0; d_8 < 2; ++d_8) {
-          const float own_4 = tw::max_nan(top_part_1[d_8 * 2], top_part_1[d_8 * 2 + 1]);
+          const float own_4 = top_part_1[d_8];
           const float other_4 = __shfl_xor_sync(~0u, own_4, 1);
           const float own_5 = tw::max_nan(own_4, other_4);
           const float other_5 = __shfl_xor_sync(~0u, own_5, 2);
@@ -569,27 +551,21 @@ flash_attention_causal_main(
           s[v_12] = tw::exp2(s[v_12] * scale - base[(v_12 >> 1) & 1]);
         }
 #line 161 "flash_attention_causal.tw"
-        float sum_part_1[4];
+        float sum_part_1[2];
         #pragma unroll
         for (int d_9 = 0; d_9 < 2; ++d_9) {
-          #pragma unroll
-          for (int c_13 = 0; c_13 < 2; ++c_13) {
-            sum_part_1[d_9 * 2 + c_13] = s[c_13 + d_9 * 2];
-          }
+          sum_part_1[d_9] = s[d_9 * 2];
         }
         #pragma unroll
-        for (int k_8 = 1; k_8 < 16; ++k_8) {
+        for (int k_8 = 1; k_8 < 32; ++k_8) {
           #pragma unroll
           for (int d_10 = 0; d_10 < 2; ++d_10) {
-            #pragma unroll
-            for (int c_14 = 0; c_14 < 2; ++c_14) {
-              sum_part_1[d_10 * 2 + c_14] = sum_part_1[d_10 * 2 + c_14] + s[c_14 + d_10 * 2 + k_8 * 4];
-            }
+            sum_part_1[d_10] = sum_part_1[d_10] + s[d_10 * 2 + (k_8 & 1) + (k_8 >> 1) * 4];
           }
         }
         #pragma unroll
         for (int d_11 = 0; d_11 < 2; ++d_11) {
-          const float own_6 = sum_part_1[d_11 * 2] + sum_part_1[d_11 * 2 + 1];
+          const float own_6 = sum_part_1[d_11];
           const float other_6 = __shfl_xor_sync(~0u, own_6, 1);
           const float own_7 = own_6 + other_6;
           const float other_7 = __shfl_xor_sync(~0u, own_7, 2);
@@ -663,27 +639,21 @@ flash_attention_causal_main(
           old[v_17] = top[v_17];
         }
 #line 186 "flash_attention_causal.tw"
-        float top_part_2[4];
+        float top_part_2[2];
         #pragma unroll
         for (int d_12 = 0; d_12 < 2; ++d_12) {
-          #pragma unroll
-          for (int c_15 = 0; c_15 < 2; ++c_15) {
-            top_part_2[d_12 * 2 + c_15] = tw::max_nan(top[d_12], s[c_15 + d_12 * 2]);
-          }
+          top_part_2[d_12] = tw::max_nan(top[d_12], s[d_12 * 2]);
         }
         #pragma unroll
-        for (int k_10 = 1; k_10 < 16; ++k_10) {
+        for (int k_10 = 1; k_10 < 32; ++k_10) {
           #pragma unroll
           for (int d_13 = 0; d_13 < 2; ++d_13) {
-            #pragma unroll
-            for (int c_16 = 0; c_16 < 2; ++c_16) {
-              top_part_2[d_13 * 2 + c_16] = tw::max_nan(top_part_2[d_13 * 2 + c_16], s[c_16 + d_13 * 2 + k_10 * 4]);
-            }
+            top_part_2[d_13] = tw::max_nan(top_part_2[d_13], s[d_13 * 2 + (k_10 & 1) + (k_10 >> 1) * 4]);
           }
         }
         #pragma unroll
         for (int d_14 = 0; d_14 < 2; ++d_14) {
-          const float own_8 = tw::max_nan(top_part_2[d_14 * 2], top_part_2[d_14 * 2 + 1]);
+          const float own_8 = top_part_2[d_14];
           const float other_8 = __shfl_xor_sync(~0u, own_8, 1);
           const float own_9 = tw::max_nan(own_8, other_8);
           const float other_9 = __shfl_xor_sync(~0u, own_9, 2);
@@ -706,27 +676,21 @@ flash_attention_causal_main(
           s[v_20] = tw::exp2(s[v_20] * scale - base[(v_20 >> 1) & 1]);
         }
 #line 196 "flash_attention_causal.tw"
-        float sum_part_2[4];
+        float sum_part_2[2];
         #pragma unroll
         for (int d_15 = 0; d_15 < 2; ++d_15) {
-          #pragma unroll
-          for (int c_17 = 0; c_17 < 2; ++c_17) {
-            sum_part_2[d_15 * 2 + c_17] = s[c_17 + d_15 * 2];
-          }
+          sum_part_2[d_15] = s[d_15 * 2];
         }
         #pragma unroll
-        for (int k_12 = 1; k_12 < 16; ++k_12) {
+        for (int k_12 = 1; k_12 < 32; ++k_12) {
           #pragma unroll
           for (int d_16 = 0; d_16 < 2; ++d_16) {
-            #pragma unroll
-            for (int c_18 = 0; c_18 < 2; ++c_18) {
-              sum_part_2[d_16 * 2 + c_18] = sum_part_2[d_16 * 2 + c_18] + s[c_18 + d_16 * 2 + k_12 * 4];
-            }
+            sum_part_2[d_16] = sum_part_2[d_16] + s[d_16 * 2 + (k_12 & 1) + (k_12 >> 1) * 4];
           }
         }
         #pragma unroll
         for (int d_17 = 0; d_17 < 2; ++d_17) {
-          const float own_10 = sum_part_2[d_17 * 2] + sum_part_2[d_17 * 2 + 1];
+          const float own_10 = sum_part_2[d_17];
           const float other_10 = __shfl_xor_sync(~0u, own_10, 1);
           const float own_11 = own_10 + other_10;
           const float other_11 = __shfl_xor_sync(~0u, own_11, 2);

@@ -410,27 +410,21 @@ mla_seesaw_main(
         r[v_5] = m[v_5];
       }
 #line 96 "mla_seesaw.tw"
-      float r_part[4];
+      float r_part[2];
       #pragma unroll
       for (int d = 0; d < 2; ++d) {
-        #pragma unroll
-        for (int c_13 = 0; c_13 < 2; ++c_13) {
-          r_part[d * 2 + c_13] = tw::max_nan(r[d], s[c_13 + d * 2]);
-        }
+        r_part[d] = tw::max_nan(r[d], s[d * 2]);
       }
       #pragma unroll
-      for (int k_2 = 1; k_2 < 8; ++k_2) {
+      for (int k_2 = 1; k_2 < 16; ++k_2) {
         #pragma unroll
         for (int d_1 = 0; d_1 < 2; ++d_1) {
-          #pragma unroll
-          for (int c_14 = 0; c_14 < 2; ++c_14) {
-            r_part[d_1 * 2 + c_14] = tw::max_nan(r_part[d_1 * 2 + c_14], s[c_14 + d_1 * 2 + k_2 * 4]);
-          }
+          r_part[d_1] = tw::max_nan(r_part[d_1], s[d_1 * 2 + (k_2 & 1) + (k_2 >> 1) * 4]);
         }
       }
       #pragma unroll
       for (int d_2 = 0; d_2 < 2; ++d_2) {
-        const float own = tw::max_nan(r_part[d_2 * 2], r_part[d_2 * 2 + 1]);
+        const float own = r_part[d_2];
         const float other = __shfl_xor_sync(~0u, own, 1);
         const float own_1 = tw::max_nan(own, other);
         const float other_1 = __shfl_xor_sync(~0u, own_1, 2);
@@ -491,27 +485,21 @@ mla_seesaw_main(
 #line 115 "mla_seesaw.tw"
       tw::commit_wgmma();
 #line 116 "mla_seesaw.tw"
-      float r_part_1[4];
+      float r_part_1[2];
       #pragma unroll
       for (int d_3 = 0; d_3 < 2; ++d_3) {
-        #pragma unroll
-        for (int c_15 = 0; c_15 < 2; ++c_15) {
-          r_part_1[d_3 * 2 + c_15] = s[c_15 + d_3 * 2];
-        }
+        r_part_1[d_3] = s[d_3 * 2];
       }
       #pragma unroll
-      for (int k_4 = 1; k_4 < 8; ++k_4) {
+      for (int k_4 = 1; k_4 < 16; ++k_4) {
         #pragma unroll
         for (int d_4 = 0; d_4 < 2; ++d_4) {
-          #pragma unroll
-          for (int c_16 = 0; c_16 < 2; ++c_16) {
-            r_part_1[d_4 * 2 + c_16] = r_part_1[d_4 * 2 + c_16] + s[c_16 + d_4 * 2 + k_4 * 4];
-          }
+          r_part_1[d_4] = r_part_1[d_4] + s[d_4 * 2 + (k_4 & 1) + (k_4 >> 1) * 4];
         }
       }
       #pragma unroll
       for (int d_5 = 0; d_5 < 2; ++d_5) {
-        const float own_2 = r_part_1[d_5 * 2] + r_part_1[d_5 * 2 + 1];
+        const float own_2 = r_part_1[d_5];
         const float other_2 = __shfl_xor_sync(~0u, own_2, 1);
         const float own_3 = own_2 + other_2;
         const float other_3 = __shfl_xor_sync(~0u, own_3, 2);
@@ -839,27 +827,21 @@ mla_seesaw_main(
           }
         }
 #line 248 "mla_seesaw.tw"
-        float r_1_part[4];
+        float r_1_part[2];
         #pragma unroll
         for (int d_6 = 0; d_6 < 2; ++d_6) {
-          #pragma unroll
-          for (int c_17 = 0; c_17 < 2; ++c_17) {
-            r_1_part[d_6 * 2 + c_17] = s_1[c_17 + d_6 * 2];
-          }
+          r_1_part[d_6] = s_1[d_6 * 2];
         }
         #pragma unroll
-        for (int k_6 = 1; k_6 < 8; ++k_6) {
+        for (int k_6 = 1; k_6 < 16; ++k_6) {
           #pragma unroll
           for (int d_7 = 0; d_7 < 2; ++d_7) {
-            #pragma unroll
-            for (int c_18 = 0; c_18 < 2; ++c_18) {
-              r_1_part[d_7 * 2 + c_18] = tw::max_nan(r_1_part[d_7 * 2 + c_18], s_1[c_18 + d_7 * 2 + k_6 * 4]);
-            }
+            r_1_part[d_7] = tw::max_nan(r_1_part[d_7], s_1[d_7 * 2 + (k_6 & 1) + (k_6 >> 1) * 4]);
           }
         }
         #pragma unroll
         for (int d_8 = 0; d_8 < 2; ++d_8) {
-          const float own_4 = tw::max_nan(r_1_part[d_8 * 2], r_1_part[d_8 * 2 + 1]);
+          const float own_4 = r_1_part[d_8];
           const float other_4 = __shfl_xor_sync(~0u, own_4, 1);
           const float own_5 = tw::max_nan(own_4, other_4);
           const float other_5 = __shfl_xor_sync(~0u, own_5, 2);
@@ -951,27 +933,21 @@ mla_seesaw_main(
 #line 277 "mla_seesaw.tw"
         tw::arrive_named(4, 256);
 #line 278 "mla_seesaw.tw"
-        float r_1_part_1[4];
+        float r_1_part_1[2];
         #pragma unroll
         for (int d_9 = 0; d_9 < 2; ++d_9) {
-          #pragma unroll
-          for (int c_19 = 0; c_19 < 2; ++c_19) {
-            r_1_part_1[d_9 * 2 + c_19] = s_1[c_19 + d_9 * 2];
-          }
+          r_1_part_1[d_9] = s_1[d_9 * 2];
         }
         #pragma unroll
-        for (int k_8 = 1; k_8 < 8; ++k_8) {
+        for (int k_8 = 1; k_8 < 16; ++k_8) {
           #pragma unroll
           for (int d_10 = 0; d_10 < 2; ++d_10) {
-            #pragma unroll
-            for (int c_20 = 0; c_20 < 2; ++c_20) {
-              r_1_part_1[d_10 * 2 + c_20] = r_1_part_1[d_10 * 2 + c_20] + s_1[c_20 + d_10 * 2 + k_8 * 4];
-            }
+            r_1_part_1[d_10] = r_1_part_1[d_10] + s_1[d_10 * 2 + (k_8 & 1) + (k_8 >> 1) * 4];
           }
         }
         #pragma unroll
         for (int d_11 = 0; d_11 < 2; ++d_11) {
-          const float own_6 = r_1_part_1[d_11 * 2] + r_1_part_1[d_11 * 2 + 1];
+          const float own_6 = r_1_part_1[d_11];
           const float other_6 = __shfl_xor_sync(~0u, own_6, 1);
           const float own_7 = own_6 + other_6;
           const float other_7 = __shfl_xor_sync(~0u, own_7, 2);

@@ -108,27 +108,21 @@ softmax_cluster_main(
         x[v_2] = (v_2 & 3) + (v_2 >> 2) * 64 < limit ? x[v_2] : __uint_as_float(0xff800000u);
       }
 #line 55 "softmax_cluster.tw"
-      float top_part[2];
+      float top_part[1];
       #pragma unroll
       for (int d = 0; d < 1; ++d) {
-        #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          top_part[d * 2 + c] = x[c];
-        }
+        top_part[d] = x[0];
       }
       #pragma unroll
-      for (int k_1 = 1; k_1 < 8; ++k_1) {
+      for (int k_1 = 1; k_1 < 16; ++k_1) {
         #pragma unroll
         for (int d_1 = 0; d_1 < 1; ++d_1) {
-          #pragma unroll
-          for (int c_1 = 0; c_1 < 2; ++c_1) {
-            top_part[d_1 * 2 + c_1] = tw::max_nan(top_part[d_1 * 2 + c_1], x[c_1 + k_1 * 2]);
-          }
+          top_part[d_1] = tw::max_nan(top_part[d_1], x[k_1]);
         }
       }
       #pragma unroll
       for (int d_2 = 0; d_2 < 1; ++d_2) {
-        const float own = tw::max_nan(top_part[d_2 * 2], top_part[d_2 * 2 + 1]);
+        const float own = top_part[d_2];
         const float other = __shfl_xor_sync(~0u, own, 1);
         const float own_1 = tw::max_nan(own, other);
         const float other_1 = __shfl_xor_sync(~0u, own_1, 2);
@@ -145,27 +139,21 @@ softmax_cluster_main(
         x[v_4] = top[0] > __uint_as_float(0xff800000u) ? tw::exp2((x[v_4] - top[0]) * scale) : 0.0f;
       }
 #line 59 "softmax_cluster.tw"
-      float sum_part[2];
+      float sum_part[1];
       #pragma unroll
       for (int d_3 = 0; d_3 < 1; ++d_3) {
-        #pragma unroll
-        for (int c_2 = 0; c_2 < 2; ++c_2) {
-          sum_part[d_3 * 2 + c_2] = x[c_2];
-        }
+        sum_part[d_3] = x[0];
       }
       #pragma unroll
-      for (int k_3 = 1; k_3 < 8; ++k_3) {
+      for (int k_3 = 1; k_3 < 16; ++k_3) {
         #pragma unroll
         for (int d_4 = 0; d_4 < 1; ++d_4) {
-          #pragma unroll
-          for (int c_3 = 0; c_3 < 2; ++c_3) {
-            sum_part[d_4 * 2 + c_3] = sum_part[d_4 * 2 + c_3] + x[c_3 + k_3 * 2];
-          }
+          sum_part[d_4] = sum_part[d_4] + x[k_3];
         }
       }
       #pragma unroll
       for (int d_5 = 0; d_5 < 1; ++d_5) {
-        const float own_4 = sum_part[d_5 * 2] + sum_part[d_5 * 2 + 1];
+        const float own_4 = sum_part[d_5];
         const float other_4 = __shfl_xor_sync(~0u, own_4, 1);
         const float own_5 = own_4 + other_4;
         const float other_5 = __shfl_xor_sync(~0u, own_5, 2);

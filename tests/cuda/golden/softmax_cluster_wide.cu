@@ -144,50 +144,38 @@ softmax_cluster_wide_main(
         }
       }
 #line 82 "softmax_cluster_wide.tw"
-      float part_part[16];
+      float part_part[8];
       #pragma unroll
       for (int d = 0; d < 8; ++d) {
-        #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          part_part[d * 2 + c] = x[c * 8 + d];
-        }
+        part_part[d] = x[d];
       }
       #pragma unroll
-      for (int k_1 = 1; k_1 < 4; ++k_1) {
+      for (int k_1 = 1; k_1 < 8; ++k_1) {
         #pragma unroll
         for (int d_1 = 0; d_1 < 8; ++d_1) {
-          #pragma unroll
-          for (int c_1 = 0; c_1 < 2; ++c_1) {
-            part_part[d_1 * 2 + c_1] = tw::max_nan(part_part[d_1 * 2 + c_1], x[c_1 * 8 + d_1 + k_1 * 16]);
-          }
+          part_part[d_1] = tw::max_nan(part_part[d_1], x[d_1 + k_1 * 8]);
         }
       }
       #pragma unroll
       for (int d_2 = 0; d_2 < 8; ++d_2) {
-        part[d_2] = tw::max_nan(part_part[d_2 * 2], part_part[d_2 * 2 + 1]);
+        part[d_2] = part_part[d_2];
       }
 #line 83 "softmax_cluster_wide.tw"
-      float top_part[2];
+      float top_part[1];
       #pragma unroll
       for (int d_3 = 0; d_3 < 1; ++d_3) {
-        #pragma unroll
-        for (int c_2 = 0; c_2 < 2; ++c_2) {
-          top_part[d_3 * 2 + c_2] = part[c_2];
-        }
+        top_part[d_3] = part[0];
       }
       #pragma unroll
-      for (int k_3 = 1; k_3 < 4; ++k_3) {
+      for (int k_3 = 1; k_3 < 8; ++k_3) {
         #pragma unroll
         for (int d_4 = 0; d_4 < 1; ++d_4) {
-          #pragma unroll
-          for (int c_3 = 0; c_3 < 2; ++c_3) {
-            top_part[d_4 * 2 + c_3] = tw::max_nan(top_part[d_4 * 2 + c_3], part[c_3 + k_3 * 2]);
-          }
+          top_part[d_4] = tw::max_nan(top_part[d_4], part[k_3]);
         }
       }
       #pragma unroll
       for (int d_5 = 0; d_5 < 1; ++d_5) {
-        const float own = tw::max_nan(top_part[d_5 * 2], top_part[d_5 * 2 + 1]);
+        const float own = top_part[d_5];
         const float other = __shfl_xor_sync(~0u, own, 1);
         const float own_1 = tw::max_nan(own, other);
         const float other_1 = __shfl_xor_sync(~0u, own_1, 2);
@@ -208,50 +196,38 @@ softmax_cluster_wide_main(
         x[v_6] = tw::exp2(x[v_6] * scale - factor[0]);
       }
 #line 90 "softmax_cluster_wide.tw"
-      float part_part_1[16];
+      float part_part_1[8];
       #pragma unroll
       for (int d_6 = 0; d_6 < 8; ++d_6) {
-        #pragma unroll
-        for (int c_4 = 0; c_4 < 2; ++c_4) {
-          part_part_1[d_6 * 2 + c_4] = x[c_4 * 8 + d_6];
-        }
+        part_part_1[d_6] = x[d_6];
       }
       #pragma unroll
-      for (int k_5 = 1; k_5 < 4; ++k_5) {
+      for (int k_5 = 1; k_5 < 8; ++k_5) {
         #pragma unroll
         for (int d_7 = 0; d_7 < 8; ++d_7) {
-          #pragma unroll
-          for (int c_5 = 0; c_5 < 2; ++c_5) {
-            part_part_1[d_7 * 2 + c_5] = part_part_1[d_7 * 2 + c_5] + x[c_5 * 8 + d_7 + k_5 * 16];
-          }
+          part_part_1[d_7] = part_part_1[d_7] + x[d_7 + k_5 * 8];
         }
       }
       #pragma unroll
       for (int d_8 = 0; d_8 < 8; ++d_8) {
-        part[d_8] = part_part_1[d_8 * 2] + part_part_1[d_8 * 2 + 1];
+        part[d_8] = part_part_1[d_8];
       }
 #line 91 "softmax_cluster_wide.tw"
-      float sum_part[2];
+      float sum_part[1];
       #pragma unroll
       for (int d_9 = 0; d_9 < 1; ++d_9) {
-        #pragma unroll
-        for (int c_6 = 0; c_6 < 2; ++c_6) {
-          sum_part[d_9 * 2 + c_6] = part[c_6];
-        }
+        sum_part[d_9] = part[0];
       }
       #pragma unroll
-      for (int k_7 = 1; k_7 < 4; ++k_7) {
+      for (int k_7 = 1; k_7 < 8; ++k_7) {
         #pragma unroll
         for (int d_10 = 0; d_10 < 1; ++d_10) {
-          #pragma unroll
-          for (int c_7 = 0; c_7 < 2; ++c_7) {
-            sum_part[d_10 * 2 + c_7] = sum_part[d_10 * 2 + c_7] + part[c_7 + k_7 * 2];
-          }
+          sum_part[d_10] = sum_part[d_10] + part[k_7];
         }
       }
       #pragma unroll
       for (int d_11 = 0; d_11 < 1; ++d_11) {
-        const float own_5 = sum_part[d_11 * 2] + sum_part[d_11 * 2 + 1];
+        const float own_5 = sum_part[d_11];
         const float other_5 = __shfl_xor_sync(~0u, own_5, 1);
         const float own_6 = own_5 + other_5;
         const float other_6 = __shfl_xor_sync(~0u, own_6, 2);

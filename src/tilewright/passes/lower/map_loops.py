@@ -427,7 +427,8 @@ def _columns(fragment: Fragment, places: Sequence[Any], idle: Indices) -> Indice
     for place, size in zip(places, fragment.tile, strict=True):
         needed = needed * size + place
         inside = inside & (place >= 0) & (place < size)
-    missing = np.where(idle, IDLE, fragment.elements)
+    # guards keep values away that lie outside in all threads
+    missing = np.where(idle | ~inside.any(axis=0), IDLE, fragment.elements)
     return fragment.registers(np.where(inside, needed, missing))
 
 
