@@ -57,7 +57,6 @@ from tilewright.ir.op import (
     Turn,
     View,
     bodies,
-    expressions,
     marked,
     op_loads,
     read_buffers,
@@ -81,7 +80,6 @@ from tilewright.support.errors import CompileError, Loc, at, current_loc, occurr
 
 WARP = 32
 GROUP_WARPS = 4  # warps of a warpgroup
-NAMED_BARRIERS = 16  # in a block
 MEMORY = (Space.SHARED, Space.GLOBAL)
 BULK_ATOMS = ("bulk_load", "bulk_store")
 ENGINE_ATOMS = (*BULK_ATOMS, "remote_store")  # whose barrier or group tells when they are done
@@ -472,10 +470,6 @@ def unroll(var: Var, count: int, body: Body, *, start: int = 0, kind: str = "unr
 def guarded(cond: Expr, body: Body) -> Body:
     """`body` where `cond` holds."""
     return body if cond is TRUE or not body else (If(cond, body),)
-
-
-def read_variables(body: Body) -> set[Var]:
-    return {v for op in walk_ops(body) for e in expressions(op) for v in variables(e)}
 
 
 def _append(found: list[Op], op: Op) -> None:

@@ -41,10 +41,11 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
+from tilewright.ir.marks import read_variables
 from tilewright.ir.op import Body, Let, Op
 from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import evaluate, fit_registers, layout_expr
-from tilewright.passes.lower.lowering import Lowering, guarded, read_variables, unroll
+from tilewright.passes.lower.lowering import Lowering, guarded, unroll
 from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError, Loc
 

@@ -38,6 +38,7 @@ from tilewright.ir.expr import (
     walk,
 )
 from tilewright.ir.intrinsics import INTRINSICS
+from tilewright.ir.marks import read_variables
 from tilewright.ir.op import (
     Alloc,
     Atomic,
@@ -81,7 +82,7 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.layout.addresses import evaluate
-from tilewright.passes.lower.lowering import WARP, guarded, linear_thread, read_variables
+from tilewright.passes.lower.lowering import WARP, guarded, linear_thread
 from tilewright.passes.lower.reduce import identity
 from tilewright.support.errors import CompileError
 

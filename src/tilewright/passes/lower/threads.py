@@ -32,6 +32,7 @@ from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import TRUE, Const, Expr, Load, compare, const
+from tilewright.ir.marks import read_variables
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -90,7 +91,6 @@ from tilewright.passes.lower.lowering import (
     linear_thread,
     meets,
     pin,
-    read_variables,
 )
 from tilewright.passes.lower.maps import lower_fill
 from tilewright.passes.lower.reduce import lower_reduce, lower_scan
