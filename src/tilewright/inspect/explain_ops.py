@@ -37,14 +37,13 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
+from tilewright.ir.warps import WARP
 from tilewright.passes.layout.insert_conversions import reduced_dim
 from tilewright.passes.layout.matrix_tiles import RULES, instruction, split_of
 from tilewright.passes.layout.shared_tiles import why_not_bulk, why_not_cp_async
 from tilewright.passes.lower.relayout import relayout_cost
 from tilewright.passes.reasons import Reasons, key_of
 from tilewright.support.errors import Loc
-
-WARP = 32
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,13 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.target import Target
+from tilewright.ir.warps import WARPGROUP
 from tilewright.machine.sync import Blocked, Cell, Clocks, Meeting
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.support.errors import CompileError
 
 COPIES, WAITS = "copies", "waits"
-WARP, GROUP = 32, 4
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Multiprocessor:
         bits = op.a.dtype.bits
         if op.atom == "wgmma":
             held = op.c.buffer.layout
-            threads = held.threads if isinstance(held, Fragment) else WARP * GROUP
+            threads = held.threads if isinstance(held, Fragment) else WARPGROUP
             split = split_of(op, threads, self.target)
             width = split.n if split is not None else min(n, 256)
             a_shared = op.a.buffer.space is Space.SHARED

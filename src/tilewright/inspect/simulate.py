@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.inspect.multiprocessor import (
-    GROUP,
     WAITS,
-    WARP,
     Multiprocessor,
     Span,
     Steps,
@@ -76,6 +74,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.target import Target
+from tilewright.ir.warps import GROUP, WARP, WARPGROUP
 from tilewright.machine.sync import Blocked, Groups, Meeting, Party, Transfer
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
@@ -397,7 +396,7 @@ def _across_groups(op: Reduce) -> bool:
     place = 1
     for extent, stride in layout.along(op.dim)[0].modes():
         place *= extent
-        if stride and place > WARP * GROUP:
+        if stride and place > WARPGROUP:
             return True
     return False
 

@@ -18,9 +18,8 @@ from tilewright.ir.buffer import Region
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices
 from tilewright.ir.op import Op, Reduce, Relayout, Scan
+from tilewright.ir.warps import WARP
 from tilewright.support.distinct import distinct
-
-WARP = 32
 
 
 def meets_inside(op: Op, threads: int) -> bool:

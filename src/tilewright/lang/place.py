@@ -60,9 +60,8 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_bodies, map_body
 from tilewright.ir.simplify import simplify
+from tilewright.ir.warps import WARP
 from tilewright.support.errors import CompileError
-
-WARP = 32
 
 
 class Placed(Op):

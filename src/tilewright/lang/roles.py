@@ -25,14 +25,13 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
 )
+from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.lang.builder import Builder, Opened, current, current_block
 from tilewright.lang.handles import Access, Tile, describe, region_of
-from tilewright.lang.place import WARP, Placed, on_threads, threads_where
+from tilewright.lang.place import Placed, on_threads, threads_where
 from tilewright.lang.types import integer, static_int
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, word
-
-GROUP = 128
 
 
 class Placement(Opened):
@@ -44,13 +43,13 @@ class Placement(Opened):
     def __enter__(self) -> None:
         builder = current("T.ws")
         kernel = builder.require_block("ws")
-        groups = prod(kernel.threads) // GROUP
+        groups = prod(kernel.threads) // WARPGROUP
         for at in self.ids:
             if not 0 <= at < max(1, groups):
                 raise CompileError(
                     f"T.ws({at}): this kernel has {groups} warpgroup{'s' * (groups != 1)}",
                     expected=f"0 … {max(0, groups - 1)}",
-                    fix=f"T.Kernel(..., threads={(at + 1) * GROUP})",
+                    fix=f"T.Kernel(..., threads={(at + 1) * WARPGROUP})",
                 )
         if any(body.warps for body in builder.bodies):
             raise CompileError("T.ws inside T.ws", fix="place statements once")

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tilewright.ir.warps import WARP
 from tilewright.machine.memory import Memory
 from tilewright.support.errors import Loc
 
-WARP = 32
 PERIOD = 1 << 32  # entries of one period: more than there are lanes, or threads between barriers
 READ, WRITE, ATOMIC, UPDATE = "read", "write", "atomic", "update"
 # what an access must not meet, unordered: atomics do not disturb each other

@@ -41,6 +41,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.tensor_map import MapHint
+from tilewright.ir.warps import WARP
 from tilewright.machine import (  # noqa: F401  (fill the table)
     flow,
     ops,
@@ -51,16 +52,7 @@ from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.events import HazardWatch
 from tilewright.machine.meaning import Builder, Step, TensorMap
 from tilewright.machine.sanitizer import Sanitizer
-from tilewright.machine.state import (
-    WARP,
-    Agent,
-    Block,
-    Cluster,
-    Compiled,
-    Crew,
-    Options,
-    Watch,
-)
+from tilewright.machine.state import Agent, Block, Cluster, Compiled, Crew, Options, Watch
 from tilewright.machine.thread_agents import Plan, ThreadAgent, ThreadBlock
 from tilewright.machine.thread_ops import ThreadWatch
 from tilewright.machine.tile_agents import KNOWERS, TileAgent, TileBlock

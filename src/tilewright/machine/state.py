@@ -17,13 +17,13 @@ import numpy as np
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Load, variables
 from tilewright.ir.op import Intrinsic, Kernel, Op, Sync, expressions
+from tilewright.ir.warps import WARP
 from tilewright.machine.conflicts import Conflicts, Touch
 from tilewright.machine.memory import Memory
 from tilewright.machine.numbers import Array, Value
 from tilewright.machine.sync import Blocked, Cell, Clocks, Groups, Meeting, Party, Transfer
 from tilewright.support.errors import Loc, RunError, SanitizerWarning, occurrence
 
-WARP, WARPGROUP = 32, 4
 Where = tuple[Any, ...]
 
 

@@ -21,9 +21,10 @@ import numpy as np
 from tilewright.ir.analysis.aliases import places
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.op import Alloc, Kernel, Op, Sync, View, walk_ops
+from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.machine.memory import Memory, allocate, describe_index
 from tilewright.machine.numbers import Array, Value
-from tilewright.machine.state import WARP, WARPGROUP, Agent, Block, Cluster, Crew, Frame
+from tilewright.machine.state import Agent, Block, Cluster, Crew, Frame
 from tilewright.machine.sync import Cell, Groups, Party
 from tilewright.machine.thread_races import Shadow
 from tilewright.support.errors import RunError
@@ -208,7 +209,7 @@ class ThreadAgent(Agent):
 
     def groups_of(self, fr: Frame, unit: str, what: str) -> list[Groups]:
         if unit == "wgmma":
-            whole_groups(fr, WARPGROUP * WARP, what)
+            whole_groups(fr, WARPGROUP, what)
         threads = set(self.gids[active(fr)].tolist())
         return [g for (u, first), g in self.groups.items() if u == unit and first in threads]
 

@@ -13,13 +13,14 @@ import numpy as np
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.op import Intrinsic
+from tilewright.ir.warps import WARPGROUP
 from tilewright.machine.barriers import at, find_cells, home, ranks_of
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE
 from tilewright.machine.lanes import Box, TileRegion, clip, uniform_int
 from tilewright.machine.meaning import Builder, Run, TensorMap, thread_meaning
 from tilewright.machine.memory import Memory
 from tilewright.machine.numbers import Array, bin_fn, multiplied
-from tilewright.machine.state import WARP, WARPGROUP, Frame
+from tilewright.machine.state import Frame
 from tilewright.machine.sync import Cell, Flow, Groups, Transfer
 from tilewright.machine.thread_agents import (
     Registers,
@@ -368,7 +369,7 @@ def wgmma(b: Builder, op: Intrinsic) -> Run:
         _launch(fr, op, fetch, store, groups)
 
     def run(fr: Frame) -> None:
-        for lanes in whole_groups(fr, WARPGROUP * WARP, "wgmma"):
+        for lanes in whole_groups(fr, WARPGROUP, "wgmma"):
             issue(fr, lanes)
 
     return run

@@ -18,6 +18,7 @@ from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.op import Intrinsic
+from tilewright.ir.warps import WARP
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE, Touch
 from tilewright.machine.lanes import TileRegion, not_inside, outside, uniform_int
 from tilewright.machine.meaning import THREADS, Builder, Run, thread_meaning
@@ -25,7 +26,7 @@ from tilewright.machine.memory import Memory, describe_index
 from tilewright.machine.numbers import Array, atomic_fn, cast_fn, multiplied
 from tilewright.machine.ops import fold_in
 from tilewright.machine.sanitizer import meets
-from tilewright.machine.state import WARP, Frame, Watch, Where
+from tilewright.machine.state import Frame, Watch, Where
 from tilewright.machine.thread_agents import (
     active,
     agent_block,

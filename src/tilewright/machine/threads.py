@@ -11,6 +11,7 @@ from tilewright.ir.buffer import Region, long_dims
 from tilewright.ir.dtype import DType
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import Intrinsic
+from tilewright.ir.warps import WARP
 from tilewright.machine.lanes import (
     TileRegion,
     extents_of,
@@ -21,7 +22,7 @@ from tilewright.machine.lanes import (
 )
 from tilewright.machine.meaning import Builder, Run, meaning
 from tilewright.machine.numbers import Array, Value, bin_fn
-from tilewright.machine.state import WARP, Frame, in_lane
+from tilewright.machine.state import Frame, in_lane
 from tilewright.support.errors import RunError, SanitizerError
 from tilewright.support.show import cut, show_line
 

@@ -18,10 +18,11 @@ import numpy as np
 
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Op, Role, Sync
+from tilewright.ir.warps import GROUP, WARP
 from tilewright.machine.lanes import uniform_int
 from tilewright.machine.memory import Memory, allocate
 from tilewright.machine.numbers import Array, Value
-from tilewright.machine.state import WARP, WARPGROUP, Agent, Block, Cluster, Crew, Frame
+from tilewright.machine.state import Agent, Block, Cluster, Crew, Frame
 from tilewright.machine.sync import Flow, Groups, Meeting, Party
 from tilewright.support.errors import RunError, SanitizerError
 
@@ -109,7 +110,7 @@ class TileAgent(Agent):
     def note_over(self, groups: Groups, over: int, *, read: bool, strict: bool) -> None:
         rows = self._all.learns[strict and groups.unit == "bulk" :]
         # of matrix instructions this is the shared memory that they read
-        each = groups.unit == "wgmma" and strict and self.crew.warps > WARPGROUP
+        each = groups.unit == "wgmma" and strict and self.crew.warps > GROUP
         self.clocks.note(self._all.ids if each else rows, groups.reads, over)
         if not read:
             self.clocks.note(rows, groups.entity, over)

@@ -51,8 +51,8 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.rewrite import map_body, rebuild
+from tilewright.ir.warps import WARP, WARPGROUP
 
-WARP, WARPGROUP = 32, 128
 # where accesses of groups under way are kept, by their kind
 GROUPS = {"cp_async": "cp_async", "matrix": "matrix", "bulk_read": "bulk", "bulk_put": "puts"}
 OLDEST = 3  # groups of bulk stores are told apart up to this age

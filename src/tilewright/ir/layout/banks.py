@@ -28,11 +28,11 @@ from tilewright.ir.layout.layout import (
     size,
 )
 from tilewright.ir.layout.ops import coalesce, composition
+from tilewright.ir.warps import WARP
 from tilewright.support.distinct import distinct
 
 BANKS = 32
 WORD = 4
-WARP = 32
 WIDEST = 16
 
 

@@ -15,9 +15,8 @@ from tilewright.ir.expr import Expr, Var
 from tilewright.ir.op import Kernel, Op, Program
 from tilewright.ir.text.printer import FORMS, print_op
 from tilewright.ir.text.scan import did_you_mean
+from tilewright.ir.warps import WARP
 from tilewright.support.errors import Loc, VerifyError, occurrence
-
-WARP = 32
 
 
 class Stage(Enum):

@@ -37,14 +37,7 @@ from tilewright.ir.op import (
     WaitGroup,
 )
 from tilewright.ir.ptx_text import written_operands
-from tilewright.ir.verify.core import (
-    RULES,
-    WARP,
-    Context,
-    block_warps,
-    rule,
-)
-from tilewright.ir.verify.structure import WARPGROUP
+from tilewright.ir.verify.core import RULES, Context, block_warps, rule
 from tilewright.ir.verify.values import (
     DATA,
     TILES,
@@ -59,8 +52,7 @@ from tilewright.ir.verify.values import (
     same_tile,
     shape_text,
 )
-
-NAMED_BARRIERS = 16
+from tilewright.ir.warps import GROUP, NAMED_BARRIERS, WARP
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
@@ -415,7 +407,7 @@ def _turn(op: Turn, context: Context) -> None:
             got=f"{role.instances} instances",
             fix="let instances meet by named barriers",
         )
-    if role.first % WARPGROUP or role.warps % WARPGROUP or role.warps < 2 * WARPGROUP:
+    if role.first % GROUP or role.warps % GROUP or role.warps < 2 * GROUP:
         context.fail(
             "turns are taken by whole warpgroups, two or more",
             expected=f"first and warps of role {role.name} multiples of 4, at least 8 warps",

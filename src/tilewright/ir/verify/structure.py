@@ -30,10 +30,10 @@ from tilewright.ir.verify.core import (
     block_warps,
     rule,
 )
+from tilewright.ir.warps import GROUP
 
 MAX_THREADS = 1024
 REGISTERS_PER_BLOCK = 65536
-WARPGROUP = 4
 
 
 @rule
@@ -74,7 +74,7 @@ def _kernel(op: Kernel, context: Context) -> None:
 def _registers(op: Kernel, context: Context) -> None:
     """Registers moved between roles must have been there at entry, or the kernel hangs."""
     roles = [r for r in walk_ops(op, Role) if r.registers is not None]
-    groups = block_warps(op) // WARPGROUP
+    groups = block_warps(op) // GROUP
     if not roles or not groups:
         return
     entry = min(REGISTERS_PER_BLOCK // block_threads(op) // 8 * 8, 256)
@@ -161,7 +161,7 @@ def _role(op: Role, context: Context) -> None:
             expected="a multiple of 8 in 24 … 256",
             got=str(op.registers),
         )
-    if op.first % WARPGROUP or op.warps % WARPGROUP:
+    if op.first % GROUP or op.warps % GROUP:
         context.fail(
             f"role {op.name}: registers are moved by whole warpgroups",
             expected="first and warps multiples of 4",

@@ -11,13 +11,14 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.op import Body, Copy, Kernel, Map, Op, Role, walk_ops
 from tilewright.ir.rewrite import Names, map_ops, rebuild
 from tilewright.ir.target import Target
+from tilewright.ir.warps import WARP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.shared_tiles import as_copy, turned
 from tilewright.passes.layout.thread_layouts import unrolled
 from tilewright.passes.lower.copies import copy_matrices
 from tilewright.passes.lower.lowering import Lowering
 from tilewright.passes.lower.threads import lowering_of
-from tilewright.passes.overlap.roles import WARP, by_hand, role_of
+from tilewright.passes.overlap.roles import by_hand, role_of
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 

@@ -64,6 +64,7 @@ from tilewright.ir.rewrite import (
     substitute_vars,
 )
 from tilewright.ir.target import Target
+from tilewright.ir.warps import GROUP, WARP, WARPGROUP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.matrix_tiles import (
     RULES,
@@ -73,7 +74,7 @@ from tilewright.passes.layout.matrix_tiles import (
     shape_of,
     split_of,
 )
-from tilewright.passes.overlap.roles import WARP, role_of
+from tilewright.passes.overlap.roles import role_of
 from tilewright.passes.overlap.skew import fragment_room, registers, registers_of
 from tilewright.passes.reasons import because, costs
 from tilewright.support.errors import CompileError
@@ -110,7 +111,7 @@ def choose_gemms(at: Facts) -> Kernel:
         warps = [b.name for b in (op.a.buffer, op.b.buffer) if b.name in fixed]
         fast = Feature.WGMMA in at.target.features and warps
         threads = prod(at.kernel.threads) if role is None else role.warps * WARP
-        apart = role is not None and role.first % (GROUP // WARP)
+        apart = role is not None and role.first % GROUP
         able = at.target.without(Feature.WGMMA) if warps or apart else at.target
         why = _layout_of(warps[0], at) if fast else ""
         choice = _Choice(at.kernel.name, threads, able, why, at.names)
@@ -283,7 +284,6 @@ _EXPAND: dict[str, Callable[[Gemm, Split, set[str]], Iterable[Op]]] = {
 
 WIDE, NARROW = 128, 64  # columns of a piece: as many as instructions like, as few as they should
 ROWS = 64  # that a warpgroup multiplies
-GROUP = 128  # threads of one
 MOST = 4  # pieces
 
 
@@ -374,7 +374,7 @@ def _cut(facts: Facts, loop: For, at: int, asked: bool) -> tuple[list[int], int,
     if not users:
         return None
     own = registers_of(tile, kernel)
-    for dim, count in _ways(tile.static_shape, kernel.threads[0] // GROUP):
+    for dim, count in _ways(tile.static_shape, kernel.threads[0] // WARPGROUP):
         if needed - own + -(-own // count) <= room:
             return users, dim, count
     return None

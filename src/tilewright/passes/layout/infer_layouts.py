@@ -53,6 +53,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_ops, rebuild, replace_buffers
 from tilewright.ir.target import Target
+from tilewright.ir.warps import WARP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.insert_conversions import (
     insert_conversions,
@@ -75,7 +76,7 @@ from tilewright.passes.layout.thread_layouts import (
     unrolled,
     with_units,
 )
-from tilewright.passes.overlap.roles import WARP, by_hand, role_of
+from tilewright.passes.overlap.roles import by_hand, role_of
 from tilewright.passes.reasons import at_line, because
 
 Key = str | int  # a buffer's name, or the id of a nest

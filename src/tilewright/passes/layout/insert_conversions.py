@@ -61,6 +61,7 @@ from tilewright.ir.rewrite import (
     replace_buffers,
 )
 from tilewright.ir.target import Target
+from tilewright.ir.warps import WARP
 from tilewright.passes.layout.matrix_tiles import wanted_operands
 from tilewright.passes.layout.thread_layouts import (
     Access,
@@ -75,7 +76,6 @@ from tilewright.passes.layout.thread_layouts import (
     with_units,
 )
 from tilewright.passes.lower.elements import PRINTED
-from tilewright.passes.overlap.roles import WARP
 
 
 def insert_conversions(kernel: Kernel, target: Target, names: set[str]) -> Kernel:

@@ -16,10 +16,9 @@ from tilewright.ir.layout.fragment import Fragment, repeat, spatial
 from tilewright.ir.op import Gemm
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
+from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.passes.layout.thread_layouts import Wish, divisors, spread, with_units
 
-WARP = 32
-WARPGROUP = 128
 FMA_TYPES = ("float32", "int32", "float64", "int64", "uint64")
 
 

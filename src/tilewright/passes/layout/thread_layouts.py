@@ -25,10 +25,10 @@ from tilewright.ir.expr import Const, Expr, Load, Var, loads, substitute, variab
 from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial
 from tilewright.ir.layout.layout import Indices, LayoutError
 from tilewright.ir.op import For, Kernel, Let, Map, Op, Store, bodies, op_loads, walk_ops
+from tilewright.ir.warps import WARP
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.support.errors import CompileError
 
-WARP = 32
 SECTOR = 32  # bytes of memory that move together
 WIDEST = 16  # bytes of one access
 

@@ -36,6 +36,7 @@ from tilewright.ir.layout.query import fit_layout
 from tilewright.ir.op import Body, Copy, Intrinsic, Map, Op, Store
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
+from tilewright.ir.warps import WARP
 from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.addresses import (
     TileAddress,
@@ -57,7 +58,7 @@ from tilewright.passes.lower.access import (
     move,
     split_offset,
 )
-from tilewright.passes.lower.lowering import WARP, Lowering, guarded, unroll
+from tilewright.passes.lower.lowering import Lowering, guarded, unroll
 from tilewright.passes.lower.map_loops import Held, MapLoop, map_loop, region_loop
 from tilewright.passes.lower.maps import (
     check_single,

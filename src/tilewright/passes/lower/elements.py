@@ -46,10 +46,11 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
+from tilewright.ir.warps import WARP
 from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import Candidate, Groups, find_access
-from tilewright.passes.lower.lowering import MEMORY, WARP, Lowering, guarded
+from tilewright.passes.lower.lowering import MEMORY, Lowering, guarded
 from tilewright.passes.lower.map_loops import MapLoop
 from tilewright.support.errors import CompileError
 from tilewright.support.show import EDGE, left_out

@@ -19,14 +19,14 @@ from tilewright.ir.dtype import dtype
 from tilewright.ir.expr import FALSE, Expr, Load, Var, cast, const, select
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Fence, For, Gemm, Intrinsic, Let, Map, Op, Store, regions, walk_ops
+from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.passes.layout.addresses import TileAddress, tile_address
 from tilewright.passes.layout.matrix_tiles import FMA_TYPES, operand_kind
-from tilewright.passes.lower.lowering import WARP, Lowering, chosen, guarded, pin, unroll
+from tilewright.passes.lower.lowering import Lowering, chosen, guarded, pin, unroll
 from tilewright.passes.lower.map_loops import Held
 from tilewright.support.errors import CompileError
 
 M = 64
-WARPGROUP = 128
 UINT64 = dtype("uint64")
 # what a descriptor's two bits call a swizzle of this many bytes
 _SWIZZLE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}

@@ -67,6 +67,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import OpT, fresh_var, map_exprs, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_map import MapHint, seen_sizes
+from tilewright.ir.warps import WARP
 from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import (
     fit_index,
@@ -78,7 +79,6 @@ from tilewright.passes.layout.addresses import (
 from tilewright.passes.overlap.rings import slots_of, slotted
 from tilewright.support.errors import CompileError, Loc, at, current_loc, occurrence
 
-WARP = 32
 GROUP_WARPS = 4  # warps of a warpgroup
 MEMORY = (Space.SHARED, Space.GLOBAL)
 BULK_ATOMS = ("bulk_load", "bulk_store")

@@ -16,9 +16,10 @@ from tilewright.ir.expr import Expr, Load, Var, cast, compare, const, select
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.ir.op import Body, Intrinsic, Map, Op, Relayout, Store
+from tilewright.ir.warps import WARP
 from tilewright.passes.layout.addresses import fit_index
 from tilewright.passes.layout.thread_layouts import coalesced
-from tilewright.passes.lower.lowering import WARP, Lowering, chosen, unroll
+from tilewright.passes.lower.lowering import Lowering, chosen, unroll
 from tilewright.passes.lower.map_loops import Held
 from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError, Loc

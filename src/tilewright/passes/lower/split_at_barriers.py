@@ -81,8 +81,9 @@ from tilewright.ir.rewrite import (
     substitute_vars,
 )
 from tilewright.ir.target import Target
+from tilewright.ir.warps import WARP
 from tilewright.passes.layout.addresses import evaluate
-from tilewright.passes.lower.lowering import WARP, guarded, linear_thread
+from tilewright.passes.lower.lowering import guarded, linear_thread
 from tilewright.passes.lower.reduce import identity
 from tilewright.support.errors import CompileError
 

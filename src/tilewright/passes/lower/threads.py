@@ -69,6 +69,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
+from tilewright.ir.warps import WARP
 from tilewright.passes.layout.thread_layouts import same_registers
 from tilewright.passes.lower.cluster import (
     before_unrolled,
@@ -84,7 +85,6 @@ from tilewright.passes.lower.lowering import (
     BULK_ATOMS,
     GROUP_WARPS,
     MEMORY,
-    WARP,
     Instance,
     Lowering,
     Rule,

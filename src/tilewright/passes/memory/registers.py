@@ -80,8 +80,9 @@ from tilewright.ir.rewrite import (
     replace_buffers,
 )
 from tilewright.ir.target import Target
+from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.passes.overlap.roles import MOST as MOST_GIVEN
-from tilewright.passes.overlap.roles import UNIT, WARP, WARPGROUP, placed
+from tilewright.passes.overlap.roles import UNIT, placed
 from tilewright.passes.overlap.skew import registers, registers_of
 from tilewright.passes.reasons import because, costs
 from tilewright.support.errors import CompileError

@@ -75,7 +75,8 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import map_bodies, rebuild
 from tilewright.ir.schedule import Switch
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.roles import CONSUMER, GROUP, PRODUCER, WARP
+from tilewright.ir.warps import GROUP, WARP
+from tilewright.passes.overlap.roles import CONSUMER, PRODUCER
 from tilewright.passes.overlap.unit_times import cycles
 from tilewright.passes.reasons import because
 

@@ -82,6 +82,7 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
+from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
@@ -89,10 +90,8 @@ from tilewright.passes.memory.place_shared import stacked
 from tilewright.passes.overlap.rings import slots_of, slotted
 from tilewright.passes.overlap.roles import (
     CONSUMER,
-    GROUP,
     NAMED,
     PRODUCER,
-    WARP,
     NoProducer,
     Slice,
     check_known,
@@ -118,8 +117,8 @@ def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
     told = target.schedule.ping_pong
     if told is False or not any(walk_ops(kernel, Gemm)):
         return kernel
-    count = max(2, prod(kernel.threads) // (WARP * GROUP))
-    dealt = replace(kernel, threads=(WARP * GROUP,), ping_pong=count)
+    count = max(2, prod(kernel.threads) // WARPGROUP)
+    dealt = replace(kernel, threads=(WARPGROUP,), ping_pong=count)
     against = placed(kernel) or why_not(kernel) or _spread(kernel) or _handed_on(kernel)
     if against is None and told == "auto":
         against = _not_worth(kernel, dealt, count, target)
@@ -141,17 +140,17 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     if any(isinstance(op, (Map, Reduce, Scan, Relayout)) for op in inside):
         return "threads compute between products"
     for op in inside:
-        split = split_of(op, WARP * GROUP, target) if isinstance(op, Gemm) else None
+        split = split_of(op, WARPGROUP, target) if isinstance(op, Gemm) else None
         if isinstance(op, Gemm) and (split is None or split.atom != "wgmma"):
             return "one warpgroup has no instruction for a whole tile"
     allocs = [op.buffer for op in walk_ops(kernel, Alloc)]
     held = sum(b.bytes for b in allocs if b.space is Space.FRAGMENT and b.is_static)
     _, taken = handed_over(count, target.chip.registers)
-    registers, room = held // (4 * WARP * GROUP), (taken or 0) - PLAIN
+    registers, room = held // (4 * WARPGROUP), (taken or 0) - PLAIN
     if registers > room:
         return f"a whole tile takes {registers} registers of a thread, {room} are free"
     said = all(loop.stages >= 0 for loop in loops)
-    alone = prod(kernel.threads) <= WARP * GROUP and said
+    alone = prod(kernel.threads) <= WARPGROUP and said
     if alone and 2 * planned_bytes(kernel) <= target.chip.shared_per_sm:
         return "two blocks share a multiprocessor"
     return None
@@ -166,7 +165,7 @@ def _spread(kernel: Kernel) -> str | None:
     """What the text spreads over more threads than a warpgroup has."""
     for op in walk_ops(kernel):
         held = op.buffer.layout if isinstance(op, Alloc) else getattr(op, "layout", None)
-        if isinstance(held, Fragment) and held.threads > WARP * GROUP:
+        if isinstance(held, Fragment) and held.threads > WARPGROUP:
             return f"the text spreads a tile over {held.threads} threads"
     return None
 

@@ -53,6 +53,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import fresh_name, fresh_var, rebuild
 from tilewright.ir.simplify import simplify
+from tilewright.ir.warps import GROUP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.grid.persist_blocks import blocks_of_cluster
 from tilewright.passes.overlap.loop_sections import Place, Section, Sections, always, copies_of
@@ -80,7 +81,6 @@ from tilewright.passes.overlap.rings import (
     staged,
 )
 from tilewright.passes.overlap.roles import (
-    GROUP,
     NoProducer,
     consuming_warps,
     placed,

@@ -48,7 +48,8 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_bodies, map_body, rebuild, replace_buffers
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.roles import GROUP, WARP, free_barriers
+from tilewright.ir.warps import GROUP, WARP
+from tilewright.passes.overlap.roles import free_barriers
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 

@@ -76,7 +76,7 @@ from tilewright.ir.rewrite import (
     rename_unique,
 )
 from tilewright.ir.target import Target
-from tilewright.ir.verify.ops import NAMED_BARRIERS
+from tilewright.ir.warps import GROUP, NAMED_BARRIERS, WARP, WARPGROUP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.overlap.rings import (
     BULK,
@@ -89,8 +89,6 @@ from tilewright.passes.overlap.rings import (
 )
 
 PRODUCER, CONSUMER = "producer", "consumer"
-WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
-WARPGROUP = WARP * GROUP
 MOST_CONSUMERS = 3  # warpgroups
 LAUNCHES = ("pdl_wait", "pdl_launch")
 NAMED = 1  # the barrier on which consumers meet

@@ -64,7 +64,6 @@ from tilewright.support.errors import CompileError
 
 GAIN = 0.95  # of the interval: less is not worth the code
 ROUNDS = 6  # iterations that are simulated
-WARPGROUP = 128
 REGISTERS = 208  # of a thread that fragments may fill; the rest is addresses and the like
 SPARE = 32  # that rest
 

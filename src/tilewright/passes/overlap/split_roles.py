@@ -44,9 +44,10 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.rewrite import defined_names, map_bodies, map_body, rebuild, rename_unique
+from tilewright.ir.warps import GROUP, WARP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.overlap.place_roles import Warps, fragment_users, warps_of
-from tilewright.passes.overlap.roles import GROUP, WARP, by_hand
+from tilewright.passes.overlap.roles import by_hand
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 

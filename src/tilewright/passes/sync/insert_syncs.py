@@ -53,9 +53,10 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_bodies, map_body, map_ops, rebuild
 from tilewright.ir.target import Target
+from tilewright.ir.warps import GROUP
 from tilewright.passes.overlap.place_roles import meet_in_roles, warps_of
 from tilewright.passes.overlap.rings import is_async_fill
-from tilewright.passes.overlap.roles import GROUP, by_hand, releases, split_into_roles
+from tilewright.passes.overlap.roles import by_hand, releases, split_into_roles
 from tilewright.passes.sync.matrix_groups import (
     NumberedGemm,
     Release,

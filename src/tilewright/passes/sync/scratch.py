@@ -39,7 +39,8 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_body
 from tilewright.ir.target import Target
-from tilewright.passes.lower.lowering import WARP, Exchange, meets
+from tilewright.ir.warps import WARP
+from tilewright.passes.lower.lowering import Exchange, meets
 from tilewright.passes.memory.place_shared import BULK_ALIGNMENT, too_much
 
 MOST_PLACES = 3  # of a role
