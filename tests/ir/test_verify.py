@@ -11,8 +11,7 @@ from tilewright.ir.buffer import Buffer, Space, whole
 from tilewright.ir.dtype import FLOAT32, INT64
 from tilewright.ir.expr import Bin, Call, Load, Select, Var, const
 from tilewright.ir.text import parse_program
-from tilewright.ir.verify import Stage, verify
-from tilewright.ir.verify.ops import CHECKS
+from tilewright.ir.verify import RULES, Stage, verify
 from tilewright.support.errors import VerifyError
 
 HEAD = """program p {
@@ -497,7 +496,7 @@ def test_an_op_without_a_position_is_quoted():
 
 
 def test_every_op_has_checks():
-    assert CHECKS.keys() == O.OPS.keys()
+    assert RULES.keys() == O.OPS.keys()
 
 
 # ── no correct program is accused ────────────────────────────────────────────────────────────

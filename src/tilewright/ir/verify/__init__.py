@@ -1,6 +1,7 @@
 """The verifier: one spec per stage, checked after every pass and before every run.
 
-A spec says which ops a stage allows and which checks each op class gets (`verify_ops.CHECKS`).
+A spec says which ops a stage allows; `RULES`, which the files of rules fill, which checks each op
+class gets.
 Everything is decided exactly from the program; what depends on run-time values is the
 interpreter's to check.
 """
@@ -22,11 +23,13 @@ from tilewright.ir.op import (
     operands,
     walk_ops,
 )
-from tilewright.ir.verify.core import Context, Stage, define, use_buffer
-from tilewright.ir.verify.ops import CHECKS
+from tilewright.ir.verify import ops, structure
+from tilewright.ir.verify.core import RULES, Context, Stage, define, use_buffer
 from tilewright.ir.verify.sync import check_sync, check_turns
 from tilewright.ir.verify.values import check_buffer, check_expr, check_region
 
+# importing them fills the table
+assert ops and structure and RULES.keys() == OPS.keys()
 TILE_OPS = tuple(NAMES)
 _STAGE_OPS: dict[Stage, frozenset[type[Op]]] = {
     Stage.TILE: frozenset(OPS.values()),
@@ -95,7 +98,7 @@ def _check_op(op: Op, context: Context) -> None:
             f"{type(op).__name__.lower()} outside the roles of a kernel that has them",
             fix="put it into a role",
         )
-    for check in CHECKS[type(op).__name__]:
+    for check in RULES[type(op).__name__]:
         check(op, context)
     nested = tuple(bodies(op))
     if not nested:

@@ -1,5 +1,4 @@
-"""The verifier's rules for ops on memory, for compute and synchronisation, and `CHECKS`, the table
-from op class to checks."""
+"""The verifier's rules for ops on memory, for compute and synchronisation."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import (
-    OPS,
     Alloc,
     Arrive,
     Atomic,
@@ -37,7 +35,7 @@ from tilewright.ir.op import (
     WaitGroup,
 )
 from tilewright.ir.ptx_text import written_operands
-from tilewright.ir.verify.core import RULES, Context, block_warps, rule
+from tilewright.ir.verify.core import Context, block_warps, rule
 from tilewright.ir.verify.values import (
     DATA,
     TILES,
@@ -445,7 +443,3 @@ def _ptx(op: Intrinsic, context: Context) -> None:
 def _hint(op: Hint, context: Context) -> None:
     if op.name == "assume" and op.value is not None:
         context.boolean(op.value, "what is assumed")
-
-
-CHECKS = RULES
-assert CHECKS.keys() == OPS.keys()
