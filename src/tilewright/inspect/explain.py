@@ -17,23 +17,7 @@ from tilewright.inspect.transactions import transactions
 from tilewright.ir import scope
 from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.lifetimes import Lifetimes, fragment_words, lifetimes
-from tilewright.ir.buffer import Space
-from tilewright.ir.op import (
-    Alloc,
-    Copy,
-    For,
-    Gemm,
-    Intrinsic,
-    Kernel,
-    Map,
-    Program,
-    Reduce,
-    Relayout,
-    Role,
-    Sync,
-    outside_nests,
-    walk_ops,
-)
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.support.errors import Loc
 

@@ -12,32 +12,10 @@ from tilewright.inspect.transactions import Access
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.analysis.effects import is_unordered
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Copy,
-    Fill,
-    For,
-    Gemm,
-    Intrinsic,
-    Kernel,
-    Map,
-    Op,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    Sync,
-    View,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
-from tilewright.ir.warps import WARP
 from tilewright.passes.layout.insert_conversions import reduced_dim
 from tilewright.passes.layout.matrix_tiles import RULES, instruction, split_of
 from tilewright.passes.layout.shared_tiles import why_not_bulk, why_not_cp_async

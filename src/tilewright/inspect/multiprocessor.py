@@ -15,35 +15,9 @@ from math import prod
 from typing import Any, TypeAlias
 
 from tilewright.inspect.steady_loop import ENOUGH, Env, trips, value
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Const
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import (
-    Arrive,
-    Atomic,
-    BarrierInit,
-    Copy,
-    Fill,
-    For,
-    Gemm,
-    If,
-    Intrinsic,
-    Kernel,
-    Map,
-    Op,
-    Program,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    Store,
-    Sync,
-    Wait,
-    bodies,
-    walk_ops,
-)
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARPGROUP
 from tilewright.machine.sync import Blocked, Cell, Clocks, Meeting
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap import unit_times as rates

@@ -35,46 +35,10 @@ from tilewright.inspect.steady_loop import (
     trips,
     value,
 )
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Load, Select
+from tilewright.ir.core import *
 from tilewright.ir.gather import filled_by
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Atomic,
-    Body,
-    Break,
-    Commit,
-    Continue,
-    Copy,
-    Fill,
-    For,
-    Gemm,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Program,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    Store,
-    Sync,
-    Turn,
-    Wait,
-    WaitGroup,
-    While,
-    op_loads,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
 from tilewright.ir.target import Target
-from tilewright.ir.warps import GROUP, WARP, WARPGROUP
 from tilewright.machine.sync import Blocked, Groups, Meeting, Party, Transfer
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS

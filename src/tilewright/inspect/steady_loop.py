@@ -14,36 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tilewright.ir.arith import FOLD
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, variables
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Atomic,
-    Body,
-    Break,
-    Commit,
-    Continue,
-    Copy,
-    For,
-    Gemm,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Reduce,
-    Store,
-    Sync,
-    Turn,
-    Wait,
-    WaitGroup,
-    While,
-    bodies,
-    expressions,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
+from tilewright.ir.core import *
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.support.errors import CompileError

@@ -21,9 +21,7 @@ from tilewright.inspect.simulate import (
     Simulation,
     simulate,
 )
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Const
-from tilewright.ir.op import Copy, Gemm, Kernel, Op, Program, Store, Wait, walk_ops
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS

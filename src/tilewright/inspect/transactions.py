@@ -14,26 +14,11 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.analysis.aliases import places
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Const, Expr, Load, Var, const, loads, transform
+from tilewright.ir.core import *
 from tilewright.ir.layout.banks import bank_conflicts
 from tilewright.ir.layout.layout import Layout, LayoutError
 from tilewright.ir.marks import op_loads
-from tilewright.ir.op import (
-    Body,
-    For,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Op,
-    Program,
-    Store,
-    View,
-    bodies,
-    is_rare,
-    walk_ops,
-)
+from tilewright.ir.op import is_rare
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.support.errors import CompileError, Loc
 

@@ -10,10 +10,7 @@ from typing import Any, NamedTuple
 from tilewright.ir.analysis import bounds
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.arith import fold
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, transform
-from tilewright.ir.op import Program, named_buffers, walk_ops, written_buffers
+from tilewright.ir.core import *
 from tilewright.support.errors import LaunchError
 from tilewright.support.show import brief
 

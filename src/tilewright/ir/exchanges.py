@@ -14,11 +14,9 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.buffer import Region
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices
-from tilewright.ir.op import Op, Reduce, Relayout, Scan
-from tilewright.ir.warps import WARP
 from tilewright.support.distinct import distinct
 
 

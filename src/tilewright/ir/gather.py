@@ -8,22 +8,7 @@ from dataclasses import dataclass
 from math import copysign
 from typing import TypeGuard
 
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import (
-    TRUE,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    logical_and,
-    logical_not,
-    select,
-    substitute,
-    variables,
-)
-from tilewright.ir.op import Copy, If, Let, Map, Op, Store
-from tilewright.ir.rewrite import let_values
+from tilewright.ir.core import *
 
 WIDTHS = (8, 16, 32, 64)  # bits of elements that are moved as they are
 

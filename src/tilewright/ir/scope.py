@@ -20,27 +20,8 @@ from contextvars import ContextVar
 from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Cmp, Const, Expr, Var, const
-from tilewright.ir.op import (
-    Body,
-    Break,
-    Continue,
-    Dim,
-    For,
-    Hint,
-    If,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Role,
-    While,
-    marked,
-    named_buffers,
-    walk_ops,
-)
-from tilewright.ir.rewrite import OpT, rebuild
+from tilewright.ir.core import *
+from tilewright.ir.rewrite import OpT
 
 _root: ContextVar[Ranges | None] = ContextVar("root", default=None)
 

@@ -36,21 +36,7 @@ from tilewright.ir.analysis.linear import (
     shift_amount,
 )
 from tilewright.ir.arith import CMP_OPS
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import (
-    FALSE,
-    TRUE,
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Select,
-    cast,
-    logical_not,
-)
+from tilewright.ir.core import *
 
 # Each rewrite shrinks an expression or moves it towards the canonical form; the tests see chains
 # of at most a few steps. The limit only turns a faulty rule into a missed simplification.

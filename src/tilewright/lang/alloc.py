@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Space, element, whole
-from tilewright.ir.dtype import BARRIER, DType
+from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.expr import Const, const
-from tilewright.ir.op import Alloc, BarrierInit
 from tilewright.lang.builder import Builder, current, current_kernel
 from tilewright.lang.handles import Tile, Variable, fitting
 from tilewright.lang.params import check_addressable, check_packed, sizes

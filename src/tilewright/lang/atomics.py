@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Bin, Expr, Load, Var, const, loads
-from tilewright.ir.op import Atomic, Copy, Fill
+from tilewright.ir.core import *
 from tilewright.lang.alloc import REDUCERS
 from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.handles import WORDS, Access, Done, Tile, describe, fitting, region_of

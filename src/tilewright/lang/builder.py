@@ -10,39 +10,11 @@ from typing import Any, NoReturn, TypeGuard
 
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.bind import given_sizes
-from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.dtype import INT32, DType
-from tilewright.ir.expr import (
-    Expr,
-    Load,
-    Var,
-    is_pure,
-    transform,
-    variables,
-    walk,
-    wrap,
-    written_size,
-)
+from tilewright.ir.core import *
+from tilewright.ir.expr import written_size
 from tilewright.ir.marks import with_loc
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Dim,
-    For,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Param,
-    Program,
-    View,
-    While,
-    expressions,
-    written_buffers,
-)
-from tilewright.ir.rewrite import Names, fresh_name, map_exprs, map_ops
+from tilewright.ir.op import Param
+from tilewright.ir.rewrite import Names
 from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
 from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads

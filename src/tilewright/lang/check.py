@@ -9,29 +9,7 @@ from tilewright.ir.analysis.bounds import NOTHING
 from tilewright.ir.analysis.linear import TooLarge, build_sum
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.analysis.uniform import check_uniform, per_thread
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Const, Expr, Var, const, loads, variables
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    For,
-    Hint,
-    If,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Program,
-    Store,
-    View,
-    While,
-    bodies,
-    bound,
-    op_loads,
-    regions,
-    walk_ops,
-    written_buffers,
-)
+from tilewright.ir.core import *
 from tilewright.ir.verify import Stage, verify
 from tilewright.support import limits
 from tilewright.support.errors import (

@@ -7,21 +7,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Region, Space, long_dims, whole
-from tilewright.ir.dtype import BOOL
-from tilewright.ir.expr import FALSE, TRUE, Expr, Load, Var, binary, const, truth, wrap
-from tilewright.ir.op import (
-    Alloc,
-    Commit,
-    Copy,
-    Gemm,
-    Intrinsic,
-    Map,
-    Reduce,
-    Scan,
-    Store,
-    WaitGroup,
-)
+from tilewright.ir.core import *
 from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.check import (
     check_dim,

@@ -13,9 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Const, Expr
-from tilewright.ir.op import Break, Continue, While
+from tilewright.ir.core import *
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Opened
 from tilewright.lang.handles import Access, Tile, Variable, store

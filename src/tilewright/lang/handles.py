@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Region, Space, element, whole
-from tilewright.ir.expr import Const, Expr, cast, const, wrap
-from tilewright.ir.op import Kernel, Store
+from tilewright.ir.core import *
 from tilewright.lang.builder import current
 from tilewright.lang.check import difference
 from tilewright.lang.scalar import Read, Scalar, not_lost

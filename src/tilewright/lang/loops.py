@@ -8,21 +8,8 @@ from typing import Any
 
 from tilewright.ir.analysis.trips import downward, nth
 from tilewright.ir.buffer import AnyLayout
-from tilewright.ir.dtype import INT32, DType, promote
-from tilewright.ir.expr import Const, Expr, Var, cast, ceildiv, const, is_pure, variables, wrap
-from tilewright.ir.op import (
-    Body,
-    Break,
-    For,
-    If,
-    Let,
-    Map,
-    Op,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import map_ops
+from tilewright.ir.core import *
+from tilewright.ir.expr import ceildiv
 from tilewright.lang import math
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.scalar import is_runtime

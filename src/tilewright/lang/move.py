@@ -6,10 +6,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
-from tilewright.ir.op import Arrive, Commit, Copy, Fill, For, Map, Store, View
 from tilewright.lang.builder import Builder, current, current_block, current_kernel
 from tilewright.lang.check import (
     check_apart,

@@ -7,60 +7,10 @@ from dataclasses import replace
 from math import prod
 
 from tilewright.ir.analysis.uniform import per_thread
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import (
-    TRUE,
-    Bin,
-    Expr,
-    Var,
-    const,
-    is_pure,
-    logical_and,
-    logical_not,
-    substitute,
-    variables,
-)
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import attr, body
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Atomic,
-    Body,
-    Commit,
-    Copy,
-    Fence,
-    Fill,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    Store,
-    Sync,
-    View,
-    Wait,
-    WaitGroup,
-    While,
-    bodies,
-    bound,
-    expressions,
-    op_loads,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import map_bodies, map_body
 from tilewright.ir.simplify import simplify
-from tilewright.ir.warps import WARP
 from tilewright.support.errors import CompileError
 
 

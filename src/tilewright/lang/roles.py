@@ -7,25 +7,7 @@ from functools import reduce
 from math import prod
 from typing import Any
 
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.dtype import INT32
-from tilewright.ir.expr import (
-    cast,
-    const,
-    logical_and,
-    variables,
-    wrap,
-)
-from tilewright.ir.op import (
-    Arrive,
-    Fence,
-    Hint,
-    Intrinsic,
-    Sync,
-    Wait,
-    WaitGroup,
-)
-from tilewright.ir.warps import WARP, WARPGROUP
+from tilewright.ir.core import *
 from tilewright.lang.builder import Builder, Opened, current, current_block
 from tilewright.lang.handles import Access, Tile, describe, region_of
 from tilewright.lang.place import Placed, on_threads, threads_where

@@ -12,9 +12,8 @@ from threading import Lock
 from typing import Any, NamedTuple, NoReturn
 
 from tilewright.ir import arith
+from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import Bin, Const, Expr, Load, Select, Var, cast, compare, loads, wrap
-from tilewright.ir.op import Op
 from tilewright.lang.where import ORIGINS, by_theirs
 from tilewright.support.errors import CompileError
 

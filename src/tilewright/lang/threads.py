@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Region, Space, element
-from tilewright.ir.dtype import BOOL, DTYPES, INT32, DType
+from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.expr import Expr, Load, Var, cast, const, truth, wrap
-from tilewright.ir.op import Alloc, Intrinsic, Sync
 from tilewright.ir.ptx_text import OPERAND, named_operands, written_operands
 from tilewright.lang.builder import Builder, current, current_block, current_kernel
 from tilewright.lang.handles import Access, Tile, Variable, describe, region_of

@@ -8,18 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from tilewright.ir.op import (
-    Arrive,
-    BarrierInit,
-    Commit,
-    Fence,
-    Intrinsic,
-    Op,
-    Sync,
-    Turn,
-    Wait,
-    WaitGroup,
-)
+from tilewright.ir.core import *
 from tilewright.machine.lanes import TileRegion, extents_of, uniform_int
 from tilewright.machine.meaning import Builder, Run, meaning, thread_meaning, tile_meaning
 from tilewright.machine.numbers import Value

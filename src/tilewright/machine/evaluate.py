@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Region
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, walk
+from tilewright.ir.core import *
 from tilewright.machine.lanes import (
     NOTHING,
     TileRegion,

@@ -14,20 +14,19 @@ the scheduler picks, at the latest when a wait needs it.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.buffer import Region, Space
+from tilewright.ir.core import *
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.expr import const
 from tilewright.ir.gather import gather_of
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import Copy, Gemm, Map, Op
 from tilewright.machine.barriers import find_cells, home, ranks_of
 from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE, Touch
 from tilewright.machine.lanes import (
@@ -309,7 +308,7 @@ def _is_bijective(layout: Fragment) -> bool:
 def require_alive(mem: Memory, fr: Frame) -> None:
     """The block that owns this shared memory has not ended."""
     if mem.storage.owner is not None:
-        cast("Block", mem.storage.owner).require_alive(mem.storage.key, fr.loc())
+        typing.cast("Block", mem.storage.owner).require_alive(mem.storage.key, fr.loc())
 
 
 def _access(

@@ -7,26 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.arith import const
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Const, variables
-from tilewright.ir.op import (
-    Alloc,
-    Break,
-    Continue,
-    For,
-    Hint,
-    If,
-    Let,
-    Map,
-    Role,
-    View,
-    While,
-    bound,
-    expressions,
-    named_buffers,
-    walk_ops,
-    written_buffers,
-)
+from tilewright.ir.core import *
 from tilewright.machine.evaluate import steps
 from tilewright.machine.events import async_nest
 from tilewright.machine.lanes import (

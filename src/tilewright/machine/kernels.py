@@ -10,38 +10,15 @@ whole agent, so warps that wait for each other need roles.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from math import prod
-from typing import cast
 
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.buffer import Region
-from tilewright.ir.expr import Const
+from tilewright.ir.core import *
 from tilewright.ir.messages import label_kernel
-from tilewright.ir.op import (
-    Arrive,
-    Atomic,
-    BarrierInit,
-    Body,
-    Commit,
-    Copy,
-    Gemm,
-    Hint,
-    Intrinsic,
-    Kernel,
-    Op,
-    Program,
-    Role,
-    Sync,
-    Wait,
-    WaitGroup,
-    bodies,
-    walk_ops,
-    written_buffers,
-)
 from tilewright.ir.tensor_map import MapHint
-from tilewright.ir.warps import WARP
 from tilewright.machine import (  # noqa: F401  (fill the table)
     flow,
     ops,
@@ -168,7 +145,7 @@ class CompiledKernel(Compiled):
     def watches(self, agent: Agent) -> tuple[Watch, ...]:
         found: list[Watch] = []
         if self.scheduled:
-            found.append(HazardWatch(cast("TileAgent", agent), strict=self.explicit))
+            found.append(HazardWatch(typing.cast("TileAgent", agent), strict=self.explicit))
         if self.options.sanitize:
             races = agent.block.cluster.launch.races
             found.append(Sanitizer(agent, races, threads=not self.scheduled))
@@ -241,7 +218,7 @@ class ThreadKernel(Compiled):
         return ThreadBlock(cluster, index, rank, linear, self.plan, self.written)
 
     def make_agent(self, block: Block, crew: Crew) -> ThreadAgent:
-        return ThreadAgent(cast("ThreadBlock", block), crew)
+        return ThreadAgent(typing.cast("ThreadBlock", block), crew)
 
     def watches(self, agent: Agent) -> tuple[Watch, ...]:
         return (ThreadWatch(),)

@@ -13,27 +13,7 @@ from inspect import isgeneratorfunction
 from typing import Any, TypeVar
 
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.expr import Expr, Var, variables
-from tilewright.ir.op import (
-    Body,
-    Break,
-    Continue,
-    Copy,
-    For,
-    Gemm,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    View,
-    While,
-    bodies,
-    op_loads,
-    regions,
-    walk_ops,
-)
+from tilewright.ir.core import *
 from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.lanes import NOTHING, narrow
 from tilewright.machine.numbers import Array

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.arith import Expr, Var
-from tilewright.ir.buffer import Load, Region, Space
-from tilewright.ir.dtype import INT32
-from tilewright.ir.expr import Const
-from tilewright.ir.op import Atomic, Copy, Fill, Gemm, Op, Reduce, Relayout, Scan, Store
+from tilewright.ir.buffer import Load
+from tilewright.ir.core import *
 from tilewright.machine import padding
 from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE
 from tilewright.machine.lanes import (

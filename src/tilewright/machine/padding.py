@@ -14,10 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, walk
-from tilewright.ir.op import Copy, Gemm, Op, Reduce, Relayout, Store
+from tilewright.ir.core import *
 from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.lanes import NOTHING, Box, lane_axes, narrow, narrow_not
 from tilewright.machine.memory import Memory

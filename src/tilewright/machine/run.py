@@ -12,10 +12,7 @@ from weakref import finalize
 import numpy as np
 
 from tilewright.ir.bind import array_sizes, describe
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.dtype import DTYPES, DType
-from tilewright.ir.expr import Bin, Var
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
 from tilewright.machine.conflicts import Conflicts
 from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.kernels import CompiledKernel, ThreadKernel, is_thread_ir

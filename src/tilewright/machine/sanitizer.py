@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.op import Atomic, Copy, Fill, Gemm, Map, Reduce, Relayout, Scan
+from tilewright.ir.core import *
 from tilewright.machine import padding
 from tilewright.machine.conflicts import (
     ATOMIC,

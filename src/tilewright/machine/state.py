@@ -14,10 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.expr import Load, variables
-from tilewright.ir.op import Intrinsic, Kernel, Op, Sync, expressions
-from tilewright.ir.warps import WARP
+from tilewright.ir.core import *
 from tilewright.machine.conflicts import Conflicts, Touch
 from tilewright.machine.memory import Memory
 from tilewright.machine.numbers import Array, Value

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Expr
-from tilewright.ir.op import Hint, Kernel, Op
+from tilewright.ir.core import *
 from tilewright.ir.symbols import Symbols
 from tilewright.ir.text import print_op
 from tilewright.machine.evaluate import Evaluator

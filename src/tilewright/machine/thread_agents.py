@@ -10,18 +10,17 @@ for every thread that runs it: what one thread does for an instance stands under
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.analysis.aliases import places
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.op import Alloc, Kernel, Op, Sync, View, walk_ops
-from tilewright.ir.warps import WARP, WARPGROUP
+from tilewright.ir.core import *
 from tilewright.machine.memory import Memory, allocate, describe_index
 from tilewright.machine.numbers import Array, Value
 from tilewright.machine.state import Agent, Block, Cluster, Crew, Frame
@@ -247,7 +246,7 @@ class ThreadBlock(Block):
 
     def tensor_shadow(self, mem: Memory) -> Shadow:
         """What threads of this cluster did to a tensor, element by element."""
-        tensors = cast("ThreadBlock", self.cluster.blocks[0]).tensors
+        tensors = typing.cast("ThreadBlock", self.cluster.blocks[0]).tensors
         if mem.name not in tensors:
 
             def name(at: int) -> str:
@@ -274,11 +273,11 @@ class ThreadBlock(Block):
 
 
 def agent_of(fr: Frame) -> ThreadAgent:
-    return cast("ThreadAgent", fr.agent)
+    return typing.cast("ThreadAgent", fr.agent)
 
 
 def agent_block(fr: Frame) -> ThreadBlock:
-    return cast("ThreadBlock", fr.agent.block)
+    return typing.cast("ThreadBlock", fr.agent.block)
 
 
 def active(fr: Frame) -> Array:

@@ -11,14 +11,13 @@ next barrier or arrival.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.op import Op, Role, Sync
-from tilewright.ir.warps import GROUP, WARP
+from tilewright.ir.core import *
 from tilewright.machine.lanes import uniform_int
 from tilewright.machine.memory import Memory, allocate
 from tilewright.machine.numbers import Array, Value
@@ -122,7 +121,7 @@ class TileAgent(Agent):
 
 
 def tile_agent(fr: Frame) -> TileAgent:
-    return cast("TileAgent", fr.agent)
+    return typing.cast("TileAgent", fr.agent)
 
 
 class TileBlock(Block):
@@ -170,7 +169,7 @@ def together(fr: Frame, op: Role, body: Callable[[Frame], Flow], first: int, war
 
 
 def _join(members: list[Agent], first: int, warps: int, fr: Frame, op: Role) -> TileAgent:
-    leader, block = members[0], cast("TileBlock", members[0].block)
+    leader, block = members[0], typing.cast("TileBlock", members[0].block)
     key = (id(op), first)
     if key not in block.joint:
         joint = TileAgent(block, Crew(first, warps, op.name), leader.sanitize)

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.bind import describe, solve, unused_params, written_params
-from tilewright.ir.expr import Bin, Cast, Const, Expr, Var
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
 from tilewright.runtime.arrays import HostArray, stored_as, torch_dtype
 from tilewright.runtime.launch import Launcher
 from tilewright.support.errors import CompileError, LaunchError

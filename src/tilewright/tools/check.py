@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from tilewright import machine
-from tilewright.ir.expr import Bin, Call
+from tilewright.ir.core import *
 from tilewright.ir.expr import walk as walk_expr
-from tilewright.ir.op import Alloc, Gemm, Program, Reduce, expressions, walk_ops
 from tilewright.machine import Stopped
 from tilewright.runtime.backends import resolve
 from tilewright.support.errors import RunError, SanitizerError, TilewrightError

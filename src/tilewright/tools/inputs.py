@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.bind import static_value
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.expr import Bin, Const, Expr, Var, walk
-from tilewright.ir.op import Dim, Program
+from tilewright.ir.core import *
 from tilewright.runtime.bench import supply
 from tilewright.support.errors import LaunchError
 

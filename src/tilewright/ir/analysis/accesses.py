@@ -12,31 +12,8 @@ from tilewright.ir.analysis.aliases import Aliases, aliases, sharing
 from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.analysis.uniform import PerThread
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Const, Expr, Var, const, loads, substitute, variables
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    Copy,
-    For,
-    Hint,
-    Intrinsic,
-    Kernel,
-    Map,
-    Op,
-    Program,
-    Store,
-    While,
-    bodies,
-    bound_within,
-    op_loads,
-    regions,
-    touched_within,
-    walk_ops,
-    written_buffers,
-)
 from tilewright.ir.simplify import simplify
 from tilewright.ir.text import print_op
 

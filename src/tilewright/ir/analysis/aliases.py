@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tilewright.ir.buffer import Buffer
+from tilewright.ir.core import *
 from tilewright.ir.marks import kept
-from tilewright.ir.op import Alloc, Body, Kernel, Op, View, walk_ops
 
 
 class Aliases(dict[str, str]):

@@ -36,20 +36,7 @@ from tilewright.ir.analysis.intervals import (
     wraps,
 )
 from tilewright.ir.analysis.linear import Linear, combined, factors, is_ring
-from tilewright.ir.expr import (
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    is_pure,
-    substitute,
-    variables,
-)
+from tilewright.ir.core import *
 
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 # Products wider than this stay unexpanded; proofs give up after so many steps (each about 10 µs).

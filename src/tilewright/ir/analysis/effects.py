@@ -6,28 +6,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Var
+from tilewright.ir.core import *
 from tilewright.ir.marks import kept
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    Break,
-    Continue,
-    Copy,
-    For,
-    Kernel,
-    Op,
-    Program,
-    View,
-    While,
-    bodies,
-    read_buffers,
-    touched_within,
-    walk_ops,
-    written_buffers,
-)
 from tilewright.support.errors import CompileError
 
 

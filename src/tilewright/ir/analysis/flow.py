@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from operator import is_
 from typing import Generic, TypeAlias, TypeVar
 
-from tilewright.ir.op import Body, Break, Continue, For, If, Kernel, Op, Role, While, marked
-from tilewright.ir.rewrite import rebuild
+from tilewright.ir.core import *
 
 S = TypeVar("S")
 Loop: TypeAlias = For | While

@@ -31,27 +31,9 @@ from typing import NamedTuple
 from tilewright.ir.analysis.accesses import ASYNC, Access, Accesses, asks, meet
 from tilewright.ir.analysis.flow import Flow, Loop, Path, paths
 from tilewright.ir.analysis.uniform import per_thread
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.core import *
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.expr import Var
 from tilewright.ir.marks import with_loc
-from tilewright.ir.op import (
-    Alloc,
-    Commit,
-    Fence,
-    For,
-    Kernel,
-    Op,
-    Role,
-    Sync,
-    WaitGroup,
-    While,
-    bound_within,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import map_body, rebuild
-from tilewright.ir.warps import WARP, WARPGROUP
 
 # where accesses of groups under way are kept, by their kind
 GROUPS = {"cp_async": "cp_async", "matrix": "matrix", "bulk_read": "bulk", "bulk_put": "puts"}

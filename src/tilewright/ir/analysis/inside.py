@@ -19,36 +19,7 @@ from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.analysis.effects import leaves_early
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.arith import CMP_OPS, FOLD
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import (
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    is_pure,
-    substitute,
-    variables,
-)
-from tilewright.ir.op import (
-    Break,
-    For,
-    If,
-    Let,
-    Map,
-    Op,
-    Program,
-    Role,
-    Store,
-    While,
-    bodies,
-    operands,
-    walk_ops,
-)
+from tilewright.ir.core import *
 from tilewright.support.errors import CompileError, Loc
 
 POINTS = 4096  # at most so many are tried; of larger domains the ends and the middle

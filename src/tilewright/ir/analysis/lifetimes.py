@@ -15,39 +15,9 @@ from typing import NamedTuple
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.uniform import TILE_OPS, PerThread, per_thread
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import TRUE
+from tilewright.ir.core import *
 from tilewright.ir.gather import filled_by
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import (
-    Alloc,
-    BarrierInit,
-    Body,
-    Break,
-    Copy,
-    Fill,
-    For,
-    Gemm,
-    If,
-    Intrinsic,
-    Kernel,
-    Map,
-    Op,
-    Reduce,
-    Relayout,
-    Scan,
-    Store,
-    Wait,
-    WaitGroup,
-    While,
-    marked,
-    op_loads,
-    operands,
-    read_buffers,
-    regions,
-    walk_ops,
-    written_buffers,
-)
 
 Span = tuple[int, int]
 Chain = tuple[tuple[int, str], ...]  # the ops around, outermost first, and which body of theirs

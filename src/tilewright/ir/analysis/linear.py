@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Bin, Call, Const, Expr, Load, Var
+from tilewright.ir.core import *
 
 
 @dataclass(slots=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tilewright.ir.analysis.bounds import Ranges
-from tilewright.ir.dtype import DTYPES, INT64
-from tilewright.ir.expr import Const, Expr, cast, ceildiv, compare, const, select, wrap
-from tilewright.ir.op import For
+from tilewright.ir.core import *
+from tilewright.ir.expr import ceildiv
 
 
 def values_of(loop: For) -> range | None:

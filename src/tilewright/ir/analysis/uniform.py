@@ -17,39 +17,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tilewright.ir.analysis.effects import leaves_early
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Const, Expr, Load, Var, walk
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import kept
-from tilewright.ir.op import (
-    Atomic,
-    Body,
-    Break,
-    Continue,
-    Copy,
-    Fill,
-    For,
-    Gemm,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Reduce,
-    Relayout,
-    Scan,
-    Sync,
-    Turn,
-    View,
-    While,
-    bodies,
-    expressions,
-    operands,
-    regions,
-    walk_ops,
-    written_buffers,
-)
 from tilewright.support.errors import CompileError
 
 Name: TypeAlias = Var | Buffer

@@ -5,35 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.ir.atoms import ATOMS, GROUP_UNITS
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import (
-    Const,
-    Expr,
-)
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Atomic,
-    BarrierInit,
-    Commit,
-    Copy,
-    Fence,
-    Fill,
-    Gemm,
-    Hint,
-    Intrinsic,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    Store,
-    Sync,
-    Turn,
-    View,
-    Wait,
-    WaitGroup,
-)
 from tilewright.ir.ptx_text import written_operands
 from tilewright.ir.verify.core import Context, block_warps, rule
 from tilewright.ir.verify.values import (
@@ -50,7 +23,7 @@ from tilewright.ir.verify.values import (
     same_tile,
     shape_text,
 )
-from tilewright.ir.warps import GROUP, NAMED_BARRIERS, WARP
+from tilewright.ir.warps import NAMED_BARRIERS
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────
 

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Const
+from tilewright.ir.core import *
 from tilewright.ir.gather import gather_of
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Break,
-    Continue,
-    For,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Role,
-    Store,
-    While,
-    walk_ops,
-)
 from tilewright.ir.verify.core import (
     Context,
     block_threads,
     block_warps,
     rule,
 )
-from tilewright.ir.warps import GROUP
 
 MAX_THREADS = 1024
 REGISTERS_PER_BLOCK = 65536

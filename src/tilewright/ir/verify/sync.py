@@ -12,31 +12,8 @@ from typing import Any
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.atoms import ATOMS, GROUP_UNITS
-from tilewright.ir.buffer import Region
-from tilewright.ir.expr import Const
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.op import (
-    Arrive,
-    BarrierInit,
-    Body,
-    Break,
-    Commit,
-    Continue,
-    Copy,
-    For,
-    Gemm,
-    If,
-    Intrinsic,
-    Kernel,
-    Op,
-    Role,
-    Turn,
-    Wait,
-    WaitGroup,
-    While,
-    bodies,
-    walk_ops,
-)
 from tilewright.ir.verify.core import Context
 
 JUMPS = (Break, Continue)

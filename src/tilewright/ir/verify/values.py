@@ -6,9 +6,7 @@ from collections.abc import Callable
 from math import prod
 
 from tilewright.ir.arith import BIN_OPS, CMP_OPS
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import BOOL, INT32, DType
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, walk
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.verify.core import Check, Context, use_buffer, use_var

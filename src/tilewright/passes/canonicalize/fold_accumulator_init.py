@@ -30,34 +30,7 @@ from __future__ import annotations
 from math import isnan
 
 from tilewright.ir.analysis.effects import leaves_early, mentioned, written_in
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import (
-    FALSE,
-    TRUE,
-    Const,
-    Expr,
-    Load,
-    Select,
-    binary,
-)
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Fill,
-    For,
-    Gemm,
-    If,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Store,
-    bodies,
-    named_buffers,
-    op_loads,
-    walk_ops,
-)
-from tilewright.ir.rewrite import map_ops, rebuild
+from tilewright.ir.core import *
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.reasons import because
 

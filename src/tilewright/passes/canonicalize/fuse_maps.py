@@ -18,28 +18,7 @@ from typing import TypeAlias
 
 from tilewright.ir.analysis.bounds import Ranges, prove, stride_of
 from tilewright.ir.analysis.effects import written_in
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Const, Expr, Load, Var, compare, is_pure, substitute, variables
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    Copy,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Store,
-    named_buffers,
-    op_loads,
-    walk_ops,
-)
-from tilewright.ir.rewrite import map_bodies, map_body, map_ops, rebuild, substitute_vars
+from tilewright.ir.core import *
 from tilewright.ir.scope import after, entry, map_inside
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass, rule
 from tilewright.passes.reasons import because

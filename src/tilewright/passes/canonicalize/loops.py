@@ -38,60 +38,8 @@ from typing import Any, TypeVar
 
 from tilewright.ir.analysis.bounds import NOTHING, Ranges, prove
 from tilewright.ir.analysis.trips import nth, upward_or_downward, values_of
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import INT32, INT64
-from tilewright.ir.expr import (
-    FALSE,
-    TRUE,
-    Bin,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    binary,
-    cast,
-    compare,
-    const,
-    logical_and,
-    variables,
-)
-from tilewright.ir.op import (
-    Atomic,
-    Body,
-    Break,
-    Continue,
-    Copy,
-    Fill,
-    For,
-    Hint,
-    If,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Program,
-    Reduce,
-    Scan,
-    Store,
-    View,
-    While,
-    bodies,
-    expressions,
-    marked,
-    op_loads,
-    regions,
-    walk_ops,
-)
-from tilewright.ir.rewrite import (
-    fresh_var,
-    map_body,
-    map_ops,
-    map_region,
-    rebuild,
-    rename_unique,
-    substitute_vars,
-)
+from tilewright.ir.core import *
+from tilewright.ir.rewrite import map_region
 from tilewright.ir.scope import after, entry, map_inside, walk_ranges
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import Facts, expand_op, kernel_pass, rule

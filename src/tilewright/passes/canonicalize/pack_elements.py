@@ -22,63 +22,9 @@ from typing import Any
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, multiple_of, prove
-from tilewright.ir.buffer import Buffer, Region, Space, element
-from tilewright.ir.dtype import FLOAT32, INT32, DType, dtype
-from tilewright.ir.expr import (
-    TRUE,
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Var,
-    binary,
-    cast,
-    compare,
-    const,
-    logical_and,
-    select,
-    substitute,
-    walk,
-)
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    Copy,
-    Fill,
-    Gemm,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Program,
-    Reduce,
-    Role,
-    Scan,
-    Store,
-    View,
-    expressions,
-    marked,
-    named_buffers,
-    op_loads,
-    operands,
-    walk_ops,
-)
-from tilewright.ir.rewrite import (
-    fresh_name,
-    fresh_var,
-    map_operands,
-    program_names,
-    rebuild,
-    rename_unique,
-    substitute_vars,
-)
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype
+from tilewright.ir.rewrite import map_operands
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import expand_op, map_over, variables_of

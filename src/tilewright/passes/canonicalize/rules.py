@@ -17,52 +17,9 @@ from typing import Any
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import written_in
 from tilewright.ir.analysis.uniform import PerThread, per_thread
-from tilewright.ir.buffer import Buffer, Region, Space, element
-from tilewright.ir.dtype import FLOAT32, DType
-from tilewright.ir.expr import (
-    Bin,
-    Call,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Var,
-    cast,
-    const,
-    loads,
-    transform,
-    variables,
-)
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.messages import label_kernel
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    BarrierInit,
-    Body,
-    Copy,
-    Dim,
-    Fence,
-    Fill,
-    For,
-    Hint,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Program,
-    Relayout,
-    Role,
-    Store,
-    Sync,
-    View,
-    bound,
-    expressions,
-    named_buffers,
-    outside_nests,
-    walk_ops,
-)
-from tilewright.ir.rewrite import fresh_var, map_exprs, map_kernels, map_ops, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.support import errors
 

@@ -24,25 +24,7 @@ odd ones). A map that says the same has its loads one iteration early, and its t
 from __future__ import annotations
 
 from tilewright.ir.analysis.effects import leaves_early, mentioned, touched, written_by
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Expr, Load, Var, loads, substitute, transform, variables
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    For,
-    Gemm,
-    Hint,
-    Kernel,
-    Map,
-    Op,
-    Store,
-    op_loads,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import fresh_var, map_exprs, map_ops
+from tilewright.ir.core import *
 from tilewright.passes.canonicalize.rules import Facts, expand_op, kernel_pass
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import BULK

@@ -40,47 +40,7 @@ from tilewright.ir.analysis.bounds import NEGATED, Ranges
 from tilewright.ir.analysis.effects import written_in
 from tilewright.ir.analysis.intervals import limits
 from tilewright.ir.analysis.linear import Linear, TooLarge, build_sum, factors, product
-from tilewright.ir.buffer import Space
-from tilewright.ir.dtype import INT64
-from tilewright.ir.expr import (
-    FALSE,
-    TRUE,
-    Bin,
-    Call,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    binary,
-    cast,
-    compare,
-    const,
-    logical_not,
-    transform,
-    variables,
-    walk,
-)
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    For,
-    Hint,
-    If,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Store,
-    View,
-    bodies,
-    bound_within,
-    expressions,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import fresh_var, map_bodies, map_exprs, rebuild, rename_unique
+from tilewright.ir.core import *
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.reasons import because, key_of

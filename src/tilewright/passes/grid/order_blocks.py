@@ -44,38 +44,7 @@ import numpy as np
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, bounds, linear
 from tilewright.ir.analysis.linear import factors
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import (
-    Bin,
-    Call,
-    Cast,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    binary,
-    cast,
-    compare,
-    const,
-    select,
-    variables,
-)
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    Dim,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Kernel,
-    Let,
-    Op,
-    walk_ops,
-)
-from tilewright.ir.rewrite import fresh_var, map_ops
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.addresses import evaluate

@@ -37,45 +37,9 @@ from operator import mul
 
 from tilewright.ir import scope
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.dtype import promote
-from tilewright.ir.expr import (
-    Bin,
-    Const,
-    Expr,
-    Var,
-    binary,
-    cast,
-    compare,
-    const,
-    loads,
-    select,
-    substitute,
-    transform,
-    variables,
-)
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import read_variables
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    Dim,
-    Fence,
-    For,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Op,
-    Sync,
-    While,
-    expressions,
-    op_loads,
-    walk_ops,
-)
-from tilewright.ir.rewrite import fresh_var, map_body
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.grid.order_blocks import (

@@ -16,21 +16,7 @@ import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.analysis.linear import Linear, build_sum
-from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.dtype import INT32, DType
-from tilewright.ir.expr import (
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Select,
-    Var,
-    compare,
-    const,
-    select,
-)
+from tilewright.ir.core import *
 from tilewright.ir.layout.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
 from tilewright.ir.layout.ops import composition
 from tilewright.ir.simplify import simplify

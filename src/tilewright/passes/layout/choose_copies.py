@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from tilewright.ir import scope
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.buffer import Space
-from tilewright.ir.op import Body, Copy, Kernel, Map, Op, Role, walk_ops
-from tilewright.ir.rewrite import Names, map_ops, rebuild
+from tilewright.ir.core import *
+from tilewright.ir.rewrite import Names
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.shared_tiles import as_copy, turned
 from tilewright.passes.layout.thread_layouts import unrolled

@@ -30,41 +30,11 @@ from math import prod
 
 from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Region, Space, along, whole
-from tilewright.ir.dtype import DType, dtype
-from tilewright.ir.expr import FALSE, TRUE, Expr, Load, const, transform, variables
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import Layout
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    Fill,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Kernel,
-    Map,
-    Op,
-    Store,
-    View,
-    op_loads,
-    operands,
-    walk_ops,
-)
-from tilewright.ir.rewrite import (
-    fresh_name,
-    fresh_var,
-    map_body,
-    map_exprs,
-    map_ops,
-    rebuild,
-    rename_unique,
-    substitute_vars,
-)
 from tilewright.ir.target import Target
-from tilewright.ir.warps import GROUP, WARP, WARPGROUP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.matrix_tiles import (
     RULES,

@@ -24,36 +24,10 @@ from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges, multiple_of, stride_of
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Const, Expr, Load, const, variables
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import LayoutError
-from tilewright.ir.op import (
-    Alloc,
-    Copy,
-    Dim,
-    For,
-    Gemm,
-    Hint,
-    Kernel,
-    Map,
-    Op,
-    Reduce,
-    Role,
-    Scan,
-    Store,
-    View,
-    While,
-    bodies,
-    named_buffers,
-    op_loads,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import map_ops, rebuild, replace_buffers
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.insert_conversions import (
     insert_conversions,

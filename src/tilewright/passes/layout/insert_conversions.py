@@ -18,50 +18,10 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.buffer import Buffer, Region, Space, whole
-from tilewright.ir.expr import (
-    Const,
-    Expr,
-    Load,
-    Var,
-    const,
-    loads,
-    substitute,
-    transform,
-    variables,
-)
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment, row_of
 from tilewright.ir.layout.layout import Indices, LayoutError
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    Gemm,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    Store,
-    View,
-    bodies,
-    expressions,
-    walk_ops,
-)
-from tilewright.ir.rewrite import (
-    fresh_name,
-    map_bodies,
-    map_exprs,
-    map_ops,
-    rebuild,
-    replace_buffers,
-)
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP
 from tilewright.passes.layout.matrix_tiles import wanted_operands
 from tilewright.passes.layout.thread_layouts import (
     Access,

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir.atoms import MATRIX_TYPES, Feature, MatrixType, matrix_fragments
-from tilewright.ir.buffer import Buffer, Region, Space, whole
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment, repeat, spatial
-from tilewright.ir.op import Gemm
-from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.passes.layout.thread_layouts import Wish, divisors, spread, with_units
 
 FMA_TYPES = ("float32", "int32", "float64", "int64", "uint64")

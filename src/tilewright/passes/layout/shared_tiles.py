@@ -20,8 +20,7 @@ from math import gcd, prod
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
-from tilewright.ir.buffer import Buffer, Region, Space, whole
-from tilewright.ir.expr import Const, Expr, Load, binary, const
+from tilewright.ir.core import *
 from tilewright.ir.layout.banks import make_swizzled_layout
 from tilewright.ir.layout.fragment import Fragment, repeat, spatial
 from tilewright.ir.layout.layout import (
@@ -35,19 +34,6 @@ from tilewright.ir.layout.layout import (
 )
 from tilewright.ir.layout.ops import composition
 from tilewright.ir.layout.query import recast, same
-from tilewright.ir.op import (
-    Alloc,
-    Copy,
-    Gemm,
-    Hint,
-    Kernel,
-    Map,
-    Op,
-    Store,
-    View,
-    walk_ops,
-)
-from tilewright.ir.rewrite import replace_buffers
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import at_line, because, costs
 from tilewright.support.errors import CompileError

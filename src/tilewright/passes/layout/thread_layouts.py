@@ -20,12 +20,9 @@ import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, linear
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Const, Expr, Load, Var, loads, substitute, variables
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial
 from tilewright.ir.layout.layout import Indices, LayoutError
-from tilewright.ir.op import For, Kernel, Let, Map, Op, Store, bodies, op_loads, walk_ops
-from tilewright.ir.warps import WARP
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.support.errors import CompileError
 

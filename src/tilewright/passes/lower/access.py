@@ -22,24 +22,9 @@ from typing import TypeAlias
 import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import (
-    FALSE,
-    TRUE,
-    Const,
-    Expr,
-    Load,
-    Var,
-    binary,
-    cast,
-    const,
-    logical_and,
-    select,
-    substitute,
-    wrap,
-)
+from tilewright.ir.core import *
 from tilewright.ir.layout.layout import Indices
-from tilewright.ir.op import Alloc, Body, Hint, If, Intrinsic, Let, Op, Store, is_rare
+from tilewright.ir.op import is_rare
 from tilewright.ir.simplify import simplify
 from tilewright.passes.layout.addresses import (
     TileAddress,

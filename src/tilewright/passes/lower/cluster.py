@@ -15,28 +15,8 @@ from collections.abc import Callable, Iterable
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import stride_of
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Const, const, loads, variables
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.op import (
-    Arrive,
-    Atomic,
-    Body,
-    Copy,
-    Fence,
-    Intrinsic,
-    Kernel,
-    Op,
-    Role,
-    Store,
-    Sync,
-    Wait,
-    op_loads,
-    read_buffers,
-    regions,
-    walk_ops,
-    written_buffers,
-)
 from tilewright.passes.lower.lowering import BULK_ATOMS, ENGINE_ATOMS, Lowering, accesses_memory
 
 

@@ -15,28 +15,12 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
-from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import (
-    TRUE,
-    Call,
-    Expr,
-    Load,
-    Var,
-    cast,
-    const,
-    logical_and,
-    select,
-    substitute,
-    variables,
-)
 from tilewright.ir.gather import Gather, gather_of
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.ir.layout.query import fit_layout
-from tilewright.ir.op import Body, Copy, Intrinsic, Map, Op, Store
-from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
-from tilewright.ir.warps import WARP
 from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.addresses import (
     TileAddress,

@@ -15,38 +15,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tilewright.ir import scope
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import (
-    TRUE,
-    Const,
-    Expr,
-    Load,
-    Var,
-    binary,
-    compare,
-    const,
-    logical_and,
-    select,
-    substitute,
-)
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    Fence,
-    For,
-    Intrinsic,
-    Let,
-    Map,
-    Op,
-    Store,
-    written_buffers,
-)
-from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
-from tilewright.ir.warps import WARP
 from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import Candidate, Groups, find_access
@@ -229,7 +201,7 @@ def intrinsic(at: Site, op: Intrinsic) -> Iterable[Op]:
                     body = tuple(lines(line.body))
                 yield rebuild(line, stop=at.expr(line.stop), body=body)
             elif isinstance(line, Intrinsic):
-                yield operands(line)
+                yield rewritten(line)
 
     def operand(arg: Expr | Region) -> Expr | Region:
         if not isinstance(arg, Region):
@@ -244,7 +216,7 @@ def intrinsic(at: Site, op: Intrinsic) -> Iterable[Op]:
             return low.span(buffer, low.offset(buffer, starts), 1, arg.cta)
         return Region(low.flat(buffer), starts, arg.extents, arg.cta)
 
-    def operands(op: Intrinsic) -> Op:
+    def rewritten(op: Intrinsic) -> Op:
         return rebuild(op, args=tuple(map(operand, op.args)))
 
     if op.name == "print" and any(isinstance(a, Region) and a.tile for a in op.args):
@@ -253,7 +225,7 @@ def intrinsic(at: Site, op: Intrinsic) -> Iterable[Op]:
         return
     # each thread that holds the iteration needs what is left in its registers
     kept = op.result is not None or any(b.space is Space.LOCAL for b in written_buffers(op))
-    yield from guarded(TRUE if kept else once, (operands(op),))
+    yield from guarded(TRUE if kept else once, (rewritten(op),))
 
 
 # ── tiles as lines ───────────────────────────────────────────────────────────────────────────

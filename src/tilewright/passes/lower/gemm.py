@@ -14,12 +14,9 @@ from typing import TypeAlias
 import numpy as np
 
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
-from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import FALSE, Expr, Load, Var, cast, const, select
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import Fence, For, Gemm, Intrinsic, Let, Map, Op, Store, regions, walk_ops
-from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.passes.layout.addresses import TileAddress, tile_address
 from tilewright.passes.layout.matrix_tiles import FMA_TYPES, operand_kind
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, pin, unroll

@@ -16,58 +16,13 @@ from tilewright.ir import scope
 from tilewright.ir.analysis.aliases import Aliases
 from tilewright.ir.analysis.bounds import Ranges, prove
 from tilewright.ir.analysis.uniform import PerThread
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import INT32, DType
-from tilewright.ir.expr import (
-    FALSE,
-    TRUE,
-    Expr,
-    Load,
-    Var,
-    compare,
-    const,
-    logical_and,
-    map_children,
-    select,
-    substitute,
-    variables,
-)
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout, row_major
 from tilewright.ir.marks import with_loc
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Commit,
-    Copy,
-    Fence,
-    Fill,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Reduce,
-    Store,
-    Sync,
-    Turn,
-    View,
-    bodies,
-    marked,
-    op_loads,
-    read_buffers,
-    regions,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import OpT, fresh_var, map_exprs, rebuild
+from tilewright.ir.rewrite import OpT
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_map import MapHint, seen_sizes
-from tilewright.ir.warps import WARP
 from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import (
     fit_index,

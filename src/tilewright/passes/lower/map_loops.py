@@ -19,30 +19,10 @@ import numpy as np
 from tilewright.ir.analysis.bounds import bounds, linear
 from tilewright.ir.analysis.intervals import limits
 from tilewright.ir.analysis.linear import Linear, build_sum
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import INT64, DType
-from tilewright.ir.expr import (
-    TRUE,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Var,
-    binary,
-    cast,
-    compare,
-    const,
-    is_pure,
-    logical_and,
-    map_children,
-    substitute,
-    variables,
-)
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.ir.marks import read_variables
-from tilewright.ir.op import Body, Let, Op
 from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import evaluate, fit_registers, layout_expr
 from tilewright.passes.lower.lowering import Lowering, guarded, unroll

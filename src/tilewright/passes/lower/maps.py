@@ -7,49 +7,9 @@ from typing import Any, TypeAlias
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import (
-    TRUE,
-    Bin,
-    Expr,
-    Load,
-    Select,
-    Var,
-    cast,
-    const,
-    loads,
-    logical_and,
-    logical_not,
-    map_children,
-    substitute,
-    variables,
-)
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    Break,
-    Continue,
-    Fill,
-    For,
-    Hint,
-    If,
-    Intrinsic,
-    Let,
-    Map,
-    Op,
-    Store,
-    While,
-    bound_within,
-    marked,
-    op_loads,
-    regions,
-    touched_within,
-    walk_ops,
-)
-from tilewright.ir.rewrite import map_exprs, rebuild, substitute_vars
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.thread_layouts import coalesced

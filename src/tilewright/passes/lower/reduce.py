@@ -17,37 +17,9 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Region, Space, whole
-from tilewright.ir.dtype import DTYPES, INT32, DType
-from tilewright.ir.expr import (
-    TRUE,
-    Bin,
-    Call,
-    Expr,
-    Load,
-    cast,
-    compare,
-    const,
-    select,
-    substitute,
-    truth,
-)
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    For,
-    If,
-    Intrinsic,
-    Op,
-    Reduce,
-    Relayout,
-    Scan,
-    Store,
-)
-from tilewright.ir.rewrite import rebuild
 from tilewright.passes.layout.addresses import fit_registers
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll

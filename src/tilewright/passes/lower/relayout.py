@@ -10,13 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Expr, Load, Var, cast, compare, const, select
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
-from tilewright.ir.op import Body, Intrinsic, Map, Op, Relayout, Store
-from tilewright.ir.warps import WARP
 from tilewright.passes.layout.addresses import fit_index
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, unroll

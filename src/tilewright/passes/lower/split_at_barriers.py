@@ -17,71 +17,11 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.analysis.uniform import per_thread
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import BOOL, DTYPES, INT32, DType
-from tilewright.ir.expr import (
-    TRUE,
-    Expr,
-    Load,
-    Var,
-    binary,
-    cast,
-    compare,
-    const,
-    is_pure,
-    logical_and,
-    logical_not,
-    select,
-    substitute,
-    transform,
-    truth,
-    walk,
-)
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import read_variables
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    Break,
-    Continue,
-    Fence,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Program,
-    Reduce,
-    Scan,
-    Store,
-    Sync,
-    View,
-    While,
-    bodies,
-    bound,
-    expressions,
-    named_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import (
-    fresh_name,
-    fresh_var,
-    map_bodies,
-    map_body,
-    map_kernels,
-    map_operands,
-    program_names,
-    rebuild,
-    substitute_vars,
-)
+from tilewright.ir.rewrite import map_operands
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.passes.lower.lowering import guarded, linear_thread
 from tilewright.passes.lower.reduce import identity

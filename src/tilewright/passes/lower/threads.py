@@ -28,48 +28,10 @@ from tilewright.ir.analysis.effects import written_by
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.dtype import BOOL
+from tilewright.ir.core import *
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.expr import TRUE, Const, Expr, Load, compare, const
 from tilewright.ir.marks import read_variables
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Atomic,
-    BarrierInit,
-    Body,
-    Commit,
-    Copy,
-    Fence,
-    Fill,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Map,
-    Op,
-    Program,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    Store,
-    Sync,
-    Turn,
-    View,
-    Wait,
-    WaitGroup,
-    While,
-    op_loads,
-    read_buffers,
-    walk_ops,
-)
-from tilewright.ir.rewrite import map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP
 from tilewright.passes.layout.thread_layouts import same_registers
 from tilewright.passes.lower.cluster import (
     before_unrolled,

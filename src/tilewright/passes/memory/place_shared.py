@@ -27,28 +27,9 @@ from typing import Any
 from tilewright.ir.analysis.aliases import aliases, places
 from tilewright.ir.analysis.effects import mentioned
 from tilewright.ir.analysis.lifetimes import Lifetimes, fragment_words, lifetimes
-from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.chips import Chip
+from tilewright.ir.core import *
 from tilewright.ir.layout.layout import ComposedLayout
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    For,
-    Hint,
-    Kernel,
-    Map,
-    Op,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    View,
-    WaitGroup,
-    While,
-    walk_ops,
-)
-from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import because
 from tilewright.passes.sync.insert_syncs import mended

@@ -47,40 +47,9 @@ from tilewright.ir.analysis.effects import mentioned, written_by
 from tilewright.ir.analysis.lifetimes import fragment_words, lifetimes
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Space, long_dims, whole
-from tilewright.ir.expr import Expr, Load, loads, transform
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    Fill,
-    Gemm,
-    Hint,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Role,
-    Store,
-    While,
-    expressions,
-    named_buffers,
-    op_loads,
-    outside_nests,
-    regions,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import (
-    defined_names,
-    fresh_name,
-    map_bodies,
-    map_exprs,
-    rebuild,
-    replace_buffers,
-)
+from tilewright.ir.core import *
+from tilewright.ir.rewrite import defined_names
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.passes.overlap.roles import MOST as MOST_GIVEN
 from tilewright.passes.overlap.roles import UNIT, placed
 from tilewright.passes.overlap.skew import registers, registers_of

@@ -29,37 +29,7 @@ from typing import NamedTuple, TypeGuard
 from tilewright.ir.analysis.accesses import Box, apart
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import leaves_early
-from tilewright.ir.buffer import Buffer, Region, Space, element, whole
-from tilewright.ir.dtype import BARRIER, INT32
-from tilewright.ir.expr import Const, Expr, Load, Select, Var, compare, const, loads
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    BarrierInit,
-    Body,
-    Copy,
-    Fence,
-    For,
-    Hint,
-    Kernel,
-    Let,
-    Op,
-    Store,
-    Sync,
-    View,
-    Wait,
-    While,
-    read_buffers,
-    regions,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import (
-    fresh_name,
-    fresh_var,
-    map_body,
-    rebuild,
-)
+from tilewright.ir.core import *
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.lower.cluster import passes_tensors

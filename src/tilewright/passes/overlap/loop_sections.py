@@ -19,19 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from tilewright.ir.analysis.effects import mentioned
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.expr import Const, Expr, compare, const, substitute
-from tilewright.ir.op import Body, For, If, Kernel, Let, Op, walk_ops
-from tilewright.ir.rewrite import (
-    fresh_name,
-    fresh_var,
-    let_values,
-    map_body,
-    rebuild,
-    rename_unique,
-    replace_buffers,
-    substitute_vars,
-)
+from tilewright.ir.core import *
 from tilewright.passes.overlap.rings import Ring, Skew, slotted
 from tilewright.passes.sync.matrix_groups import NumberedGemm, Release
 

@@ -37,45 +37,11 @@ from math import prod
 from typing import NamedTuple, TypeGuard
 
 from tilewright.ir.analysis.uniform import PerThread, per_thread
-from tilewright.ir.buffer import Space
+from tilewright.ir.core import *
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Body,
-    Break,
-    Commit,
-    Continue,
-    Copy,
-    Fence,
-    Fill,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Reduce,
-    Role,
-    Scan,
-    Store,
-    Sync,
-    Turn,
-    View,
-    Wait,
-    While,
-    expressions,
-    touched_within,
-    walk_ops,
-)
-from tilewright.ir.rewrite import map_bodies, rebuild
 from tilewright.ir.schedule import Switch
 from tilewright.ir.target import Target
-from tilewright.ir.warps import GROUP, WARP
 from tilewright.passes.overlap.roles import CONSUMER, PRODUCER
 from tilewright.passes.overlap.unit_times import cycles
 from tilewright.passes.reasons import because

@@ -27,62 +27,10 @@ from math import prod
 from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.effects import mentioned, written_by
 from tilewright.ir.analysis.lifetimes import overwrites
-from tilewright.ir.buffer import Buffer, Region, Space, element, whole
-from tilewright.ir.dtype import BARRIER, INT32
-from tilewright.ir.expr import (
-    Const,
-    Expr,
-    Load,
-    Var,
-    binary,
-    cast,
-    compare,
-    const,
-    loads,
-)
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Atomic,
-    BarrierInit,
-    Body,
-    Fence,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    Store,
-    Sync,
-    View,
-    Wait,
-    WaitGroup,
-    While,
-    bodies,
-    expressions,
-    read_buffers,
-    touched_within,
-    walk_ops,
-)
-from tilewright.ir.rewrite import (
-    fresh_name,
-    map_bodies,
-    map_body,
-    map_ops,
-    rebuild,
-    rename_unique,
-)
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of

@@ -28,32 +28,8 @@ from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, bounds, prove
 from tilewright.ir.analysis.effects import mentioned, written_in
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Space, whole
-from tilewright.ir.expr import Expr, binary, compare, const, loads
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    BarrierInit,
-    Body,
-    Commit,
-    Copy,
-    Fence,
-    For,
-    Hint,
-    If,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Role,
-    Sync,
-    WaitGroup,
-    While,
-    walk_ops,
-)
-from tilewright.ir.rewrite import fresh_name, fresh_var, rebuild
+from tilewright.ir.core import *
 from tilewright.ir.simplify import simplify
-from tilewright.ir.warps import GROUP
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.grid.persist_blocks import blocks_of_cluster
 from tilewright.passes.overlap.loop_sections import Place, Section, Sections, always, copies_of

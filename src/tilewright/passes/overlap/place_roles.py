@@ -23,32 +23,8 @@ from typing import TypeAlias, TypeGuard
 from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.flow import ENTERED, Flow, Loop
 from tilewright.ir.analysis.uniform import TILE_OPS
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Expr, const
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Atomic,
-    Body,
-    Continue,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Op,
-    Role,
-    Store,
-    Sync,
-    View,
-    While,
-    read_buffers,
-    touched_within,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import map_bodies, map_body, rebuild, replace_buffers
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
-from tilewright.ir.warps import GROUP, WARP
 from tilewright.passes.overlap.roles import free_barriers
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError

@@ -19,38 +19,7 @@ from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.analysis.effects import leaves_early
-from tilewright.ir.buffer import Buffer, Space, whole
-from tilewright.ir.expr import (
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    loads,
-    map_children,
-    substitute,
-    variables,
-)
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    For,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Store,
-    bound_within,
-    expressions,
-    walk_ops,
-)
-from tilewright.ir.rewrite import (
-    fresh_name,
-    let_values,
-    map_ops,
-    rebuild,
-)
+from tilewright.ir.core import *
 from tilewright.ir.scope import inside
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass

@@ -29,51 +29,15 @@ from tilewright.ir.analysis.effects import (
 )
 from tilewright.ir.analysis.lifetimes import overwrites
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import (
-    TRUE,
-    Bin,
-    Cmp,
-    Const,
-    Expr,
-    Select,
-    Var,
-    const,
-    loads,
-    substitute,
-    variables,
-)
+from tilewright.ir.core import *
 from tilewright.ir.gather import Gather, as_gather, filled_by, gather_of, is_tile_load, reads_inside
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    For,
-    If,
-    Kernel,
-    Map,
-    Op,
-    Program,
-    View,
-    bound_within,
-    expressions,
-    read_buffers,
-    walk_ops,
-)
-from tilewright.ir.rewrite import (
-    fresh_var,
-    let_values,
-    map_body,
-    map_region,
-    rebuild,
-    substitute_vars,
-)
+from tilewright.ir.rewrite import map_region
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import Common, blocks_of_cluster
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes
-from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Fill, Plan, ThreadFill
+from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Plan, RingFill, ThreadFill
 from tilewright.passes.sync.matrix_groups import NumberedGemm
 
 SIZES = (16, 8, 4)  # bytes of one `cp.async`
@@ -119,7 +83,7 @@ class Ahead:
         self.copies = {id(p.loop.body[fill.at]) for p in plans for fill in p.fills.values()}
 
     @property
-    def fills(self) -> list[Fill]:
+    def fills(self) -> list[RingFill]:
         return [fill for plan in self.plans.values() for fill in plan.fills.values()]
 
     def plan(self, op: For, ranges: Ranges) -> Plan:
@@ -132,7 +96,7 @@ class Ahead:
             plan.fills = {fill.tile.name: fill for fill in fills if fill is not None}
         return plan
 
-    def fill(self, loop: For, at: int, ranges: Ranges) -> Fill | None:
+    def fill(self, loop: For, at: int, ranges: Ranges) -> RingFill | None:
         """Statement `at` of `loop` as a copy or a gather that may run in an earlier iteration."""
         op, names = loop.body[at], let_values(loop.body[:at])
         new: Copy | Map | None = None
@@ -159,7 +123,7 @@ class Ahead:
         if not isinstance(how, str):
             # the bulk engine alone sends to other blocks
             peers = self.peers(new) if isinstance(new, Copy) and how[0] == BULK else 1
-            return Fill(at, new, how[0], uses, peers, how[1])
+            return RingFill(at, new, how[0], uses, peers, how[1])
         if gathers:
             self.against[id(op)] = how
         elif why is None:

@@ -16,49 +16,12 @@ from typing import TypeAlias
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import mentioned
-from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space, along, element
-from tilewright.ir.expr import (
-    Expr,
-    Load,
-    Var,
-    const,
-    loads,
-    map_children,
-    substitute,
-    transform,
-    variables,
-)
+from tilewright.ir.buffer import AnyLayout
+from tilewright.ir.core import *
 from tilewright.ir.gather import filled_by, gather_of
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Atomic,
-    Copy,
-    For,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Store,
-    Wait,
-    bound,
-    outside_nests,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import (
-    fresh_name,
-    fresh_var,
-    let_values,
-    map_operands,
-    map_ops,
-    rebuild,
-    rename_unique,
-    substitute_vars,
-)
+from tilewright.ir.rewrite import map_operands
 from tilewright.support.errors import Loc
 
 BULK, CP_ASYNC, THREADS, FETCHED = "bulk_load", "cp_async", "threads", "fetched"
@@ -120,7 +83,7 @@ class Ring:
 
 
 @dataclass
-class Fill:
+class RingFill:
     """A copy, or a map that gathers, that may run ahead in a loop: statement `at` of its body, the
     body's names resolved. `uses` are the statements that read what it brings, in order."""
 
@@ -182,7 +145,7 @@ class ThreadFill:
 
 
 RingKey: TypeAlias = tuple[tuple[str, ...], int, str]  # tiles, stages, how
-Groups: TypeAlias = list[tuple[Ring, list[Fill]]]
+Groups: TypeAlias = list[tuple[Ring, list[RingFill]]]
 
 
 @dataclass
@@ -191,15 +154,15 @@ class Plan:
     what fills them; `threaded`: those that threads fill."""
 
     loop: For
-    fills: dict[str, Fill] = field(default_factory=dict)
+    fills: dict[str, RingFill] = field(default_factory=dict)
     skew: Skew | None = None
     groups: Groups = field(default_factory=list)
     threaded: list[tuple[Ring, ThreadFill]] = field(default_factory=list)
 
-    def shared_fills(self) -> dict[RingKey, list[Fill]]:
+    def shared_fills(self) -> dict[RingKey, list[RingFill]]:
         """The fills of each ring: tiles with the same first and last reader share one, and so does
         all that `cp.async` brings, whose groups complete in order."""
-        groups: dict[tuple[str, tuple[int, int] | None], list[Fill]] = {}
+        groups: dict[tuple[str, tuple[int, int] | None], list[RingFill]] = {}
         for fill in self.fills.values():
             ends = None if fill.how == CP_ASYNC else (fill.uses[0], fill.uses[-1])
             groups.setdefault((fill.how, ends), []).append(fill)
@@ -271,7 +234,7 @@ def load_into(into: Buffer, value: Expr, own: tuple[Var, ...], op: Map, names: s
     return rename_unique(Map(own, into.shape, (store,), loc=op.loc), names) if own else store
 
 
-def rows_before(fill: Fill, loop: For, names: set[str], before: list[Op]) -> Fill:
+def rows_before(fill: RingFill, loop: For, names: set[str], before: list[Op]) -> RingFill:
     """`fill`, what it loads from tensors to find its elements in every iteration loaded `before`
     the loop, into registers.
 

@@ -21,62 +21,12 @@ from typing import TypeAlias
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.atoms import ATOMS, Feature
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import (
-    TRUE,
-    Expr,
-    Var,
-    compare,
-    const,
-    loads,
-    variables,
-)
+from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.marks import read_variables
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Atomic,
-    BarrierInit,
-    Body,
-    Break,
-    Commit,
-    Continue,
-    Copy,
-    Fence,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Role,
-    Store,
-    Sync,
-    View,
-    Wait,
-    WaitGroup,
-    While,
-    bodies,
-    bound_within,
-    expressions,
-    op_loads,
-    read_buffers,
-    walk_ops,
-)
-from tilewright.ir.rewrite import (
-    defined_names,
-    fresh_name,
-    map_bodies,
-    map_body,
-    rebuild,
-    rename_unique,
-)
+from tilewright.ir.rewrite import defined_names
 from tilewright.ir.target import Target
-from tilewright.ir.warps import GROUP, NAMED_BARRIERS, WARP, WARPGROUP
+from tilewright.ir.warps import NAMED_BARRIERS
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.overlap.rings import (
     BULK,

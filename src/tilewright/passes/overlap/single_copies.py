@@ -16,31 +16,7 @@ from typing import TypeGuard
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.analysis.effects import leaves_early, mentioned
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Space, element
-from tilewright.ir.dtype import BARRIER, INT32
-from tilewright.ir.expr import Load, const, variables
-from tilewright.ir.op import (
-    Arrive,
-    Atomic,
-    Body,
-    Copy,
-    Fence,
-    Gemm,
-    Intrinsic,
-    Op,
-    Store,
-    Sync,
-    Wait,
-    While,
-    bound,
-    expressions,
-    named_buffers,
-    op_loads,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import fresh_name, rebuild
+from tilewright.ir.core import *
 from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import BULK

@@ -41,22 +41,8 @@ from tilewright.ir.analysis.accesses import Graph
 from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
 from tilewright.ir.analysis.lifetimes import overwrites
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import loads
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    For,
-    Gemm,
-    Hint,
-    Kernel,
-    Let,
-    Op,
-    View,
-    walk_ops,
-)
-from tilewright.passes.overlap.rings import Fill as RingFill
-from tilewright.passes.overlap.rings import Skew
+from tilewright.ir.core import *
+from tilewright.passes.overlap.rings import RingFill, Skew
 from tilewright.passes.overlap.roles import handed_over, warpgroups
 from tilewright.passes.overlap.unit_times import TENSOR, cycles, load_cycles, unit_of
 from tilewright.passes.reasons import at_line

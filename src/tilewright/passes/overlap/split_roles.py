@@ -18,33 +18,8 @@ from math import prod
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import const, variables
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    BarrierInit,
-    Body,
-    Copy,
-    Fence,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Role,
-    Store,
-    Sync,
-    View,
-    While,
-    bound_within,
-    walk_ops,
-)
-from tilewright.ir.rewrite import defined_names, map_bodies, map_body, rebuild, rename_unique
-from tilewright.ir.warps import GROUP, WARP
+from tilewright.ir.core import *
+from tilewright.ir.rewrite import defined_names
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.overlap.place_roles import Warps, fragment_users, warps_of
 from tilewright.passes.overlap.roles import by_hand

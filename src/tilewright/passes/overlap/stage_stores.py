@@ -13,41 +13,8 @@ from math import prod
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, stride_of
-from tilewright.ir.buffer import Buffer, Space, along, whole
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import (
-    TRUE,
-    Const,
-    Expr,
-    Load,
-    Var,
-    cast,
-    const,
-    loads,
-    substitute,
-    variables,
-)
+from tilewright.ir.core import *
 from tilewright.ir.gather import reads_inside
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    Gemm,
-    If,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Store,
-    walk_ops,
-)
-from tilewright.ir.rewrite import (
-    fresh_name,
-    let_values,
-    map_ops,
-    rebuild,
-    rename_unique,
-)
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.stages import PIECE, ROOM, planned_bytes

@@ -34,24 +34,8 @@ from math import ceil, prod
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import used_outside
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Region, Space, along, whole
-from tilewright.ir.expr import FALSE, Const, const
+from tilewright.ir.core import *
 from tilewright.ir.gather import is_tile_load, loaded_tile
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Copy,
-    For,
-    Gemm,
-    Hint,
-    Kernel,
-    Let,
-    Op,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import fresh_name, map_ops, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass

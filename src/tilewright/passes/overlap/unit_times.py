@@ -9,22 +9,8 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select
-from tilewright.ir.op import (
-    Copy,
-    Fill,
-    For,
-    Gemm,
-    If,
-    Map,
-    Op,
-    Reduce,
-    Store,
-    bodies,
-    expressions,
-    is_rare,
-)
+from tilewright.ir.core import *
+from tilewright.ir.op import is_rare
 from tilewright.passes.layout.matrix_tiles import shape_of
 
 TENSOR, THREADS = "tensor core", "threads"

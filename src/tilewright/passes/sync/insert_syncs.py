@@ -26,34 +26,8 @@ from tilewright.ir.analysis.flow import Path, body_at, chain, paths
 from tilewright.ir.analysis.hazards import Hazard, Hazards, distinct, multibuffer
 from tilewright.ir.analysis.uniform import PerThread, per_thread
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import const
-from tilewright.ir.op import (
-    Arrive,
-    Body,
-    Commit,
-    Copy,
-    Fence,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Kernel,
-    Let,
-    Op,
-    Role,
-    Sync,
-    Wait,
-    WaitGroup,
-    While,
-    op_loads,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import map_bodies, map_body, map_ops, rebuild
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
-from tilewright.ir.warps import GROUP
 from tilewright.passes.overlap.place_roles import meet_in_roles, warps_of
 from tilewright.passes.overlap.rings import is_async_fill
 from tilewright.passes.overlap.roles import by_hand, releases, split_into_roles

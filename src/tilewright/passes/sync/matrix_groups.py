@@ -32,30 +32,8 @@ from typing import Any, NamedTuple
 from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.flow import Flow, Loop, same
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import compare
+from tilewright.ir.core import *
 from tilewright.ir.marks import attr
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Break,
-    Commit,
-    Continue,
-    Fence,
-    For,
-    Gemm,
-    If,
-    Let,
-    Map,
-    Op,
-    Wait,
-    WaitGroup,
-    bodies,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import map_bodies, map_body, rebuild
 from tilewright.support.errors import Loc
 
 UNIT = "wgmma"

@@ -20,26 +20,8 @@ from math import prod
 
 from tilewright.ir.analysis.aliases import places as places_of
 from tilewright.ir.analysis.flow import Flow
-from tilewright.ir.buffer import Space
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Break,
-    Continue,
-    For,
-    Kernel,
-    Op,
-    Role,
-    Sync,
-    While,
-    bodies,
-    read_buffers,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import map_body
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP
 from tilewright.passes.lower.lowering import Exchange, meets
 from tilewright.passes.memory.place_shared import BULK_ALIGNMENT, too_much
 

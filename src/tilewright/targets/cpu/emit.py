@@ -12,34 +12,7 @@ from typing import Any
 from tilewright.ir import scope
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import TRUE, Const, Expr, binary, const
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    Break,
-    Commit,
-    Continue,
-    Fence,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Program,
-    Reduce,
-    Scan,
-    Store,
-    View,
-    WaitGroup,
-    While,
-    walk_ops,
-)
+from tilewright.ir.core import *
 from tilewright.support.errors import CompileError, at
 from tilewright.targets.cpu.emit_expr import Mem, row_major
 from tilewright.targets.cpu.emit_nest import conjuncts

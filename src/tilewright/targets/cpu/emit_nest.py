@@ -14,34 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges, stride_of
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import (
-    Bin,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Var,
-    const,
-    is_pure,
-    loads,
-    substitute,
-    variables,
-)
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    For,
-    Hint,
-    If,
-    Let,
-    Map,
-    Store,
-    expressions,
-    walk_ops,
-    written_buffers,
-)
+from tilewright.ir.core import *
 from tilewright.targets.cpu.emit_expr import ExprEmitter, Lanes, Mem, row_major
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.numbers import memory_type

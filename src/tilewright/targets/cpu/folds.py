@@ -4,21 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Const
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Body,
-    Hint,
-    Intrinsic,
-    Map,
-    Op,
-    Reduce,
-    Store,
-    named_buffers,
-    walk_ops,
-)
+from tilewright.ir.core import *
 
 
 class Folded(Op):

@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.ir.bind import array_sizes, shape_of
-from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Const, Var
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.support.cache import UNREADABLE
 from tilewright.support.errors import RunError

@@ -10,27 +10,8 @@ from math import prod
 from typing import TypeVar
 
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer
 from tilewright.ir.chips import CHIPS
-from tilewright.ir.expr import Var, const
-from tilewright.ir.op import (
-    Alloc,
-    Atomic,
-    Break,
-    Continue,
-    For,
-    Hint,
-    If,
-    Intrinsic,
-    Let,
-    Map,
-    Program,
-    Role,
-    Store,
-    Sync,
-    While,
-    walk_ops,
-)
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify

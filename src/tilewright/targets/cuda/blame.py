@@ -6,8 +6,7 @@ from __future__ import annotations
 import linecache
 import re
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.op import Alloc, Intrinsic, Op, Program, walk_ops
+from tilewright.ir.core import *
 from tilewright.passes.memory.place_shared import TooMuchShared
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.names import quoted_path

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Region
-from tilewright.ir.op import Arrive, BarrierInit, Intrinsic, Sync, walk_ops
+from tilewright.ir.core import *
 from tilewright.ir.text import print_expr
 from tilewright.support import env
 from tilewright.support.errors import HangError, LaunchError, TilewrightError

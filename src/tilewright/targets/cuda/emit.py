@@ -16,38 +16,7 @@ from typing import Any
 
 from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.intervals import limits, single
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import INT32
-from tilewright.ir.expr import Bin, Cmp, Const, Expr, Load, Var, loads, variables
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    BarrierInit,
-    Body,
-    Break,
-    Commit,
-    Continue,
-    Fence,
-    For,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Op,
-    Program,
-    Role,
-    Store,
-    Sync,
-    View,
-    Wait,
-    WaitGroup,
-    While,
-    expressions,
-    named_buffers,
-    op_loads,
-    walk_ops,
-)
+from tilewright.ir.core import *
 from tilewright.ir.tensor_map import MapHint
 from tilewright.ir.verify.structure import REGISTERS_PER_BLOCK
 from tilewright.support.errors import CompileError, Loc

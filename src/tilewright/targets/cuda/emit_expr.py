@@ -9,8 +9,7 @@ from typing import TypeGuard
 import numpy as np
 
 from tilewright.ir.analysis.linear import is_ring
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
+from tilewright.ir.core import *
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.names import LIBRARY, Names
 from tilewright.targets.cuda.spans import Spans, below

@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterable
 from string import Formatter
 from typing import Protocol
 
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Expr, Load, Var
-from tilewright.ir.op import Intrinsic
+from tilewright.ir.core import *
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.emit_expr import TYPES
 from tilewright.targets.cuda.names import Names

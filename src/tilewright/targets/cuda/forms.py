@@ -19,9 +19,7 @@ from math import gcd, lcm, prod
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import multiple_of
-from tilewright.ir.buffer import Buffer, Region, long_dims
-from tilewright.ir.expr import Bin, Const, Expr, Var, variables
-from tilewright.ir.op import Copy, Dim, Map, Program, Store, op_loads, walk_ops
+from tilewright.ir.core import *
 
 ROWS = "rows"  # the choice, and what explanations call it
 ROW = 128  # bits on which rows begin

@@ -7,10 +7,8 @@ from math import prod
 from typing import NoReturn
 
 from tilewright.ir.atoms import ATOMS, Feature
-from tilewright.ir.buffer import Space
 from tilewright.ir.chips import Chip
-from tilewright.ir.expr import Const
-from tilewright.ir.op import Alloc, BarrierInit, Copy, Gemm, Kernel, Op, Program, Role, walk_ops
+from tilewright.ir.core import *
 from tilewright.ir.target import ARCHITECTURES, Target
 from tilewright.support.errors import CompileError
 

@@ -11,25 +11,7 @@ from collections.abc import Iterable
 from math import prod
 
 from tilewright.ir.analysis.intervals import BINARY, BIT, Value, add, join, limits, multiply, single
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Bin, Call, Cast, Const, Expr, Load, Select, Var
-from tilewright.ir.op import (
-    Alloc,
-    Body,
-    Dim,
-    For,
-    Hint,
-    Intrinsic,
-    Kernel,
-    Let,
-    Role,
-    Store,
-    While,
-    marked,
-    operands,
-    walk_ops,
-)
+from tilewright.ir.core import *
 
 
 class Spans:
