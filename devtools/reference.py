@@ -37,7 +37,7 @@ def example(
 """
 
 # names that `tilewright.language` needs itself
-_NO_WORDS = {"annotations", "Any", "DTYPE_NAMES", "as_entries", "unknown_word", "entry"}
+_NO_WORDS = {"annotations", "Any", "DTYPE_NAMES", "as_entries", "unknown_word", "entry", "inf"}
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,16 @@ PAGES = (
                   "block_rank_in_cluster",
         "Threads": "get_thread_binding get_thread_bindings get_thread_extent get_thread_extents "
                    "get_lane_idx get_warp_idx get_warp_group_idx",
+    }),
+    Page("values", "Tile values", "T",
+         "Expressions over whole tiles, which allocate their own results "
+         "([how they work](../values.md)). Elementwise words take tiles, too.", {
+        "Loops over tiles": "tile each",
+        "Values": "load zeros ones full arange",
+        "Choices": "where maximum minimum",
+        "Reductions": "sum mean var any all argmax argmin",
+        "Scans": "scan",
+        "Functions of models": "relu gelu silu softplus mish hardsigmoid",
     }),
     Page("allocation", "Allocation", "T", "Where a tile lives.", {
         "Tiles": "alloc_shared alloc_fragment alloc_global",

@@ -18,7 +18,6 @@ from tilewright.lang.alloc import (
     alloc_var,
 )
 from tilewright.lang.atomics import (
-    atomic_add,
     atomic_addx2,
     atomic_addx4,
     atomic_and,
@@ -37,7 +36,6 @@ from tilewright.lang.compute import (
     all_of,
     any_of,
     cummax,
-    cumsum,
     gemm,
     gemm_sp,
     reduce,
@@ -149,9 +147,7 @@ from tilewright.lang.math import (
     log1p,
     log2,
     log10,
-    max,
     max_value,
-    min,
     min_value,
     nearbyint,
     popcount,
@@ -189,7 +185,6 @@ from tilewright.lang.move import (
     copy,
     copy_cluster,
     fill,
-    reshape,
     tma_copy,
     tma_store_arrive,
     transpose,
@@ -236,6 +231,38 @@ from tilewright.lang.threads import (
     sync_threads,
     sync_warp,
 )
+from tilewright.lang.tile_words import (
+    all,
+    any,
+    arange,
+    argmax,
+    argmin,
+    atomic_add,
+    cumsum,
+    full,
+    gelu,
+    hardsigmoid,
+    inf,
+    load,
+    max,
+    maximum,
+    mean,
+    min,
+    minimum,
+    mish,
+    ones,
+    relu,
+    reshape,
+    scan,
+    silu,
+    softplus,
+    sum,
+    var,
+    where,
+    zeros,
+)
+from tilewright.lang.tile_words import elementwise as _elementwise
+from tilewright.lang.tiles import each, tile
 from tilewright.lang.trace import macro, prim_func
 from tilewright.lang.types import (
     Buffer,
@@ -253,6 +280,14 @@ from tilewright.lang.types import ScalarType as dtype
 from tilewright.support.errors import entry
 
 globals().update(DTYPE_NAMES)
+_ON_TILES = (
+    "abs acos asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil clz copysign cos "
+    "cosh erf exp exp2 exp10 expm1 floor floordiv floormod fma fmod isfinite isinf isnan log log1p "
+    "log2 log10 popcount pow round rsqrt shift_left shift_right sigmoid sin sinh sqrt tan tanh "
+    "trunc truncdiv truncmod"
+).split()
+_KEEPING = "clamp cast Cast reinterpret if_then_else Select And Or Not".split()
+globals().update({n: _elementwise(globals()[n], n in _KEEPING) for n in (*_ON_TILES, *_KEEPING)})
 globals().update(as_entries(globals()))
 
 

@@ -63,13 +63,13 @@ def triton_program_id():
             A[pid] = 1
 
 
-@case(CompileError, "T.load is not a word", "T.copy(A[i, j], tile)", "A[i, j] an element")
+@case(CompileError, "T.load reads one place", "A[i] an element")
 def triton_load():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
         with T.Kernel(8) as bx:
             x = T.load(A, bx)
-#               ^^^^^^
+#               ^^^^^^^^^^^^^
 #+          x = A[bx]
             B[bx] = x
 
@@ -89,34 +89,13 @@ def triton_dot():
             T.copy(c, C)
 
 
-@case(CompileError, "T.zeros is not a word", "T.clear(tile)")
-def triton_zeros():
-    @T.prim_func
-    def main(A: T.Tensor((8,), "float32")):
-        with T.Kernel(1):
-            acc = T.zeros((8,), "float32")
-#                 ^^^^^^^
-#+          acc = T.alloc_fragment((8,), "float32")
-#+          T.clear(acc)
-            T.copy(acc, A)
-
-
-@case(CompileError, "T.where is not a word", "did you mean T.if_then_else?")
-def triton_where():
-    @T.prim_func
-    def main(A: T.Tensor((8,), "float32")):
-        with T.Kernel(8) as bx:
-            A[bx] = T.where(A[bx] > 0, A[bx], 0)
-#                   ^^^^^^^
-
-
-@case(CompileError, "T.arange is not a word", "for i in T.Parallel(n)")
+@case(CompileError, "T.arange counts from 0", "T.arange(n) + start")
 def triton_arange():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             i = T.arange(0, 8)
-#               ^^^^^^^^
+#               ^^^^^^^^^^^^^^
 #+          for i in T.Parallel(8):
             A[i] = 1
 #+              A[i] = 1
@@ -151,12 +130,12 @@ def cuda_atomic():
 #           ^^^^^^^^^^^
 
 
-@case(CompileError, "T.wibble is not a word", "dir(T)")
+@case(CompileError, "T.wobbly is not a word", "dir(T)")
 def no_word_at_all():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
-            T.wibble(A)
+            T.wobbly(A)
 #           ^^^^^^^^
 #-
             A[0] = 1

@@ -24,6 +24,7 @@ from tests.errors import (
     targets,
     threads,
     tiles,
+    values,
 )
 from tests.errors.case import CASES, Case
 from tilewright import TilewrightError
@@ -32,6 +33,7 @@ from tilewright.support.errors import Loc
 PACKAGE = str(Path(tilewright.__file__).parent) + os.sep
 MODULES = (
     tiles, control, threads, declarations, launching, sanitizing, porting, targets, bombs,
+    values,
 )  # fmt: skip
 # before 3.11 Python keeps lines only
 HAS_COLUMNS = sys.version_info >= (3, 11)

@@ -20,10 +20,10 @@ def fix_of(word):
 @pytest.mark.parametrize(
     "word, said",
     [
-        ("relu", "T.max(x, 0)"), ("Relu", "T.max(x, 0)"), ("reluu", "T.max(x, 0)"),
-        ("softmax", "T.reduce_max(x, m, dim=1)"), ("mean", "T.reduce_sum(tile, out, dim)"),
-        ("zeros", "T.clear(tile)"), ("where", "T.if_then_else"), ("matmul", "T.gemm(A, B, C)"),
-        ("load", "T.copy(A[i, j], tile)"), ("silu", "x * T.sigmoid(x)"),
+        ("relu6", "T.clamp(x, 0, 6)"), ("Relu", "T.relu"), ("reluu", "T.relu"),
+        ("softmax", "T.max(x, dim=1, keepdim=True)"), ("avg", "T.mean"), ("std", "T.var(x, dim=1)"),
+        ("zeros_like", "T.zeros"), ("select", "T.where"), ("matmul", "A[m, k] @ B[k, n]"),
+        ("ldg", "T.load(A[m, :])"), ("swish", "T.silu"),
         ("program_id", "names the block's index"), ("atomicAdd", "atomic_add"),
         ("gemmm", "did you mean T.gemm?"), ("aloc_shared", "did you mean T.alloc_shared?"),
         ("reduce_summ", "did you mean T.reduce_sum?"), ("Fill", "did you mean T.fill?"),
@@ -34,7 +34,7 @@ def test_the_nearest_meaning(word, said):
 
 
 def test_a_word_under_another_name_is_put_in_its_place():
-    assert fix_of("where").repair("T.where(a, b, c)") == "T.if_then_else(a, b, c)"
+    assert fix_of("select").repair("T.select(a, b, c)") == "T.where(a, b, c)"
 
 
 @pytest.mark.parametrize("word", list(MEANINGS))

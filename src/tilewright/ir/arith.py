@@ -21,7 +21,6 @@ from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, INT64, DType, prom
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.support.errors import CompileError, swap
 
-Number: TypeAlias = int | float | bool
 Operand: TypeAlias = "Expr | int | float | bool"
 Method: TypeAlias = "Callable[[Expr, Operand], Expr]"
 
@@ -79,13 +78,20 @@ said: Callable[[object], None] = _nothing
 shown: Callable[[Expr], str] = object.__repr__
 
 
-def _operator(op: str) -> tuple[Method, Method]:
+class TileOperand(CompileError):
+    """The other operand is a tile value, whose operator it is."""
+
+
+def _operator(op: str, compares: bool = False) -> tuple[Method, Method]:
     """The methods that `a op b` calls on a, and else on b."""
-    return lambda a, b: binary(op, a, b), lambda a, b: binary(op, b, a)
 
+    def left(a: Any, b: Any) -> Any:
+        try:
+            return compare(op, a, b) if compares else binary(op, a, b)
+        except TileOperand:
+            return NotImplemented
 
-def _comparison(op: str) -> Method:
-    return lambda a, b: compare(op, a, b)
+    return left, lambda a, b: binary(op, b, a)
 
 
 class Expr:
@@ -146,10 +152,10 @@ class Expr:
             )
         return Call("invert", (self,), self.dtype)
 
-    __lt__ = _comparison("<")
-    __le__ = _comparison("<=")
-    __gt__ = _comparison(">")
-    __ge__ = _comparison(">=")
+    __lt__ = _operator("<", True)[0]
+    __le__ = _operator("<=", True)[0]
+    __gt__ = _operator(">", True)[0]
+    __ge__ = _operator(">=", True)[0]
 
     # `==` between expressions asks whether they are the same tree, because expressions are keys
     # everywhere in the compiler. A user's `==` is `compare("==", …)`: the tracer rewrites it in
@@ -211,7 +217,7 @@ class Expr:
 class Const(Expr, metaclass=_Interned):
     """A number. `value` is a bool, int or float that the type can hold exactly."""
 
-    value: Number
+    value: int | float | bool
     dtype: DType
 
 
@@ -381,10 +387,9 @@ def wrap(value: Operand | Any, like: DType | None = None) -> Expr:
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, (bool, int, float)):
-        name = getattr(value, "name", None)
-        raise CompileError(
-            f"a {type(value).__name__.replace('Tiles', 'region').replace('Tile', 'tile')} cannot "
-            "be used as a value in a kernel",
+        name, tile = getattr(value, "name", None), hasattr(value, "tile_value")
+        raise (TileOperand if tile else CompileError)(
+            f"a {'tile' if tile or name else type(value).__name__} cannot be a number in a kernel",
             expected="a number or a run-time value",
             got=repr(value)[:80],
             fix="a word or a function that returns nothing gives None"

@@ -4,6 +4,7 @@ arguments and JSON files fill the same fields."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args, get_type_hints
@@ -19,7 +20,26 @@ def word(value: object) -> str:
     >>> word(False), word(2), word("late")
     ('off', '2', 'late')
     """
+    if isinstance(value, (Mapping, tuple)):
+        return ",".join(f"{name}:{size}" for name, size in dict(value).items()) or "auto"
     return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
+class Tiles:
+    """The words of sizes by name: `m:128,n:64`."""
+
+    def __contains__(self, text: str) -> bool:
+        parts = [part.partition(":") for part in text.split(",")]
+        return text == "auto" or all(
+            n.isidentifier() and s.isdigit() and int(s) for n, _, s in parts
+        )
+
+    def __getitem__(self, text: str) -> tuple[tuple[str, int], ...]:
+        parts = [part.partition(":") for part in text.split(",")] if text != "auto" else []
+        return tuple(sorted((name, int(size)) for name, _, size in parts))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("auto", "m:128,n:64, sizes by loop variable"))
 
 
 @dataclass(frozen=True)
@@ -53,6 +73,8 @@ class Schedule(Choices):
     """How a kernel runs on a GPU. The compiler chooses what is `auto`; no field changes results
     beyond the order of sums.
 
+    - `tiles`: sizes of `T.tile` by loop variable: {"m": 128}
+    - `threads`: of the kernels that `T.tile` opens
     - `cluster`: blocks that share what they load
     - `persistent`: blocks that walk over the grid's tiles
     - `order`: of the grid's tiles
@@ -70,6 +92,8 @@ class Schedule(Choices):
     Schedule(stages=4, roles=False)
     """
 
+    tiles: tuple[tuple[str, int], ...] | Mapping[str, int] = ()
+    threads: Literal["auto", 32, 64, 128, 256, 384, 512, 1024] = "auto"
     cluster: Literal["auto", 1, 2, 4] = "auto"
     persistent: Switch = "auto"
     order: Literal["auto", "plain", "grouped", "hilbert", "longest"] = "auto"
@@ -123,8 +147,10 @@ class Internal(Choices):
 RECORDS = {"schedule": Schedule, "numerics": Numerics, "internal": Internal}
 # by the name of a field: the record that has it, and its values by what texts say
 HOME: dict[str, str] = {}
-WORDS: dict[str, dict[str, Any]] = {}
+WORDS: dict[str, Any] = {}
 for _home, _record in RECORDS.items():
     for _name, _values in get_type_hints(_record).items():
         HOME[_name] = _home
-        WORDS[_name] = {word(value): value for value in get_args(_values)}
+        WORDS[_name] = (
+            Tiles() if _name == "tiles" else {word(value): value for value in get_args(_values)}
+        )

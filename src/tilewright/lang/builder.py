@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.bind import given_sizes
@@ -15,6 +15,7 @@ from tilewright.ir.expr import written_size
 from tilewright.ir.marks import with_loc
 from tilewright.ir.op import Param
 from tilewright.ir.rewrite import Names
+from tilewright.ir.schedule import Schedule
 from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
 from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads
@@ -37,6 +38,17 @@ class Opened(AbstractContextManager[Any]):
 
 class Probed(Exception):
     """The declarations before a function's first kernel have been seen."""
+
+
+class TracedAgain(Exception):
+    """The trace has found out what it should have known from the start."""
+
+
+class Position(NamedTuple):
+    """A place between ops of an open body."""
+
+    body: int  # its serial number
+    at: int  # how many ops come before
 
 
 class Builder:
@@ -74,6 +86,15 @@ class Builder:
         self._named: dict[Read, Var] = {}  # reads that were named after the fact
         self.trail: list[Op] = []  # what was emitted, in order
         self.lazy = 0  # how many sides of conditions are being evaluated
+        self.values: list[Any] = []  # weak references to tile values
+        self.tiles: dict[str, int] = {}  # default sizes of `T.tile`, by loop variable
+        self.carried: set[str] = set()  # names whose values loops change
+        self.open_tiles: dict[str, Any] = {}  # the axes whose size was left open
+        self.multiplied: set[Any] = set()  # the axes of operands of `@`
+        self.axes: dict[Any, str] = {}  # the loop variable of each axis
+        # ends of tiles, by identity: a multiple of …, unless it is …; and the end itself
+        self.stops: dict[int, tuple[int, Expr, Expr]] = {}
+        self.footprints: list[tuple[Any, ...]] = []  # the axes of values that were kept
 
     # ── names ──
 
@@ -116,18 +137,44 @@ class Builder:
         for expr in expressions(op):
             check_expression(expr)
         op = self._settled(op)
-        written = _written(op)
         if _is_word(op):
             body = tuple(replace(o, loc=op.loc) if o.loc is None else o for o in op.body)
             op = replace(op, body=body)
         self.bodies[-1].ops.append(op)
         self.trail.append(op)
+        self._count(op)
+
+    def _count(self, op: Op) -> None:
+        """Remember what `op` writes."""
         if isinstance(op, View):
             self._roots[op.buffer] = self._roots.get(op.source, op.source)
-        for buffer in written:
+        for buffer in _written(op):
             root = self._roots.get(buffer, buffer)
             self._writes[root] = self._writes.get(root, 0) + 1
             self._log.append(root)
+
+    def position(self) -> Position:
+        """Here."""
+        body = self.bodies[-1] if self.bodies else None
+        return Position(body.serial, len(body.ops)) if body is not None else Position(0, 0)
+
+    def emit_at(self, position: Position, op: Op) -> None:
+        """`op` at an earlier position, after all that was put there."""
+        self.step()
+        body = next(body for body in self.bodies if body.serial == position.body)
+        body.early.setdefault(position.at, []).append(op)
+        self._count(op)
+
+    def skip_unless(self, cond: Expr) -> None:
+        """The rest of the innermost loop over tiles runs only where `cond`."""
+        self.open().guard = cond
+
+    def close_skipped(self, depth: int, loc: Loc | None) -> None:
+        """End what `skip_unless` began, down to `depth` open bodies."""
+        while len(self.bodies) > depth:
+            guard = self.bodies[-1].guard
+            assert guard is not None
+            self.emit(If(guard, self.close(), loc=loc))
 
     def writes(self, buffer: Buffer) -> int:
         """How many ops so far write the buffer."""
@@ -384,6 +431,8 @@ def word_of(op: Op) -> str:
     }.get(type(op).__name__, f"T.{type(op).__name__.lower()}")
 
 
+# what is chosen about kernels that are traced: sizes of tiles, threads
+CHOSEN: ContextVar[Schedule] = ContextVar("chosen", default=Schedule())  # noqa: B039
 _CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
 
 

@@ -10,12 +10,14 @@ import builtins
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tilewright.ir.core import *
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Opened
+from tilewright.lang.carry import carry
+from tilewright.lang.carry import named as named_value
 from tilewright.lang.handles import Access, Tile, Variable, store
 from tilewright.lang.hints import device_assert
 from tilewright.lang.logic import KINDS, Binding, Branch, Frame, Logic, PythonWords, condition
@@ -24,8 +26,11 @@ from tilewright.lang.math import OPERATORS
 from tilewright.lang.params import declare_argument
 from tilewright.lang.scalar import Lost, is_number, is_runtime, not_lost, quoting, reads
 from tilewright.lang.types import ScalarType, TensorType
+from tilewright.lang.values import Product, TileIndex, Value, again
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError
+
+VALUES = (Value, Product)
 
 
 class Old(NamedTuple):
@@ -59,13 +64,18 @@ class Env(Logic, PythonWords):
 
     def loop(self, iterable: Any, names: tuple[str, ...]) -> Iterator[Any]:
         if isinstance(iterable, Loop):
-            frame = self.push(iterable.kind)
+            kind = iterable.kind
+            if kind == "tiles":
+                kind = (
+                    "grid" if self.builder.kernel is None else "nest" if len(names) > 1 else "for"
+                )
+            frame = self.push(kind)
             yield from iterable.run(self.builder, names, iterable.loc)
             self.pop(frame)
             self.last_runtime_loop = True
             return
         with self._unrolled():
-            if is_runtime(iterable) or isinstance(iterable, Tile):
+            if is_runtime(iterable) or isinstance(iterable, (Tile, Value)):
                 raise CompileError(
                     "a run-time value cannot be iterated",
                     fix="loop over indices: `for i in T.serial(n):`",
@@ -144,6 +154,12 @@ class Env(Logic, PythonWords):
                     f"`{word}` inside T.Parallel: its iterations are independent",
                     fix="guard the rest of the body with an `if`",
                     code="inside-parallel",
+                )
+            if frame.kind == "grid":
+                raise CompileError(
+                    f"`{word}` in the grid: its tiles are independent",
+                    fix="put the rest of the body under an `if`",
+                    code="python",
                 )
             if frame.kind == "nest" and word == "break":
                 raise CompileError(
@@ -233,6 +249,9 @@ class Env(Logic, PythonWords):
                 code="rebinding",
             )
         top = self.top()
+        if old is not None and old.frame is not top and type(old.value) in VALUES:
+            self.bindings[name] = replace(old, value=carry(name, old.value, value))
+            return self.bindings[name].value
         if old is not None and old.frame is not top and value is not old.value and name != "_":
             self._refuse_rebinding(name, old, top)
         if isinstance(annotation, ScalarType) and is_number(value):
@@ -295,6 +314,8 @@ class Env(Logic, PythonWords):
             return self.builder.let(value.as_expr(), name)
         if isinstance(value, Expr):
             return self.builder.snapshot(value, name)
+        if isinstance(value, Value):
+            return named_value(value, name)
         if type(value) in (tuple, list, dict):
             return self._kept(value, name or "it")
         return value
@@ -310,6 +331,8 @@ class Env(Logic, PythonWords):
                 new = self.builder.snapshot(part)
             elif isinstance(part, Variable) and part.named and part.kept is None:
                 new = part.as_kept(repr(name), self.builder.writes(part.buffer))
+            elif isinstance(part, Value):
+                new = named_value(part, None)
             elif type(part) in (tuple, list, dict):
                 new = self._kept(part, name)
             if new is not part:
@@ -362,7 +385,7 @@ class Env(Logic, PythonWords):
 
     def unpack(self, value: Any, count: int, star: bool) -> Any:
         """The parts of a tuple assignment, all read before any is assigned."""
-        if isinstance(value, Tile) or is_runtime(value):
+        if isinstance(value, (Tile, Value)) or is_runtime(value):
             raise CompileError(
                 "a run-time value cannot be unpacked",
                 got="one value",
@@ -380,6 +403,8 @@ class Env(Logic, PythonWords):
         return [
             self.builder.let(p.as_expr())
             if isinstance(p, Access) or (isinstance(p, Variable) and p.named)
+            else again(p)
+            if isinstance(p, Value) and p.is_named
             else p
             for p in parts
         ]
@@ -403,7 +428,12 @@ class Env(Logic, PythonWords):
         kind = KINDS.get(found.frame.kind, "loop") if found.frame is not None else "kernel"
         line = found.loc.line if found.loc else 0
         is_tile = isinstance(found.value, Tile)
-        return Lost(name, kind, line, is_tile, _type_name(found.value), found.loop)
+        told = ""
+        if isinstance(found.value, TileIndex):
+            told = f"use {name} inside its loop: afterwards no tile is meant"
+        elif isinstance(found.value, Value):
+            told = f"start before the {kind} with a value of its shape, {name} = T.zeros(…)"
+        return Lost(name, kind, line, is_tile, _type_name(found.value), found.loop, told)
 
     def changing(self, name: str, container: Any, method: str) -> None:
         """Before `name.append(…)` and the like."""

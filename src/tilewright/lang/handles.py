@@ -40,8 +40,11 @@ class Tile(Handle):
 
     reducer: str | None = None
 
-    def __init__(self, buffer: Buffer, kernel: Kernel | None = None) -> None:
+    def __init__(
+        self, buffer: Buffer, kernel: Kernel | None = None, declared: tuple[Any, ...] | None = None
+    ) -> None:
         self.buffer, self.kernel = buffer, kernel
+        self.extents = declared or tuple(map(plain, buffer.shape))  # sizes by name, where declared
 
     shape = property(lambda self: tuple(plain(self.region.extents[axis]) for axis in self.axes))
     ndim = property(lambda self: len(self.axes))
@@ -80,14 +83,22 @@ class Tile(Handle):
             code="whole-tile",
         )
 
-    def __getitem__(self, key: Any) -> Access | Tiles:
+    def __getitem__(self, key: Any) -> Any:
         keys = expand_key(self.buffer, key)
+        if any(hasattr(k, "tile_value") for k in keys):
+            return WORDS["read"](self, keys)
         if any(isinstance(k, slice) for k in keys):
-            return Tiles(self, keys)
+            given = len(key) if isinstance(key, (tuple, list)) else 1
+            return Tiles(self, keys, given < self.buffer.rank and Ellipsis not in _items(key))
         return Access(self, tuple(index_expr(self.buffer, axis, k) for axis, k in enumerate(keys)))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, Done):
+            return
+        keys = expand_key(self.buffer, key)
+        is_value = hasattr(value, "tile_value") and not isinstance(value, Tile)
+        if is_value or any(hasattr(each, "tile_value") for each in keys):
+            WORDS["store"](self, keys, value)
             return
         target = self[key]
         if isinstance(target, Access):
@@ -111,7 +122,7 @@ class Memory:
         return WORDS["view"](self.tile, shape, dtype)  # type: ignore[no-any-return]
 
 
-def _no_operator(self: Any, *_: Any) -> Any:
+def no_operator(self: Any, *_: Any) -> Any:
     if isinstance(self, Tiles):
         rank, kept = self.buffer.rank, len(self.axes)
         raise CompileError(
@@ -135,7 +146,7 @@ for _operator in (
     "ror xor rxor lshift rlshift rshift rrshift neg abs invert lt le gt ge iadd isub imul "
     "itruediv float int index"
 ).split():
-    setattr(Tile, f"__{_operator}__", _no_operator)
+    setattr(Tile, f"__{_operator}__", no_operator)
 
 
 class Access(Handle, Scalar):
@@ -199,9 +210,11 @@ class Tiles(Tile):
 
     axes: Any = None
     region: Any = None
+    tile_value = True  # in an expression it is read
 
-    def __init__(self, tile: Tile, keys: list[Any]) -> None:
-        self.tile = tile
+    def __init__(self, tile: Tile, keys: list[Any], short: bool = False) -> None:
+        self.tile, self.keys = tile, keys
+        self.short = short  # whether dimensions were left out
         super().__init__(tile.buffer, tile.kernel)
         buffer = tile.buffer
         starts, extents, axes = [], [], []
@@ -319,6 +332,12 @@ for _operator in "add sub mul truediv floordiv mod pow and or xor lshift rshift"
 
 
 # ── indices ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _items(key: Any) -> list[Any]:
+    """The indices that were written, those that are values left out: they compare to values."""
+    given = key if isinstance(key, (tuple, list)) else (key,)
+    return [each for each in given if each is Ellipsis]
 
 
 def expand_key(buffer: Buffer, key: Any) -> list[Any]:
@@ -459,6 +478,8 @@ def region_of(value: Any) -> Region:
     if isinstance(value, Handle):
         usable(value)
         return value.region  # type: ignore[no-any-return]
+    if hasattr(value, "tile_value"):
+        return WORDS["region"](value)  # type: ignore[no-any-return]
     not_lost(value)
     raise CompileError(
         f"T.{word()} needs a tensor, a tile or a region of one",

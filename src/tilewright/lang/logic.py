@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from tilewright.lang.handles import Tile, Variable
 from tilewright.lang.loops import Loop
 from tilewright.lang.scalar import concrete, is_number, is_runtime
 from tilewright.lang.state import Watch, refuse_change
+from tilewright.lang.values import combine, is_tile, is_value, lift
 from tilewright.lang.where import BEHALF, locate, users_frame
 from tilewright.support import limits
 from tilewright.support.errors import CompileError, Loc, entry, swap
@@ -121,7 +123,7 @@ class Branch:
 def condition(cond: Any) -> Any:
     """A bool expression, or the plain value when it is known."""
     cond = concrete(cond)
-    if isinstance(cond, Tile):
+    if isinstance(cond, Tile) or is_value(cond):
         return bool(cond)
     if is_runtime(cond):
         expr = truth(wrap(cond))
@@ -167,7 +169,10 @@ class Logic(Scopes):
         if not isinstance(value, Expr):
             return a() if value else b()
         what = "a side of a run-time `a if c else b`"
-        return select(value, self.lazily(a, what), self.lazily(b, what))
+        sides = self.lazily(a, what), self.lazily(b, what)
+        if any(map(is_tile, sides)):
+            return lift(select, value, *sides, what="`a if c else b`")
+        return select(value, *sides)
 
     def boolean(self, op: str, *thunks: Callable[[], Any]) -> Any:
         """`and` / `or` as a condition: only the truth of a side counts."""
@@ -229,6 +234,8 @@ class Logic(Scopes):
             return (a is b) == (op == "is")
         if op in ("in", "not in"):
             return self._contains(op, a, b)
+        if is_tile(a) or is_tile(b):
+            return combine(op, a, b)
         runtime = is_runtime(a) or is_runtime(b)
         for tile, other in ((a, b), (b, a)):
             if isinstance(tile, Tile) and (isinstance(other, Tile) or is_number(other)):
@@ -366,7 +373,7 @@ class PythonWords(Scopes):
 
     def chosen(self, function: Any, cond: Any, mark: int, *args: Any, **kwargs: Any) -> Any:
         """`T.if_then_else(cond, …)`, and calls that may turn out to be one."""
-        if getattr(function, "__wrapped__", None) is math.if_then_else and is_runtime(cond):
+        if inspect.unwrap(function) is math.if_then_else and is_runtime(cond):
             op = self.builder.effect_since(mark)
             if op is not None:
                 raise CompileError(

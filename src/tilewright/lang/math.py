@@ -221,6 +221,8 @@ def _operand(value: Any) -> Any:
 def max(*values: Any) -> Any:
     """The largest value; of a number and NaN, the number.
 
+    Of a tile, `T.max(x, dim=1)` is the largest along a dimension, and NaN stays.
+
     Example:
         for j in T.Parallel(64):
             Y[0, j] = T.max(X[2, j], 0.0)
@@ -231,6 +233,8 @@ def max(*values: Any) -> Any:
 
 def min(*values: Any) -> Any:
     """The smallest value; of a number and NaN, the number.
+
+    Of a tile, `T.min(x, dim=1)` is the smallest along a dimension, and NaN stays.
 
     Example:
         for j in T.Parallel(64):

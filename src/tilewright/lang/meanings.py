@@ -31,15 +31,14 @@ atomic_or: atomicOr
 atomic_xor: atomicXor
 ceildiv: cdiv ceil_div
 clamp: clip
-if_then_else: where
-Select: select
+where: select
 sync_threads: syncthreads barrier debug_barrier
 sync_warp: syncwarp
 Parallel: parallel
 Pipelined: pipelined pipeline
 Kernel: kernel
-max: fmax maximum
-min: fmin minimum
+max: fmax
+min: fmin
 abs: absolute fabs
 pow: power
 atan: arctan
@@ -52,7 +51,7 @@ Not: logical_not
 reinterpret: bitcast
 unroll: static_range range_constexpr
 popcount: popc
-infinity: inf
+inf: Inf infty
 cast: astype to type_cast
 vectorized: vectorize
 alloc_shared: shared alloc
@@ -63,9 +62,17 @@ any_sync: ballot_any
 transpose: permute
 print: device_print printf
 device_assert: assert_ static_assert
-all_of: all reduce_all
-any_of: any reduce_any
-cumsum: cumulative_sum associative_scan scan
+all: reduce_all
+any: reduce_any
+cumsum: cumulative_sum
+scan: associative_scan
+mean: avg average
+silu: swish
+hardsigmoid: hard_sigmoid
+arange: iota
+zeros: zeros_like
+ones: ones_like
+full: full_like
 reduce_max: amax
 reduce_min: amin
 warp_reduce_sum: warp_sum
@@ -78,13 +85,9 @@ shift_right: rshift
 """
 # words elsewhere, and what says the same here; what is indented belongs to the line above
 _SAID = """
-relu: T.max(x, 0)
 leaky_relu: T.if_then_else(x > 0, x, slope * x)
 relu6: T.clamp(x, 0, 6)
 hardtanh: T.clamp(x, -1, 1)
-gelu: 0.5 * x * (1 + T.erf(x * 0.7071067811865476))
-silu swish: x * T.sigmoid(x)
-softplus: T.log1p(T.exp(x))
 elu: T.if_then_else(x > 0, x, T.expm1(x))
 square: x * x
 reciprocal rcp: 1 / x
@@ -98,34 +101,27 @@ lerp: a + t * (b - a)
 nan: T.cast(float("nan"), dtype), or the number float("nan") itself
 pi: the number 3.141592653589793
 rand randn randint: pass random numbers as a tensor: kernels have no generator
-softmax: T.reduce_max(x, m, dim=1), T.exp(x[i, j] - m[i]) in T.Parallel, T.reduce_sum, divide
-log_softmax: T.reduce_max(x, m, dim=1), T.exp(x[i, j] - m[i]) in T.Parallel, T.reduce_sum, divide;
-    then T.log
-logsumexp: T.reduce_max, T.reduce_sum of T.exp(x - max), then T.log of it + max
-mean avg average reduce_mean: T.reduce_sum(tile, out, dim), and divide by the number of elements
-var: T.reduce_sum(tile, out, dim) of x and of x * x: E[x²] - E[x]²
-std: T.sqrt of the variance: T.reduce_sum(tile, out, dim) of x and of x * x: E[x²] - E[x]²
-norm: T.reduce_sum of x * x, then T.sqrt
-layer_norm: T.reduce_sum(tile, out, dim), and divide by the number of elements; T.reduce_sum(tile,
-    out, dim) of x and of x * x: E[x²] - E[x]²; then T.rsqrt(var + eps)
-rms_norm: T.reduce_sum of x * x, then x * T.rsqrt(sum / n + eps)
-sum: T.reduce_sum(tile, out, dim)
+softmax: e = T.exp(x - T.max(x, dim=1, keepdim=True)), then e / T.sum(e, dim=1, keepdim=True)
+log_softmax: y = x - T.max(x, dim=1, keepdim=True), then y - T.log(T.sum(T.exp(y), dim=1,
+    keepdim=True))
+logsumexp: top = T.max(x, dim=1), then top + T.log(T.sum(T.exp(x - top[:, None]), dim=1))
+std: T.sqrt(T.var(x, dim=1))
+norm: T.sqrt(T.sum(x * x, dim=1))
+layer_norm: (x - T.mean(x, dim=1, keepdim=True)) * T.rsqrt(T.var(x, dim=1, keepdim=True) + eps)
+rms_norm: x * T.rsqrt(T.mean(x * x, dim=1, keepdim=True) + eps)
+reduce_mean: T.mean(x, dim=1) of a value; T.reduce_sum(tile, out, dim), and divide by the number of
+    elements
 prod reduce_prod: T.reduce_sum of logarithms, or a T.serial loop
-argmax: T.reduce_max, then T.reduce_min of the indices where x equals it
-argmin: T.reduce_min, then T.reduce_min of the indices where x equals it
 topk top_k sort argsort: k times T.reduce_max, each time clearing the element that was found
 histogram bincount: T.alloc_reducer(bins), and `acc[bin] += 1` in T.Parallel
-zeros zeros_like: allocate a tile, and T.clear(tile)
-ones ones_like: allocate a tile, and T.fill(tile, 1)
-full full_like: allocate a tile, and T.fill(tile, value)
 memset: T.fill(tile, value)
 memcpy: T.copy(src, dst)
-arange iota: loop over indices: `for i in T.Parallel(n):`
-eye: T.if_then_else(i == j, 1, 0) in T.Parallel
-tril: T.if_then_else(i >= j, x[i, j], 0) in T.Parallel
-triu: T.if_then_else(i <= j, x[i, j], 0) in T.Parallel
-masked_fill: T.if_then_else(mask, value, x[i, j]) in T.Parallel
-expand_dims expand unsqueeze broadcast broadcast_to: index it: `f[i, j] = v[i]` in a T.Parallel loop
+eye: T.where(i.index[:, None] == j.index, 1, 0)
+tril: T.where(i.index[:, None] >= j.index, x, 0)
+triu: T.where(i.index[:, None] <= j.index, x, 0)
+masked_fill: T.where(mask, value, x)
+expand_dims expand unsqueeze broadcast broadcast_to: v[:, None] of a value; `f[i, j] = v[i]` in a
+    T.Parallel loop
 squeeze: T.reshape(tile, shape), or index it: tile[0, i]
 flatten ravel: T.reshape(tile, (n,))
 cat concat concatenate: T.copy each tile into a part of a larger one: T.copy(a, c[0:m, :])
@@ -139,15 +135,15 @@ flip: loop over elements: `for i, j in T.Parallel(m, n):`, and index both tiles:
 roll: loop over elements: `for i, j in T.Parallel(m, n):`, and index both tiles: y[i] = x[(i - k) %
     n]
 trans: transpose_A=True or transpose_B=True of T.gemm, or T.transpose(src, dst)
-dot matmul mm einsum mma wgmma tensordot: T.gemm(A, B, C) adds the product of two tiles to the tile
-    C
+dot matmul mm einsum mma wgmma tensordot: A[m, k] @ B[k, n] of values; T.gemm(A, B, C) adds the
+    product of two tiles to the tile C
 bmm: T.gemm(A, B, C) adds the product of two tiles to the tile C; give each batch a block: `with
     T.Kernel(m, n, batch)`
 outer: loop over elements: `for i, j in T.Parallel(m, n):`, and index both tiles: c[i, j] = a[i] *
     b[j]
 conv2d: read the window with T.Parallel into a tile, and T.gemm it
 im2col c2d_im2col: read the window with T.Parallel: reads outside a tensor give zero
-load ldg: T.copy(A[i, j], tile) reads a tile, A[i, j] an element
+ldg: T.load(A[m, :]) reads a tile, A[i, j] an element
 store: T.copy(tile, A[i, j]) writes a tile, A[i, j] = value an element
 make_block_ptr make_tensor_descriptor: T.copy(A[i, j], tile) reads a tile that begins there
 advance: index the next tile: T.copy(A[i, k * block], tile)

@@ -13,6 +13,7 @@ from tilewright.ir.op import Dim
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.handles import Tile
 from tilewright.lang.types import (
+    Extent,
     ScalarType,
     Size,
     TensorType,
@@ -137,7 +138,7 @@ def add_tensor(builder: Builder, name: str, kind: TensorType, *, partial: bool =
     check_packed(buffer)
     check_addressable(buffer)
     builder.params.append(buffer)
-    return Tile(buffer)
+    return Tile(buffer, declared=kind.shape)
 
 
 def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
@@ -308,5 +309,5 @@ def const(names: str, dtype: Any = None) -> Any:
                 expected=f"an argument declared with {name} as one of its sizes",
                 fix=f"declare one: A: T.Tensor(({name}, …), dtype); or compile with {name}=…",
             )
-        found.append(builder.consts[name])
+        found.append(Extent(builder.consts[name], name))
     return tuple(found) if len(found) > 1 else found[0]

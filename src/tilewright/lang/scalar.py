@@ -69,6 +69,7 @@ class Lost:
     is_tile: bool
     dtype: str  # of its value
     loop: bool  # whether the loop counts by it
+    told: str = ""  # what to do, where it is no number
 
     def fail(self, *_: Any) -> NoReturn:
         if self.kind == "kernel":
@@ -82,7 +83,9 @@ class Lost:
         fix = (
             f"before the {self.kind}: {self.name} = T.alloc_var({dtype}), then assign to it inside"
         )
-        if self.is_tile:
+        if self.told:
+            fix = self.told
+        elif self.is_tile:
             fix = f"allocate it before the {self.kind}"
         elif self.loop:
             fix = (

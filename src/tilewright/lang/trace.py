@@ -12,7 +12,14 @@ from types import FrameType, FunctionType
 from typing import Any
 
 from tilewright.ir.op import Program
-from tilewright.lang.builder import NAME_PARTS, Builder, Probed, building, current
+from tilewright.lang.builder import (
+    NAME_PARTS,
+    Builder,
+    Probed,
+    TracedAgain,
+    building,
+    current,
+)
 from tilewright.lang.check import check_program
 from tilewright.lang.env import Env
 from tilewright.lang.handles import Access, Tile, Variable, describe
@@ -20,6 +27,7 @@ from tilewright.lang.meanings import explained
 from tilewright.lang.params import add_parameter
 from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
 from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
+from tilewright.lang.tiles import default_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
@@ -118,11 +126,14 @@ def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
         raise CompileError(
             "T.prim_func takes a function", got=repr(function)[:60], fix="write it above a `def`"
         )
-    builder = Builder(function.__name__)
-    builder.loc = _loc_of(function)
     annotations = _annotations(function, names)
 
-    def call(run: FunctionType) -> Any:
+    def fresh() -> Builder:
+        builder = Builder(function.__name__)
+        builder.loc = _loc_of(function)
+        return builder
+
+    def call(into: Builder, run: FunctionType) -> Any:
         given = {}
         for name in _parameter_names(function):
             with at(_loc_of(function, name)):
@@ -135,10 +146,10 @@ def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
                         else f'write {name}: T.Tensor((M, N), "float32")',
                         code="annotation",
                     )
-                given[name] = add_parameter(builder, name, annotations[name])
+                given[name] = add_parameter(into, name, annotations[name])
         return run(**given)
 
-    returned = _run(function, builder, call)
+    builder, returned = _with_sizes(function, fresh, call)
     outputs = _outputs(builder, returned)
     program = builder.finish()
     check_program(program)
@@ -240,10 +251,31 @@ def _run(function: FunctionType, builder: Builder, call: Callable[[FunctionType]
         return _guarded(call, make(enter))
 
 
+def _with_sizes(
+    function: FunctionType,
+    fresh: Callable[[], Builder],
+    call: Callable[[Builder, FunctionType], Any],
+) -> tuple[Builder, Any]:
+    """Run the function; where it leaves sizes of tiles open, once to see what they are for, and
+    again with the sizes chosen."""
+    builder = fresh()
+    while True:
+        try:
+            returned = _run(function, builder, functools.partial(call, builder))
+        except TracedAgain:
+            tiles = builder.tiles
+        else:
+            if builder.tiles or not builder.open_tiles:
+                return builder, returned
+            tiles = default_sizes(builder)
+        carried, builder = builder.carried, fresh()
+        builder.carried, builder.tiles = carried, tiles
+
+
 def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any:
     try:
         return call(function)
-    except TilewrightError:
+    except (TilewrightError, TracedAgain):
         raise
     except RecursionError as error:
         loc, _ = locate_traceback(error.__traceback__)
@@ -400,7 +432,7 @@ def macro(function: Any = None, **_: Any) -> Any:
 
 # ── direct style ─────────────────────────────────────────────────────────────────────────────
 
-_DIRECT_WORDS = {"Kernel", "const", "empty"}
+_DIRECT_WORDS = {"Kernel", "const", "empty", "tile"}
 
 
 def is_direct(function: Any) -> bool:
@@ -438,12 +470,16 @@ def trace_direct(
     bound.apply_defaults()
     arguments = {n: bound.arguments.get(n, MISSING) for n in signature.parameters}
     annotations = _annotations(function, {})
-    builder = Builder(function.__name__)
-    builder.loc = _loc_of(function)
     arrays = {n: v for n, v in arguments.items() if v is MISSING or _is_array(v)}
-    builder.arguments = {n: None if v is MISSING else v for n, v in arrays.items()}
-    builder.plain = {n: v for n, v in arguments.items() if n not in arrays}
-    builder.consts, builder.stand_in = dict(consts or {}), stand_in
+
+    def fresh() -> Builder:
+        builder = Builder(function.__name__)
+        builder.loc = _loc_of(function)
+        builder.arguments = {n: None if v is MISSING else v for n, v in arrays.items()}
+        builder.plain = {n: v for n, v in arguments.items() if n not in arrays}
+        builder.consts, builder.stand_in = dict(consts or {}), stand_in
+        _find_sizes(function, builder, call)
+        return builder
 
     def call(into: Builder, run: FunctionType) -> Any:
         given = {}
@@ -456,8 +492,7 @@ def trace_direct(
                 given[name] = Undeclared(name, value is MISSING) if name in arrays else value
         return run(**given)
 
-    _find_sizes(function, builder, call)
-    returned = _run(function, builder, functools.partial(call, builder))
+    builder, returned = _with_sizes(function, fresh, call)
     outputs = _outputs(builder, returned)
     for name in consts or ():
         if name not in builder.asked:

@@ -172,6 +172,17 @@ for _name in ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__
     setattr(Size, _name, _size_operator(_name))
 
 
+class Extent(int):
+    """A size of `T.const`, which dimensions of values match by name."""
+
+    name: str
+
+    def __new__(cls, value: int, name: str) -> Extent:
+        made = super().__new__(cls, value)
+        made.name = name
+        return made
+
+
 def split_names(names: str) -> list[str]:
     """'M, N' or 'M N' as names."""
     if not isinstance(names, str):

@@ -15,6 +15,7 @@ from tilewright.ir.schedule import HOME
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
+from tilewright.lang.builder import CHOSEN
 from tilewright.support import env
 from tilewright.support.errors import CompileError
 
@@ -118,10 +119,18 @@ _COMPILED_FOR: ContextVar[str | Target] = ContextVar("compiled_for", default="au
 def compiled_for(target: str | Target) -> Iterator[None]:
     """Kernels that are traced inside are compiled for `target`."""
     token = _COMPILED_FOR.set(target)
+    chosen = CHOSEN.set(target.schedule if isinstance(target, Target) else CHOSEN.get())
     try:
         yield
     finally:
         _COMPILED_FOR.reset(token)
+        CHOSEN.reset(chosen)
+
+
+def traced_for(target: str | Target, pass_configs: Mapping[Any, Any] | None) -> Target:
+    """What a kernel's text may depend on: the target, with the sizes of tiles that are chosen."""
+    known = {str(name): value for name, value in (pass_configs or {}).items()}
+    return resolve(target).choosing(**{n: known[n] for n in ("tiles", "threads") if n in known})
 
 
 def current_target() -> Target:

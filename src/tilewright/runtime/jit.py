@@ -15,7 +15,7 @@ from tilewright.ir.op import Program
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.target import Target
 from tilewright.lang.trace import DirectTrace, PrimFunc, is_direct
-from tilewright.runtime.backends import compiled_for, resolve
+from tilewright.runtime.backends import compiled_for, resolve, traced_for
 from tilewright.runtime.configs import options_from
 from tilewright.runtime.direct import Direct, bind, key_of
 from tilewright.runtime.kernel import CompiledKernel
@@ -113,9 +113,12 @@ class Jit:
         self.signature = inspect.signature(fn)
         at_home(fn)
         self.context = Context(fn, look_inside=True)
-        self._direct = Direct(fn, self._compile_direct, lambda: resolve(self.target), self.context)
+        self._direct = Direct(fn, self._compile_direct, self._traced_for, self.context)
         self._kernels: dict[Any, Any] = self._direct.kernels if self.direct else {}
         self._others: dict[Any, Jit] = {}
+
+    def _traced_for(self) -> Target:
+        return traced_for(self.target, self.pass_configs)
 
     def __repr__(self) -> str:
         kind = "kernel function" if self.direct else "kernel factory"
@@ -140,7 +143,7 @@ class Jit:
             return self._direct.known(self._direct.bind(args, given, partial=True), sizes).kernel
         bound = bind(self.fn, self.signature, args, kwargs)
         values = (key_of(self.fn, name, value) for name, value in bound.items())
-        key = (resolve(self.target), self.context.key(), *values)
+        key = (self._traced_for(), self.context.key(), *values)
         kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self._kernels[key] = self._compile(self.prim_func(*args, **kwargs))
@@ -208,7 +211,7 @@ class Jit:
     @entry
     def prim_func(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """What the factory returns for these arguments, traced but not compiled."""
-        with compiled_for(self.target):
+        with compiled_for(self._traced_for()):
             made = self.fn(*args, **kwargs)
         if not isinstance(made, PrimFunc):
             raise CompileError(

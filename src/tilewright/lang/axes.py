@@ -1,0 +1,79 @@
+"""Dimensions of tile values: where they came from, and which of their places count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.ir.core import *
+from tilewright.lang.types import Extent
+from tilewright.support.errors import CompileError
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """A dimension of a value. Dimensions match where `key` is the same. `start` and `limit` are
+    those of a tile index: places from `limit - start` on are padding."""
+
+    name: str
+    size: int
+    key: Any
+    start: Expr = field(default_factory=lambda: const(0))
+    limit: Expr | None = None
+
+    def inside(self, place: Expr) -> Expr:
+        """Whether the place counts."""
+        return TRUE if self.limit is None else compare("<", self.start + place, self.limit)
+
+    @property
+    def count(self) -> Expr:
+        """How many places count."""
+        if self.limit is None:
+            return const(self.size)
+        return binary("min", const(self.size), self.limit - self.start)
+
+
+ONE = Axis("1", 1, None)
+
+
+def extent_axis(size: Any) -> Axis:
+    """The axis of a whole dimension of this size: by name for sizes of `T.const`."""
+    expr = wrap(size)
+    if not isinstance(expr, Const):
+        raise CompileError(
+            "`:` over a size that is known only at launch",
+            expected="a size known when the kernel is traced",
+            got=str(expr),
+            fix="loop over it: `for n in T.tile(N):`",
+            code="not-constant",
+        )
+    if expr.value == 1 and not isinstance(size, Extent):
+        return ONE
+    name = size.name if isinstance(size, Extent) else str(expr.value)
+    return Axis(name, int(expr.value), ("extent", name))
+
+
+def shape_text(axes: Sequence[Axis]) -> str:
+    return f"({', '.join(axis.name for axis in axes)}{',' * (len(axes) == 1)})"
+
+
+def broadcast(shapes: Sequence[tuple[Axis, ...]], what: str) -> tuple[Axis, ...]:
+    """The axes of values that are combined: aligned at the last, matched by where they came from;
+    only a 1 that was written stretches."""
+    found: list[Axis] = []
+    for at in range(1, max(map(len, shapes), default=0) + 1):
+        axes = [axes[-at] for axes in shapes if len(axes) >= at]
+        wide = [axis for axis in axes if axis is not ONE]
+        if any(axis.key != wide[0].key for axis in wide):
+            said = [shape_text(each) for each in dict.fromkeys(shapes)]
+            raise CompileError(
+                f"{what}: the shapes do not broadcast",
+                expected="dimensions of the same tile index or size, or a 1",
+                got=" and ".join(said),
+                fix="line the axes up: v[:, None] adds a dimension of 1; sizes that happen to be "
+                "equal do not match",
+                code="shape",
+            )
+        found.insert(0, wide[0] if wide else ONE)
+    return tuple(found)

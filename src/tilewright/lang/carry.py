@@ -1,0 +1,70 @@
+"""Names of tile values, and values that loops and branches change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.ir.core import *
+from tilewright.lang.axes import shape_text
+from tilewright.lang.builder import Builder, TracedAgain, current, current_block
+from tilewright.lang.values import Product, Value, again, depends, filled, live, over, value_of
+from tilewright.lang.where import locate
+from tilewright.support.errors import CompileError
+
+
+def named(value: Value, name: str | None) -> Value:
+    """The value under a name: it is computed once, where it got the name."""
+    if value.is_named:
+        return named(again(value), name)
+    value.name, value.position = name or value.name, current().position()
+    value.is_named = not value.is_formula or name in current().carried
+    return value
+
+
+def carry(name: str, old: Value, new: Any) -> Value:
+    """The value that `name` has after a loop or a branch gave it a new one: the memory of `old`
+    takes it."""
+    builder = current_block()
+    made = value_of(new)
+    if [a.key for a in made.axes] != [a.key for a in old.axes] or made.kind != old.kind:
+        shape = [a.key for a in made.axes] != [a.key for a in old.axes]
+        raise CompileError(
+            f"{name!r} changes its {'shape' if shape else 'type'} inside a run-time loop or branch",
+            expected=f"{shape_text(old.axes)} {old.kind}, as before it",
+            got=f"{shape_text(made.axes)} {made.kind}",
+            fix=f"start with the same shape: {name} = T.zeros({shape_text(made.axes)}, "
+            f'"{made.kind}")'
+            if shape
+            else f'cast it: {name} = T.cast(…, "{old.kind}")',
+            code="rebinding",
+        )
+    if not old.is_named:  # it may have been read as a formula
+        builder.carried.add(name)
+        raise TracedAgain
+    buffer = old.hold()
+    own = {id(made)} | ({id(made.init)} if isinstance(made, Product) else set())
+    for value in live(builder):
+        needed = value.is_named or not depends(made, value)
+        if needed and value is not old and id(value) not in own and depends(value, old):
+            value.hold()
+    if isinstance(made, Product) and made.held((Space.FRAGMENT, ())) is None:
+        if made.init is None:
+            builder.emit(Fill(whole(buffer), const(0, buffer.dtype)))
+        elif made.init is not old:
+            builder.emit(_elementwise(builder, made.init, old, buffer))
+        builder.emit(made.gemm_into(buffer))
+    elif made is not old:
+        builder.emit(_elementwise(builder, made, old, buffer))
+    held = Value.of(old.axes, buffer)
+    held.name, held.is_named = old.name, True
+    return held
+
+
+def _elementwise(builder: Builder, value: Value, old: Value, buffer: Buffer) -> Op:
+    """buffer = value, which may read each element of the old content where it writes it."""
+    vars, places = over(builder, value.axes)
+    element = value.element(places)
+    real = value._real(places)
+    if any(x.buffer == buffer and x.indices != real for x in loads(element)):
+        element = Load(value.hold(), real)
+    return filled(buffer, vars, cast(element, buffer.dtype), locate())

@@ -1,0 +1,567 @@
+"""Words on tile values: loads, constants, choices, reductions, scans."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.lang import compute, math, move
+from tilewright.lang.alloc import alloc_var
+from tilewright.lang.atomics import atomic_add as atomic_add_element
+from tilewright.lang.axes import ONE, broadcast, shape_text
+from tilewright.lang.builder import current, current_block
+from tilewright.lang.handles import Tile, Tiles
+from tilewright.lang.indexing import guarded_map, read
+from tilewright.lang.types import shape_tuple, static_int
+from tilewright.lang.values import (
+    Places,
+    Value,
+    axis_of,
+    is_tile,
+    lift,
+    over,
+    own_places,
+    value_of,
+)
+from tilewright.support.errors import CompileError, word
+
+_any = builtins.any
+inf = float("inf")
+
+
+def elementwise(function: Callable[..., Any], keeps: bool = False) -> Callable[..., Any]:
+    """A word of numbers that works on tiles too: narrow floats are computed as float32, unless the
+    word `keeps` their type."""
+
+    def compute_one(*args: Any, **kwargs: Any) -> Any:
+        if not keeps:
+            args = tuple(map(_wide, args))
+        return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if _any(map(is_tile, args)):
+            return lift(lambda *each: compute_one(*each, **kwargs), *args, what=f"T.{word()}")
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def _wide(x: Any) -> Any:
+    narrow = isinstance(x, Expr) and x.dtype.is_float and x.dtype.bits < 32
+    return cast(x, FLOAT32) if narrow else x
+
+
+# ── making values ────────────────────────────────────────────────────────────────────────────────
+
+
+def load(source: Any, *more: Any, fill: Any = 0) -> Any:
+    """The elements of a tensor at an index, read now; `fill` outside the tensor.
+
+    >>> @tw.jit
+    ... def shifted(X):
+    ...     N = T.const("N")
+    ...     X: T.Tensor((N,), "float32")
+    ...     Y = T.empty((N,), "float32")
+    ...     for n in T.tile(N):
+    ...         Y[n] = T.load(X[n + 1], fill=-1)
+    ...     return Y
+    >>> shifted(np.arange(4, dtype=np.float32)).tolist()
+    [1.0, 2.0, 3.0, -1.0]
+    """
+    if more:
+        raise CompileError(
+            "T.load reads one place",
+            got=f"{1 + len(more)} arguments",
+            fix="index the tensor: T.load(A[m, :]) is a tile, A[i] an element; what lies outside "
+            "reads as fill=",
+            code="arguments",
+        )
+    if isinstance(source, Tiles):
+        return read(source.tile, source.keys, fill)
+    if isinstance(source, Tile):
+        return read(source, [slice(None)] * source.ndim, fill)
+    if isinstance(source, Value):
+        box = source.box
+        return source if box is None else read(box.tile, box.keys, fill)
+    return current("T.load").let(wrap(source))
+
+
+def full(shape: Any, value: Any, dtype: Any = "float32") -> Any:
+    """A value of this shape, all of one number; of shape `()` a variable.
+
+    >>> @tw.jit
+    ... def sevens(X):
+    ...     N = T.const("N")
+    ...     X: T.Tensor((N,), "float32")
+    ...     Y = T.empty((N,), "float32")
+    ...     for n in T.tile(N):
+    ...         Y[n] = T.full((n,), 7)
+    ...     return Y
+    >>> sevens(np.zeros(3, np.float32)).tolist()
+    [7.0, 7.0, 7.0]
+    """
+    kind = find_dtype(dtype)
+    dims = shape if isinstance(shape, (tuple, list)) else (shape,)
+    if not dims:
+        return alloc_var(dtype, init=value)
+    number = current_block().snapshot(cast(wrap(value, kind), kind))
+    made = Value(tuple(map(axis_of, dims)), kind, lambda _: number)
+    made.is_formula = False  # mostly where a sum starts
+    return made
+
+
+def zeros(shape: Any, dtype: Any = "float32") -> Any:
+    """A value of this shape, all zero: where sums start.
+
+    Example:
+        Y[0, :] = T.zeros((64,)) - 1
+        # Y[0]: -1 -1
+    """
+    return full(shape, 0, dtype)
+
+
+def ones(shape: Any, dtype: Any = "float32") -> Any:
+    """A value of this shape, all one.
+
+    Example:
+        Y[0, :] = T.ones((64,)) * 3
+        # Y[0]: 3 3
+    """
+    return full(shape, 1, dtype)
+
+
+def arange(n: Any, *more: Any) -> Value:
+    """0, 1, … n - 1, as int32.
+
+    Example:
+        M[:] = T.arange(64) * 2
+        # M: 0 2 4 6
+    """
+    if more:
+        raise CompileError(
+            "T.arange counts from 0",
+            got=f"{1 + len(more)} arguments",
+            fix="write T.arange(n) + start",
+            code="arguments",
+        )
+    return Value((axis_of(n),), INT32, lambda places: places[0])
+
+
+def where(cond: Any, a: Any, b: Any) -> Any:
+    """a where cond, else b, element by element.
+
+    Example:
+        x = T.load(X[:, :])
+        Y[:, :] = T.where(x > 1, x, 0)
+        # Y[0]: 0 0 2 3
+    """
+
+    def choose(c: Any, x: Any, y: Any) -> Expr:
+        kinds = [each.dtype for each in (x, y) if isinstance(each, Expr)]
+        kind = functools.reduce(promote, kinds) if kinds else None
+        if kind is not None and kind.is_int and _any(isinstance(e, float) for e in (x, y)):
+            kind = FLOAT32
+        return select(c, *(cast(wrap(e, kind), kind) if kind else wrap(e) for e in (x, y)))
+
+    if not _any(map(is_tile, (cond, a, b))):
+        return math.if_then_else(cond, a, b)
+    return lift(choose, cond, a, b, what="T.where")
+
+
+def _extreme(name: str) -> Callable[[Any, Any], Any]:
+    def either(a: Any, b: Any) -> Any:
+        if not _any(map(is_tile, (a, b))):
+            return getattr(math, name)(a, b)
+        return lift(_keeping_nan(name), a, b, what=f"T.{name}imum")
+
+    return either
+
+
+def _keeping_nan(name: str) -> Callable[[Any, Any], Any]:
+    return lambda a, b: getattr(math, name)(a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger of two, element by element.
+
+    Example:
+        Y[:, :] = T.maximum(X[:, :], 2)
+        # Y[0]: 2 2 2 3
+    """
+    return _extreme("max")(a, b)
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller of two, element by element.
+
+    Example:
+        Y[:, :] = T.minimum(X[:, :], 2)
+        # Y[0]: 0 1 2 2
+    """
+    return _extreme("min")(a, b)
+
+
+# ── reductions ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _dims(x: Value, dim: Any) -> list[int]:
+    found = []
+    for each in dim if isinstance(dim, (tuple, list)) else (dim,):
+        at = static_int(each, f"dim of T.{word()}")
+        if not -x.ndim <= at < x.ndim:
+            raise CompileError(
+                f"T.{word()}: a value of shape {shape_text(x.axes)} has no dimension {at}",
+                expected=f"{-x.ndim} … {x.ndim - 1}",
+                got=str(at),
+                fix="dimensions count from 0, or from -1 backwards",
+                code="index",
+            )
+        found.append(at % x.ndim)
+    return sorted(set(found))
+
+
+def _identity(op: str, kind: DType) -> Expr:
+    if op in ("max", "min"):
+        top = math.infinity(kind) if kind.is_float else math.max_value(kind)
+        return top if op == "min" else -top if kind.is_float else math.min_value(kind)
+    return const(op == "all", kind) if kind.is_bool else const(0, kind)
+
+
+def _reduced(x: Value, op: str, dims: list[int], keepdim: bool) -> Any:
+    """x folded along `dims`; padding does not take part."""
+    builder = current_block()
+    ragged = [x.axes[d] for d in dims if x.axes[d].limit is not None]
+    if ragged:
+        inner = x
+
+        def at(places: Places) -> Expr:
+            inside: Expr = TRUE
+            for axis, place in zip(inner.axes, places, strict=True):
+                if axis in ragged:
+                    inside = logical_and(inside, axis.inside(place))
+            return select(inside, inner.element(places), _identity(op, inner.kind))
+
+        x = Value(inner.axes, inner.kind, at, (inner,))
+    axes, buffer = list(x.real), x.hold()
+    for dim in reversed(dims):
+        axis = x.axes[dim]
+        if axis is ONE:
+            continue
+        where = next(k for k, each in enumerate(axes) if each is axis)
+        long = [k for k, each in enumerate(axes) if each.size != 1]
+        rest = [each for k, each in enumerate(axes) if k != where]
+        space = Space.FRAGMENT if rest else Space.SHARED
+        shape = tuple(const(each.size) for each in rest) or (const(1),)
+        dst = Buffer(builder.fresh(builder.hint, op), shape, buffer.dtype, space)
+        builder.emit(Alloc(dst))
+        if axis.size == 1:
+            builder.emit(Copy(whole(buffer), whole(dst)))
+        else:
+            builder.emit(Reduce(op, whole(buffer), whole(dst), long.index(where)))
+        axes, buffer = rest, dst
+    kept = [ONE if k in dims else axis for k, axis in enumerate(x.axes)]
+    shown = kept if keepdim else [a for k, a in enumerate(x.axes) if k not in dims]
+    if not axes:
+        number = builder.let(Load(buffer, (const(0),)), builder.hint or op)
+        if not shown:
+            variable = alloc_var(str(buffer.dtype), init=number)
+            return variable
+        return Value(tuple(shown), buffer.dtype, lambda _: number)
+    return Value.of(tuple(shown), buffer)
+
+
+def _summed(x: Any) -> Value:
+    """x in the type that sums have."""
+    value = value_of(x)
+    narrow = value.kind.is_float and value.kind.bits < 32
+    small = value.kind.is_bool or (value.kind.is_int and value.kind.bits < 32)
+    return (
+        lift(lambda e: cast(e, FLOAT32 if narrow else INT32), value) if narrow or small else value
+    )
+
+
+def sum(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """The sum along one or several dimensions.
+
+    >>> @tw.jit
+    ... def rows(X):
+    ...     M, N = T.const("M, N")
+    ...     X: T.Tensor((M, N), "float32")
+    ...     Y = T.empty((M,), "float32")
+    ...     for m in T.tile(M):
+    ...         Y[m] = T.sum(X[m, :], dim=1)
+    ...     return Y
+    >>> rows(np.ones((3, 5), np.float32)).tolist()
+    [5.0, 5.0, 5.0]
+    """
+    value = _summed(x)
+    return _reduced(value, "sum", _dims(value, dim), keepdim)
+
+
+def _count(value: Value, dims: list[int]) -> Expr:
+    """How many elements are folded into one."""
+    total: Expr = const(1)
+    for dim in dims:
+        total = total * value.axes[dim].count
+    return cast(total, FLOAT32)
+
+
+def mean(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """The mean along one or several dimensions.
+
+    Example:
+        Y[0, :] = T.mean(X[:, :], dim=1)
+        # Y[0]: 31.5 30.5 29.5
+    """
+    value = _summed(x)
+    dims = _dims(value, dim)
+    count = _count(value, dims)
+    return _reduced(value, "sum", dims, keepdim) / count
+
+
+def var(x: Any, *, dim: Any, keepdim: bool = False, correction: int = 0) -> Any:
+    """The variance along one or several dimensions: divided by n, or n - 1 with correction=1.
+
+    Example:
+        Y[0, :] = T.var(X[:, :], dim=1)
+        # Y[0]: 341.25 341.25
+    """
+    value = _summed(x)
+    dims = _dims(value, dim)
+    if not value.is_named:
+        value.is_named = True  # it is read twice
+    off = value - mean(value, dim=dim, keepdim=True)
+    count = _count(value, dims) - float(correction)
+    return _reduced(off * off, "sum", dims, keepdim) / count
+
+
+def _folding(name: str) -> Callable[..., Any]:
+    elementwise_name = f"T.{name}imum(a, b)"
+
+    def word(*values: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        if dim is None:
+            if _any(map(is_tile, values)):
+                raise CompileError(
+                    f"T.{name} of tiles folds along a dimension",
+                    expected=f"T.{name}(x, dim=1)",
+                    fix=f"give dim=; the {name}imum of two tiles is {elementwise_name}",
+                    code="arguments",
+                )
+            return getattr(math, name)(*values)
+        value = value_of(values[0])
+        return _reduced(value, name, _dims(value, dim), keepdim)
+
+    return word
+
+
+max = functools.wraps(math.max)(_folding("max"))
+min = functools.wraps(math.min)(_folding("min"))
+
+
+def _tested(x: Any) -> Any:
+    return lift(truth, value_of(x))
+
+
+def any(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """Whether any element along one or several dimensions is true.
+
+    Example:
+        M[:] = T.any(X[:, :] > 62, dim=1)
+        # M: 1 0 0
+    """
+    value = _tested(x)
+    return _reduced(value, "any", _dims(value, dim), keepdim)
+
+
+def all(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """Whether all elements along one or several dimensions are true.
+
+    Example:
+        M[:] = T.all(X[:, :] >= 0, dim=1)
+        # M: 1 0 0
+    """
+    value = _tested(x)
+    return _reduced(value, "all", _dims(value, dim), keepdim)
+
+
+def _first(name: str) -> Callable[..., Any]:
+    """argmax and argmin: the first place of the extreme; a NaN wins."""
+
+    def word(x: Any, *, dim: int, keepdim: bool = False) -> Any:
+        value = value_of(x)
+        if not value.is_named:
+            value.is_named = True  # it is read twice
+        dims = _dims(value, dim)
+        axis = value.axes[dims[0]]
+        top = _reduced(value, name, dims, True)
+        last = const(axis.size)
+        at = [ONE] * value.ndim
+        at[dims[0]] = axis
+        places = Value(tuple(at), INT32, lambda p: p[dims[0]])
+
+        def found(element: Any, best: Any, place: Any) -> Expr:
+            hit = compare("==", element, best)
+            if element.dtype.is_float:
+                hit = binary("or", hit, compare("!=", element, element))
+            return select(hit, place, last)
+
+        return _reduced(lift(found, value, top, places), "min", dims, keepdim)
+
+    return word
+
+
+def argmax(x: Any, *, dim: int, keepdim: bool = False) -> Any:
+    """The first place of the largest element along a dimension, as int32; NaN counts as largest.
+
+    Example:
+        M[:] = T.argmax(X[:, :], dim=1)
+        # M: 63 63
+    """
+    return _first("max")(x, dim=dim, keepdim=keepdim)
+
+
+def argmin(x: Any, *, dim: int, keepdim: bool = False) -> Any:
+    """The first place of the smallest element along a dimension, as int32; NaN counts as smallest.
+
+    Example:
+        M[:] = T.argmin(X[:, :], dim=1)
+        # M: 0 0
+    """
+    return _first("min")(x, dim=dim, keepdim=keepdim)
+
+
+# ── functions that models use ────────────────────────────────────────────────────────────────────
+
+
+def _activation(
+    name: str, doc: str, shown: str, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A word of one element; `shown` is what it makes of -1, 0, 1."""
+
+    def word(x: Any, **options: Any) -> Any:
+        return elementwise(function)(x, **options)
+
+    word.__name__ = word.__qualname__ = name
+    word.__doc__ = f"{doc}\n\nExample:\n    Y[:, :] = T.{name}(X[:, :] - 1)\n    # Y[0]: {shown}\n"
+    return word
+
+
+def _gelu(x: Any, approximate: str = "none") -> Any:
+    if approximate == "tanh":
+        return 0.5 * x * (1.0 + math.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1.0 + math.erf(x * 0.7071067811865476))
+
+
+gelu = _activation(
+    "gelu", 'x · Φ(x), by erf; by tanh with approximate="tanh".', "-0.1587 0 0.8413", _gelu
+)
+relu = _activation("relu", "max(x, 0).", "0 0 1", lambda x: math.max(x, 0.0))
+silu = _activation("silu", "x · sigmoid(x).", "-0.2689 0 0.7311", lambda x: x * math.sigmoid(x))
+softplus = _activation(
+    "softplus", "log(1 + eˣ).", "0.3133 0.6931 1.3133",
+    lambda x: math.max(x, 0.0) + math.log1p(math.exp(-math.abs(x))),
+)  # fmt: skip
+mish = _activation(
+    "mish", "x · tanh(softplus(x)).", "-0.3034 0 0.8651",
+    lambda x: x * math.tanh(math.max(x, 0.0) + math.log1p(math.exp(-math.abs(x)))),
+)  # fmt: skip
+hardsigmoid = _activation(
+    "hardsigmoid", "x / 6 + 1 / 2, between 0 and 1.", "0.3333 0.5 0.6667",
+    lambda x: math.clamp(x / 6.0 + 0.5, 0.0, 1.0),
+)  # fmt: skip
+
+
+# ── words that have another form ─────────────────────────────────────────────────────────────────
+
+
+def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> Any:
+    if not isinstance(src, (Value, Tiles)) or dst is not None:
+        return compute.cumsum(src, dst, dim, reverse)
+    return scan(src, "sum", dim=dim, reverse=reverse)
+
+
+def scan(x: Any, op: str, *, dim: int, reverse: bool = False) -> Value:
+    """The inclusive scan along a dimension: `op` is sum or max.
+
+    Example:
+        Y[:, :] = T.scan(X[:, :], "sum", dim=1)
+        # Y[0]: 0 1 3 6
+    """
+    builder = current_block()
+    value = _summed(x) if op == "sum" else value_of(x)
+    (at,) = _dims(value, dim)
+    axis = value.axes[at]
+    if axis is ONE or axis.size == 1:
+        return value
+    if reverse and axis.limit is not None:
+        inner = value
+        value = Value(
+            inner.axes,
+            inner.kind,
+            lambda p: select(axis.inside(p[at]), inner.element(p), _identity(op, inner.kind)),
+            (inner,),
+        )
+    source = value.hold()
+    long = [k for k, each in enumerate(value.real) if each.size != 1]
+    dst = Buffer(builder.fresh(builder.hint, "scan"), source.shape, source.dtype, Space.FRAGMENT)
+    builder.emit(Alloc(dst))
+    dim_of = long.index(next(k for k, each in enumerate(value.real) if each is axis))
+    builder.emit(Scan(op, whole(source), whole(dst), dim_of, bool(reverse)))
+    return Value.of(value.axes, dst)
+
+
+def reshape(src: Any, *shape: Any) -> Any:
+    """The same elements under another shape, row-major.
+
+    Example:
+        x = T.reshape(T.load(X[:, :]), (32, 128))
+        Y[0, :] = x[0, 64:128]
+        # Y[0]: -1 0 1 2
+    """
+    if not isinstance(src, Value):
+        return move.reshape(src, *shape)
+    dims = shape_tuple(shape[0]) if len(shape) == 1 and not hasattr(shape[0], "axis") else shape
+    axes = tuple(map(axis_of, dims))
+    if _any(a.limit is not None for a in (*src.axes, *axes) if a not in src.axes or a not in axes):
+        raise CompileError(
+            "T.reshape of a tile whose end may be ragged",
+            got=f"{shape_text(src.axes)} as {shape_text(axes)}",
+            fix="reshape whole dimensions only, or pin a size that divides the range",
+            code="shape",
+        )
+
+    def at(places: Places) -> Expr:
+        linear: Expr = const(0)
+        for axis, place in zip(axes, places, strict=True):
+            linear = linear * axis.size + place
+        found: list[Expr] = []
+        for axis in reversed(src.axes):
+            found.insert(0, linear % axis.size)
+            linear = linear // axis.size
+        return src.element(tuple(found))
+
+    return Value(axes, src.kind, at, (src,))
+
+
+def atomic_add(dst: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(dst, Value) or dst.box is None:
+        return atomic_add_element(dst, value, *args, **kwargs)
+    builder = current_block()
+    box, made = dst.box, value_of(value)
+    broadcast([box.axes, made.axes], "T.atomic_add")
+    vars, places = over(builder, box.axes)
+    element_of = Region(box.buffer, box.indices(places), tuple(const(1) for _ in box.buffer.shape))
+    op = Atomic(
+        "add", element_of, cast(made.element(own_places(made, box.axes, places)), box.buffer.dtype)
+    )
+    builder.emit(guarded_map(vars, box, places, op))
+    return None
+
+
+for _ours, _theirs in ((cumsum, compute.cumsum), (atomic_add, atomic_add_element)):
+    _ours.__doc__ = _theirs.__doc__

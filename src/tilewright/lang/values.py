@@ -1,0 +1,549 @@
+"""Tile values: expressions over whole tiles, which allocate their own results.
+
+A value is a function from places to an expression, over axes that remember where they came from.
+Arithmetic on values makes values and emits nothing. A value becomes memory when it is reduced,
+multiplied or needed under a name: a fragment, or shared memory for an operand of `@` that has to be
+there. The ops stand where the value was made, however late it is used.
+
+The last tile of a range is padded. `Axis.inside` tells which places count; what a word could see of
+the others is masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+from weakref import ref
+
+from tilewright.ir.core import *
+from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
+from tilewright.lang.builder import Builder, current, current_block
+from tilewright.lang.handles import WORDS, Tile, Tiles, no_operator
+from tilewright.lang.scalar import Scalar, is_number
+from tilewright.lang.types import ScalarType, integer
+from tilewright.lang.where import locate
+from tilewright.support.errors import CompileError, Loc
+
+Places = tuple[Expr, ...]
+At = Callable[[Places], Expr]
+
+
+@dataclass(eq=False)
+class Box:
+    """What an index of a buffer names: `axes` of the result, and the buffer's `indices` at places
+    on them. `region`: as a box of the buffer, where no index is a value. `loose`: the axes whose
+    padding lies inside the buffer, or may."""
+
+    tile: Tile
+    keys: Sequence[Any]
+    axes: tuple[Axis, ...]
+    indices: Callable[[Places], Places]
+    region: Region | None
+    loose: tuple[Axis, ...]
+    parts: tuple[Value, ...]
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.tile.buffer
+
+
+class Value:
+    """A tile of numbers."""
+
+    tile_value = True  # expressions leave arithmetic with it to it
+    source: Buffer | None = None  # the memory that it reads itself
+    region: Region | None = None  # that it is a plain copy of
+    box: Box | None = None  # that it was read from
+    base: Value | None = None  # that it is the transpose of
+    is_named = False
+    is_formula = True  # of indices and scalars alone: cheaper computed again than kept
+
+    def __init__(
+        self, axes: tuple[Axis, ...], dtype: DType, at: At, parts: Iterable[Value] = ()
+    ) -> None:
+        builder = current("a value")
+        self.axes, self.at = axes, at
+        self.kind, self.parts = dtype, tuple(parts)
+        self.position = builder.position()
+        self.loc = locate()
+        self.name: str | None = None
+        self._held: dict[Any, tuple[Buffer, int]] = {}
+        self.writes = 0
+        self.is_formula = self.is_formula and all(part.is_formula for part in self.parts)
+        builder.values.append(ref(self))
+
+    # ── what users see ──
+
+    dtype = property(lambda self: ScalarType(self.kind))
+    ndim = property(lambda self: len(self.axes))
+    shape = property(lambda self: tuple(axis.size for axis in self.axes))
+
+    @property
+    def T(self) -> Value:
+        """The value with its two dimensions exchanged."""
+        if len(self.axes) != 2:
+            raise CompileError(
+                ".T exchanges the dimensions of a matrix",
+                got=f"a value of shape {shape_text(self.axes)}",
+                fix="index the others away: X[b, m, k].T",
+                code="shape",
+            )
+        made = Value(self.axes[::-1], self.kind, lambda p: self.element(p[::-1]), (self,))
+        made.base = self
+        return made
+
+    def astype(self, to: Any) -> Value:
+        return lift(lambda x: cast(x, ScalarType(to).dtype), self)  # type: ignore[no-any-return]
+
+    def __getitem__(self, key: Any) -> Any:
+        return WORDS["slice"](self, key if isinstance(key, tuple) else (key,))
+
+    def __bool__(self) -> bool:
+        raise CompileError(
+            "a tile is no condition",
+            got=f"a value of shape {shape_text(self.axes)}",
+            fix="choose elements with T.where(cond, a, b); join conditions with & | ~, and write "
+            "0 < x < 1 as (0 < x) & (x < 1); T.any(x, dim=…) makes one",
+            code="whole-tile",
+        )
+
+    def __iter__(self) -> Any:
+        raise CompileError(
+            "a tile cannot be iterated", fix="take a part: x[0:4]; or loop with T.tile"
+        )
+
+    def __repr__(self) -> str:
+        return f"<value {self.name or ''}{shape_text(self.axes)} {self.kind}>"
+
+    __hash__ = object.__hash__
+
+    # ── elements and memory ──
+
+    def element(self, places: Places) -> Expr:
+        """The element at `places`, one for each axis."""
+        if self.is_named or self.is_stale or self._held:
+            return Load(self.hold(), self._real(places), self.loc)
+        return self.at(places)
+
+    @property
+    def is_stale(self) -> bool:
+        return self.source is not None and current().writes(self.source) != self.writes
+
+    def _real(self, places: Places) -> Places:
+        return tuple(p for p, axis in zip(places, self.axes, strict=True) if axis is not ONE)
+
+    @property
+    def real(self) -> tuple[Axis, ...]:
+        return tuple(axis for axis in self.axes if axis is not ONE)
+
+    def held(self, key: Any) -> Buffer | None:
+        found = self._held.get(key)
+        if found is None or current().writes(found[0]) != found[1]:
+            return None
+        return found[0]
+
+    def hold(self, space: Space = Space.FRAGMENT, masked: tuple[Axis, ...] = ()) -> Buffer:
+        """The value in memory, made where it stands; zero in the padding of the axes `masked`."""
+        masked = tuple(axis for axis in masked if axis.limit is not None)
+        key = (space, tuple(axis.key for axis in masked))
+        found = self.held(key)
+        if found is None:
+            builder = current()
+            builder.footprints.append(self.real)
+            found = self.make(builder, space, masked)
+            self._held[key] = found, builder.writes(found)
+            if not masked and not self.region:
+                self.at, self.parts = partial(self._kept, found), ()
+        return found
+
+    def _kept(self, buffer: Buffer, places: Places) -> Expr:
+        return Load(buffer, self._real(places), self.loc)
+
+    @classmethod
+    def of(cls, axes: tuple[Axis, ...], buffer: Buffer) -> Value:
+        """What a fragment holds now."""
+        made = Value(axes, buffer.dtype, lambda places: const(0))
+        made.at, made.is_formula = partial(made._kept, buffer), False
+        made._held[Space.FRAGMENT, ()] = buffer, current().writes(buffer)
+        return made
+
+    def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
+        buffer = new_tile(builder, self, space)
+        add = partial(builder.emit_at, self.position)
+        add(Alloc(buffer, loc=self.loc))
+        if self.region is not None and not masked:
+            add(Copy(self.region, whole(buffer), loc=self.loc))
+            return buffer
+        if not self.real:
+            add(Store(buffer, (), self.at(tuple(const(0) for _ in self.axes)), loc=self.loc))
+            return buffer
+        add(self.map_into(builder, buffer, masked))
+        return buffer
+
+    def map_into(self, builder: Builder, buffer: Buffer, masked: tuple[Axis, ...] = ()) -> Op:
+        """buffer = this value, element by element."""
+        vars, places = over(builder, self.axes)
+        value = self.at(places)
+        for axis, place in zip(self.axes, places, strict=True):
+            if axis in masked:
+                value = select(axis.inside(place), value, const(0, value.dtype))
+        return filled(buffer, vars, cast(value, buffer.dtype), self.loc)
+
+
+def filled(buffer: Buffer, vars: tuple[Var, ...], value: Expr, loc: Loc | None) -> Op:
+    """buffer[vars] = value, for all of `vars`."""
+    if isinstance(value, Const):
+        return Fill(whole(buffer), value, loc=loc)
+    return Map(vars, buffer.shape, (Store(buffer, vars, value, loc=loc),), loc=loc)
+
+
+def over(builder: Builder, axes: Sequence[Axis]) -> tuple[tuple[Var, ...], Places]:
+    """A variable for each axis that is no 1, and the place on each axis."""
+    places = tuple(
+        const(0) if axis is ONE else builder.var(_short(axis.name), INT32, "i") for axis in axes
+    )
+    return tuple(p for p in places if isinstance(p, Var)), places
+
+
+def _short(name: str) -> str:
+    return f"{name}_" if name.isidentifier() else "i"
+
+
+def new_tile(builder: Builder, value: Value, space: Space) -> Buffer:
+    name = builder.fresh(value.name, "tile")
+    shape = tuple(const(axis.size) for axis in value.real)
+    return Buffer(name, shape, value.kind, space)
+
+
+def live(builder: Builder) -> list[Value]:
+    """Values that something still stands for, in the order in which they were made."""
+    builder.values = [each for each in builder.values if each() is not None]
+    return [value for each in builder.values if (value := each()) is not None]
+
+
+def depends(value: Value, on: Value) -> bool:
+    return value is on or any(depends(part, on) for part in value.parts)
+
+
+# ── arithmetic ───────────────────────────────────────────────────────────────────────────────────
+
+
+def is_tile(x: Any) -> bool:
+    """Whether arithmetic on it is arithmetic on tiles."""
+    return isinstance(x, (Value, Tiles, TileIndex))
+
+
+def is_value(x: Any) -> bool:
+    return isinstance(x, Value)
+
+
+def value_of(x: Any) -> Value:
+    """A value, a tile or a region as a value; a number as one without dimensions."""
+    if isinstance(x, Value):
+        return x
+    if isinstance(x, TileIndex):
+        return x.index
+    if isinstance(x, Tiles):
+        if x.short or current("a value").in_map:
+            no_operator(x)
+        return WORDS["read"](x.tile, x.keys)  # type: ignore[no-any-return]
+    expr = current("a value").snapshot(x)
+    return Value((), expr.dtype, lambda _: expr)
+
+
+def lift(function: Callable[..., Any], *args: Any, what: str = "this operation") -> Any:
+    """A function of numbers, applied to elements."""
+    values = [value_of(x) if is_tile(x) else x for x in args]
+    tiles = [v for v in values if isinstance(v, Value)]
+    axes = broadcast([v.axes for v in tiles], what)
+    numbers: list[Any] = [
+        current("a value").snapshot(v) if isinstance(v, (Expr, Scalar)) else v for v in values
+    ]
+
+    def at(places: Places) -> Expr:
+        return wrap(
+            function(
+                *(
+                    v.element(own_places(v, axes, places)) if isinstance(v, Value) else v
+                    for v in numbers
+                )
+            )
+        )
+
+    samples = [Var(f"_{k}", v.kind) if isinstance(v, Value) else v for k, v in enumerate(numbers)]
+    return Value(axes, wrap(function(*samples)).dtype, at, tiles)
+
+
+def own_places(value: Value, axes: tuple[Axis, ...], places: Places) -> Places:
+    """The places on a value's own axes, of places on those it was broadcast to."""
+    inner = places[len(axes) - len(value.axes) :]
+    return tuple(
+        const(0) if axis is ONE else place for axis, place in zip(value.axes, inner, strict=True)
+    )
+
+
+def _computed(*exprs: Any) -> list[Any]:
+    """Operands of arithmetic: floats as float32 at least, integers as int32 at least."""
+    kinds = [e.dtype for e in exprs if isinstance(e, Expr)]
+    kind = reduce(promote, kinds)
+    if any(isinstance(e, float) for e in exprs) and not kind.is_float:
+        kind = FLOAT32
+    if kind.is_float and kind.bits < 32:
+        kind = FLOAT32
+    elif (kind.is_int and kind.bits < 32) or kind.is_bool:
+        kind = INT32
+    return [cast(wrap(e, kind), kind) for e in exprs]
+
+
+def arithmetic(op: str) -> Callable[[Any, Any], Any]:
+    def compute(a: Any, b: Any) -> Expr:
+        x, y = _computed(a, b)
+        if op == "/" and x.dtype.is_int:
+            x, y = cast(x, FLOAT32), cast(y, FLOAT32)
+        return wrap(compare(op, x, y) if op in COMPARED else OPERATORS[op](x, y))
+
+    return compute
+
+
+def logical(op: str) -> Callable[[Any, Any], Any]:
+    """& | ^: of conditions, conditions."""
+
+    def compute(a: Any, b: Any) -> Expr:
+        x, y = wrap(a), wrap(b)
+        if x.dtype.is_bool and y.dtype.is_bool:
+            if op == "^":
+                return compare("!=", x, y)
+            return binary({"&": "and", "|": "or"}[op], x, y)
+        return wrap(OPERATORS[op](*_computed(x, y)))
+
+    return compute
+
+
+COMPARED = ("<", "<=", "==", "!=", ">", ">=")
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b, "//": lambda a, b: a // b, "%": lambda a, b: a % b,
+    "**": lambda a, b: a**b, "<<": lambda a, b: a << b, ">>": lambda a, b: a >> b,
+    "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b,
+}  # fmt: skip
+
+
+def combine(op: str, a: Any, b: Any) -> Any:
+    """`a op b`, where one is a tile."""
+    if op == "@":
+        return Product(value_of(a), value_of(b))
+    if op == "+":
+        for product, other in ((a, b), (b, a)):
+            if isinstance(product, Product) and product.continues(other):
+                return Product(product.a, product.b, value_of(other))
+    function = logical(op) if op in ("&", "|", "^") else arithmetic(op)
+    return lift(function, a, b, what=f"`{op}`")
+
+
+def _operator(op: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        if not (is_tile(other) or is_number(other)):
+            return NotImplemented
+        return combine(op, other, self) if swapped else combine(op, self, other)
+
+    return method
+
+
+_METHODS = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    "lshift": "<<", "rshift": ">>", "and": "&", "or": "|", "xor": "^", "matmul": "@",
+}  # fmt: skip
+_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
+
+
+def give_operators(kind: type) -> None:
+    for name, op in _METHODS.items():
+        setattr(kind, f"__{name}__", _operator(op))
+        setattr(kind, f"__r{name}__", _operator(op, swapped=True))
+    for name, op in _COMPARE.items():
+        setattr(kind, f"__{name}__", _operator(op))
+    setattr(kind, "__neg__", lambda self: lift(lambda x: -_computed(x)[0], self))  # noqa: B010
+    setattr(kind, "__pos__", lambda self: self)  # noqa: B010
+    setattr(kind, "__abs__", lambda self: lift(abs, self))  # noqa: B010
+    setattr(kind, "__invert__", lambda self: lift(_inverted, self))  # noqa: B010
+
+
+def _inverted(x: Expr) -> Expr:
+    return logical_not(x) if x.dtype.is_bool else ~_computed(x)[0]
+
+
+give_operators(Value)
+
+
+# ── tile indices ─────────────────────────────────────────────────────────────────────────────────
+
+
+class TileIndex:
+    """What a loop over `T.tile` counts by: `X[m, k]` is a tile of X.
+
+    `m.start` and `m.stop` are the first and the last element's index (`stop` excluded and never
+    above the end of the range), `m.size` is the chosen width, `m.index` the indices as a value.
+    `m + 1` is the tile shifted by one.
+    """
+
+    tile_value = True
+
+    def __init__(self, axis: Axis, start: Expr, stop: Expr, align: int = 1) -> None:
+        self.axis, self.start, self.stop = axis, start, stop
+        self.align = align  # `stop` is a multiple of it, or the end of the range
+
+    size = property(lambda self: self.axis.size)
+
+    @property
+    def index(self) -> Value:
+        """The indices, as an int32 value of one dimension."""
+        return Value((self.axis,), INT32, lambda places: self.start + places[0])
+
+    def __add__(self, by: Any) -> TileIndex:
+        shift = current("a tile index").snapshot(integer(by, "the shift of a tile index"))
+        return TileIndex(self.axis, self.start + shift, self.stop + shift)
+
+    __radd__ = __add__
+
+    def __sub__(self, by: Any) -> TileIndex:
+        return self + -integer(by, "the shift of a tile index")
+
+    def within(self, low: Any, high: Any) -> TileIndex:
+        """The tile shifted by `low` and cut at `high`. Where nothing is left of it, the rest of the
+        block's work is skipped."""
+        builder = current_block()
+        first, last = (builder.let(integer(each, "a bound of within")) for each in (low, high))
+        start = builder.let(binary("min", self.start + first, last), f"{self.axis.name}_start")
+        stop = builder.let(binary("min", self.stop + first, last), f"{self.axis.name}_stop")
+        builder.skip_unless(compare("<", start, stop))
+        axis = Axis(self.axis.name, self.axis.size, object(), start, stop)
+        builder.axes[axis.key] = builder.axes[self.axis.key]
+        return TileIndex(axis, start, stop)
+
+    def __repr__(self) -> str:
+        return f"<tile index {self.axis.name} of {self.axis.size}>"
+
+    def __bool__(self) -> bool:
+        raise CompileError(
+            f"{self.axis.name} is a tile index, not a number",
+            fix=f"use {self.axis.name}.start, {self.axis.name}.stop or {self.axis.name}.index",
+            code="whole-tile",
+        )
+
+    __index__ = __int__ = __float__ = __bool__
+
+
+def axis_of(dim: Any) -> Axis:
+    """An entry of a shape: a tile index or a size."""
+    if isinstance(dim, TileIndex):
+        return dim.axis
+    if isinstance(dim, Axis):
+        return dim
+    return extent_axis(dim)
+
+
+def again(value: Value) -> Value:
+    """The value as it is now, under no name yet."""
+    return Value(value.axes, value.kind, value.element, (value,))
+
+
+# ── products ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Product(Value):
+    """`a @ b`, added to `init`."""
+
+    is_formula = False
+
+    def __init__(self, a: Value, b: Value, init: Value | None = None) -> None:
+        for value, side in ((a, "left"), (b, "right")):
+            if len(value.axes) != 2 or ONE in value.axes:
+                raise CompileError(
+                    f"the {side} side of @ is no matrix",
+                    expected="two dimensions",
+                    got=f"a value of shape {shape_text(value.axes)}",
+                    fix="index the others with scalars, and keep two",
+                    code="shape",
+                )
+        if a.axes[1].key != b.axes[0].key:
+            raise CompileError(
+                "@: the shapes do not multiply",
+                expected="the last dimension of the left and the first of the right are one axis",
+                got=f"{shape_text(a.axes)} @ {shape_text(b.axes)}",
+                fix="transpose one: B[n, k].T",
+                code="shape",
+            )
+        eight = all(v.kind.is_float and v.kind.bits == 8 for v in (a, b))
+        if a.kind != b.kind and not eight:
+            raise CompileError(
+                "@: the sides have different types",
+                expected="one type",
+                got=f"{a.kind} @ {b.kind}",
+                fix="cast one: T.cast(p, V.dtype)",
+                code="dtype",
+            )
+        kind = a.kind if a.kind.name == "float64" else FLOAT32 if a.kind.is_float else INT32
+        self.a, self.b, self.init = a, b, init
+        parts = (a, b) if init is None else (a, b, init)
+        super().__init__((a.axes[0], b.axes[1]), kind, self._element, parts)
+        builder = current("@")
+        builder.multiplied.update(axis.key for axis in (*a.axes, *b.axes))
+
+    def _element(self, places: Places) -> Expr:
+        return Load(self.hold(), places, self.loc)
+
+    def continues(self, other: Any) -> bool:
+        """Whether `other + self` is a sum that starts with `other`."""
+        if self.init is not None or not isinstance(other, Value) or isinstance(other, Product):
+            return False
+        return other.kind == self.kind and [a.key for a in other.axes] == [a.key for a in self.axes]
+
+    def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
+        if space is Space.SHARED or masked:
+            held = Value(self.axes, self.kind, self._element, (self,))
+            held.name = self.name
+            return held.make(builder, space, masked)
+        buffer = new_tile(builder, self, space)
+        add = partial(builder.emit_at, self.position)
+        add(Alloc(buffer, loc=self.loc))
+        if self.init is None:
+            add(Fill(whole(buffer), const(0, self.kind), loc=self.loc))
+        else:
+            add(self.init_into(builder, buffer))
+        add(self.gemm_into(buffer))
+        return buffer
+
+    def init_into(self, builder: Builder, buffer: Buffer) -> Op:
+        assert self.init is not None
+        return again(self.init).map_into(builder, buffer)
+
+    def gemm_into(self, buffer: Buffer) -> Op:
+        """buffer += a @ b."""
+        axis = self.a.axes[1]
+        a, flip_a = _operand(self.a, axis, left=True)
+        b, flip_b = _operand(self.b, axis, left=False)
+        return Gemm(
+            whole(a), whole(b), whole(buffer),
+            transpose_a=flip_a, transpose_b=flip_b, loc=self.loc,
+        )  # fmt: skip
+
+
+def _operand(value: Value, axis: Axis, left: bool) -> tuple[Buffer, bool]:
+    """Where an operand lies, and whether it lies there transposed. Padding along the axis that is
+    summed is zero."""
+    flip = value.base is not None and value.held((Space.FRAGMENT, ())) is None
+    inner = value.base if flip and value.base is not None else value
+    loaded = inner.region is not None
+    # outside the tensor it is zero anyway
+    is_zero = loaded and inner.box is not None and axis not in inner.box.loose
+    masked = () if is_zero else (axis,)
+    space = Space.FRAGMENT if left and not loaded and not flip else Space.SHARED
+    return inner.hold(space, masked), flip
+
+
+give_operators(Tiles)
+for _name, _op in _METHODS.items():
+    setattr(Tiles, f"__i{_name}__", _operator(_op))
+WORDS["region"] = lambda value: whole(value_of(value).hold())

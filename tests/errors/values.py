@@ -1,0 +1,197 @@
+"""Mistakes with tile values and loops over tiles."""
+
+# The carets stand under the text, which a formatter would move.
+# fmt: off
+from __future__ import annotations
+
+import numpy as np
+
+import tilewright as tw
+import tilewright.language as T
+from tests.errors.case import case
+from tilewright import CompileError
+
+N = T.dynamic("N")
+
+
+@case(CompileError, "the shapes do not broadcast", "(m, n) and (m,)", "v[:, None]")
+def bias_along_the_wrong_axis():
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), "float32"), b: T.Tensor((64,), "float32")):
+        for m, n in T.tile(64, 64):
+            X[m, n] = X[m, n] + b[m]
+#                     ^^^^^^^^^^^^^^
+#+          X[m, n] = X[m, n] + b[n]
+
+
+@case(CompileError, "'acc' changes its type", "float32", "bfloat16", "T.cast")
+def carried_type():
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            acc = T.zeros((m,), "bfloat16")
+#+          acc = T.zeros((m,), "float32")
+            for n in T.tile(64):
+                acc = acc + T.sum(X[m, n], dim=1)
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+            Y[m] = acc
+
+
+@case(CompileError, "'acc' changes its shape", "(m,) float32, as before", "(m, n)")
+def carried_shape():
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            acc = T.zeros((m,))
+            for n in T.tile(64):
+                acc = acc[:, None] + X[m, n]
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+              acc = acc + T.sum(X[m, n], dim=1)
+            Y[m] = acc
+
+
+@case(CompileError, "a tile is no condition", "T.where(cond, a, b)")
+def a_tile_as_condition():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            x = T.load(X[m])
+            if x > 0:
+#              ^^^^^
+#+          X[m] = T.where(x > 0, -x, x)
+                X[m] = -x
+#-
+
+
+@case(CompileError, "a tile is no condition", "(0 < x) & (x < 1)")
+def a_chain_of_comparisons():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            x = T.load(X[m])
+            X[m] = T.where(0 < x < 1, x, 0)
+#                          ^^^^^^^^^
+#+          X[m] = T.where((0 < x) & (x < 1), x, 0)
+
+
+@case(CompileError, "'n' was bound inside a run-time loop", "use n inside its loop")
+def a_tile_index_after_its_loop():
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), "float32")):
+        for m in T.tile(64):
+            for n in T.tile(64):
+                X[m, n] = 1
+            X[m, n] = 2
+#           ^^^^^^^
+#-
+
+
+@case(CompileError, "'x' was bound", "has no value after it")
+def a_value_of_another_grid():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            x = X[m] * 2
+        for n in T.tile(64):
+            X[n] = x
+#                  ^
+#+          X[n] = X[n] * 2
+
+
+@case(CompileError, "the shapes do not multiply", "(m, k) @ (n, k)", "B[n, k].T")
+def a_product_that_is_not_transposed():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        for m, n in T.tile(64, 64):
+            acc = T.zeros((m, n))
+            for k in T.tile(64):
+                acc += A[m, k] @ A[n, k]
+#                      ^^^^^^^^^^^^^^^^^
+#+              acc += A[m, k] @ A[n, k].T
+            C[m, n] = acc
+
+
+@case(CompileError, "the sides have different types", "float32 @ float16", "T.cast")
+def a_product_of_two_types():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        for m, n in T.tile(64, 64):
+            acc = T.zeros((m, n))
+            for k in T.tile(64):
+                acc += C[m, k] @ A[k, n]
+#                      ^^^^^^^^^^^^^^^^^
+#+              acc += T.cast(C[m, k], "float16") @ A[k, n]
+            C[m, n] = acc
+
+
+@case(CompileError, "T.max of tiles folds along a dimension", "T.maximum(a, b)")
+def two_meanings_of_max():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            X[m] = T.max(X[m], 0)
+#                  ^^^^^^^^^^^^^^
+#+          X[m] = T.maximum(X[m], 0)
+
+
+@case(CompileError, "`:` over a size that is known only at launch", "for n in T.tile(N)")
+def a_whole_dimension_of_unknown_size():
+    @T.prim_func
+    def main(X: T.Tensor((64, N), "float32"), Y: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            Y[m] = T.sum(X[m, :], dim=1)
+#                        ^^^^^^^
+#+          total = T.zeros((m,))
+#+          for n in T.tile(N):
+#+              total += T.sum(X[m, n], dim=1)
+#+          Y[m] = total
+
+
+@case(CompileError, "integer values that index X are not adjacent")
+def index_values_apart():
+    @T.prim_func
+    def main(X: T.Tensor((64, 4, 64), "float32"), Y: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            Y[m] = X[m.index, 0, m.index]
+#                  ^^^^^^^^^^^^^^^^^^^^^^
+#+          Y[m] = X[m.index, m.index * 0, m.index]
+
+
+@case(CompileError, "a bound of T.tile is a tile index", "T.tile(i.stop)")
+def a_tile_index_as_bound():
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), "float32")):
+        for i in T.tile(64):
+            for j in T.tile(i):
+#                    ^^^^^^^^^
+#+          for j in T.tile(i.stop):
+                X[i, j] = 0
+
+
+@case(CompileError, "`continue` in the grid", "under an `if`")
+def a_block_that_is_left():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            if m.start > 16:
+#+          if m.start <= 16:
+                continue
+#               ^^^^^^^^
+#+              X[m] = 0
+            X[m] = 0
+#-
+
+
+@case(CompileError, "names do not fit its axes", "2 names")
+def names_and_axes():
+    @tw.jit
+    def main(X):
+        M = T.const("M")
+        X: T.Tensor((M, M), "float32")
+        Y = T.empty((M, M), "float32")
+        for a, b, c in T.tile(M, M):
+#                      ^^^^^^^^^^^^
+#+      for a, b in T.tile(M, M):
+            Y[a, b] = X[a, b]
+        return Y
+    main(np.ones((4, 4), np.float32))

@@ -1,0 +1,331 @@
+"""Kernels over tile values mean the same at every choice of tiles, on every target."""
+
+from itertools import pairwise
+from math import erf
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilewright as tw
+import tilewright.language as T
+from zoo import values
+
+TARGETS = ["interp -sanitize", "cpu"]
+BF16 = ml_dtypes.bfloat16
+
+
+def drawn(seed, *shape, dtype=BF16):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype)
+
+
+def wide(x):
+    return x.astype(np.float32)
+
+
+def close(got, want, tolerance=2e-2):
+    error = np.abs(wide(np.asarray(got)) - want)
+    assert np.all(error <= tolerance * (1 + np.abs(want))), error.max()
+
+
+def normal(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def run(kernel, target, tiles, *args):
+    return kernel.on(target).with_schedule(tiles=tiles)(*args)
+
+
+each_target = pytest.mark.parametrize("target", TARGETS)
+
+
+@each_target
+@pytest.mark.parametrize("rows, shape", [(None, (7, 40)), (4, (9, 33)), (1, (3, 64)), (16, (5, 1))])
+def test_softmax(target, rows, shape):
+    x = drawn(0, *shape)
+    tiles = {} if rows is None else {"r": rows}
+    close(run(values.softmax, target, tiles, x), normal(wide(x)))
+
+
+@each_target
+@pytest.mark.parametrize("rows, shape", [(None, (7, 40)), (4, (9, 33))])
+def test_layer_norm(target, rows, shape):
+    x, w, b = drawn(0, *shape), drawn(1, shape[1]), drawn(2, shape[1])
+    mean, var = wide(x).mean(1, keepdims=True), wide(x).var(1, keepdims=True)
+    want = (wide(x) - mean) / np.sqrt(var + 1e-5) * wide(w) + wide(b)
+    close(run(values.layer_norm, target, {} if rows is None else {"r": rows}, x, w, b), want)
+
+
+@each_target
+def test_cross_entropy(target):
+    x, labels = drawn(0, 9, 33), np.arange(9, dtype=np.int32) * 3
+    labels[4] = -1
+    want = np.log(np.exp(wide(x)).sum(1)) - wide(x)[np.arange(9), labels]
+    want[4] = 0
+    close(run(values.cross_entropy, target, {"r": 4}, x, labels), want)
+
+
+@each_target
+@pytest.mark.parametrize("tiles", [{}, {"m": 16, "n": 32, "k": 16}, {"m": 64, "n": 16, "k": 48}])
+def test_linear(target, tiles):
+    a, b, bias = drawn(0, 50, 70), drawn(1, 70, 40), drawn(2, 40, dtype=np.float32)
+
+    x = wide(a) @ wide(b) + bias
+    close(
+        run(values.linear, target, tiles, a, b, bias), x / 2 * (1 + np.vectorize(erf)(x / 2**0.5))
+    )
+
+
+@each_target
+@pytest.mark.parametrize(
+    "tiles, length", [({}, 100), ({"i": 32, "j": 16}, 50), ({"i": 16, "j": 48}, 70), ({}, 128)]
+)
+def test_attention(target, tiles, length):
+    q, k, v = (drawn(seed, 1, 2, length, 32) for seed in range(3))
+    scores = wide(q) @ wide(k).swapaxes(-1, -2) * 32**-0.5
+    scores = np.where(np.tril(np.ones((length, length), bool)), scores, -np.inf)
+    close(run(values.attention, target, tiles, q, k, v), normal(scores) @ wide(v))
+
+
+@each_target
+def test_convolution(target):
+    x, f = drawn(0, 2, 5, 7, 20), drawn(1, 3, 3, 20, 13)
+    padded = np.pad(wide(x), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    taps = ((y, z) for y in range(3) for z in range(3))
+    want = sum(padded[:, y : y + 5, z : z + 7] @ wide(f)[y, z] for y, z in taps)
+    close(run(values.convolution, target, {"p": 16, "o": 16, "c": 16}, x, f), want)
+
+
+@each_target
+def test_rows_of_a_group_do_not_see_their_neighbours(target):
+    offset = np.array([0, 30, 30, 50], np.int32)
+    a, b = drawn(0, 50, 40), drawn(1, 3, 40, 24)
+    a[29] = np.nan
+    got = run(values.grouped, target, {"m": 16, "n": 16, "k": 16}, a, b, offset, 30)
+    want = np.concatenate(
+        [wide(a[low:high]) @ wide(b[e]) for e, (low, high) in enumerate(pairwise(offset))]
+    )
+    assert np.isnan(wide(got)).any(1).nonzero()[0].tolist() == [29]
+    close(np.delete(got, 29, 0), np.delete(want, 29, 0))
+
+
+@each_target
+def test_pages_beyond_the_end_are_not_seen(target):
+    lens, table = np.array([37, 60], np.int32), np.arange(16, dtype=np.int32).reshape(2, 8)[:, ::-1]
+    q, k, v = drawn(0, 2, 2, 16, 32), drawn(1, 16, 8, 2, 32), drawn(2, 16, 8, 2, 32)
+    k[table[0, 4], 5:] = v[table[0, 4], 5:] = np.nan  # positions 37 … of the first sequence
+    table = np.ascontiguousarray(table)
+    part, lse = run(values.paged_decode, target, {"j": 16}, q, k, v, table, lens, 2)
+    weight = np.exp(lse - lse.max(2, keepdims=True))
+    got = (part * (weight / weight.sum(2, keepdims=True))[..., None]).sum(2)
+    for b, length in enumerate(lens):
+        keys, vals = (wide(x[table[b]].reshape(-1, 2, 32)[:length]) for x in (k, v))
+        for g in range(2):
+            scores = wide(q[b, g]) @ keys[:, g].T * 32**-0.5
+            close(got[b, g], normal(scores) @ vals[:, g])
+
+
+# ── rules ────────────────────────────────────────────────────────────────────────────────────
+
+
+@each_target
+def test_carried_values_are_exchanged_as_in_python(target):
+    @tw.jit(target=target)
+    def fibonacci(X, count: int):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        for n in T.tile(N, size=16):
+            a, b = T.zeros((n,)), T.ones((n,))
+            for _ in range(count):
+                a, b = b, a + b
+            Y[n] = a
+        return Y
+
+    assert fibonacci(np.zeros(20, np.float32), 10).tolist() == [55] * 20
+
+
+@each_target
+def test_a_name_keeps_the_value_that_it_was_given(target):
+    @tw.jit(target=target)
+    def kernel(X):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        for n in T.tile(N, size=16):
+            acc = T.load(X[n])
+            start, twice = acc, acc * 2
+            for _ in range(3):
+                before = acc
+                acc = acc + 1
+                twice = twice + before
+            Y[n] = 100 * start + twice
+        return Y
+
+    x = np.arange(20, dtype=np.float32)
+    assert kernel(x).tolist() == (100 * x + 2 * x + 3 * x + 3).tolist()
+
+
+@each_target
+def test_a_value_keeps_its_numbers_after_a_store(target):
+    @tw.jit(target=target)
+    def shift(X):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        for n in T.tile(N, size=32):
+            old = X[n]
+            X[n] = old + 1
+            Y[n] = old * 10
+        return Y
+
+    x = np.arange(20, dtype=np.float32)
+    assert shift(x).tolist() == (np.arange(20) * 10.0).tolist()
+    assert x.tolist() == (np.arange(20) + 1.0).tolist()
+
+
+@each_target
+def test_branches_carry_values(target):
+    @tw.jit(target=target)
+    def kernel(X, flag):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        flag: T.Tensor((2,), "int32")
+        Y = T.empty((2, N), "float32")
+        for i, n in T.tile(T.each(2), N):
+            x = T.load(X[n])
+            if flag[i] > 0:
+                x = x * 2
+            else:
+                x = -x
+            Y[i, n] = x
+        return Y
+
+    x = np.arange(5, dtype=np.float32)
+    assert kernel(x, np.array([0, 1], np.int32)).tolist() == [(-x).tolist(), (2 * x).tolist()]
+
+
+@each_target
+def test_padding_takes_part_in_nothing(target):
+    @tw.jit(target=target)
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        low, first, total = T.empty((M,)), T.empty((M,), "int32"), T.empty((M,))
+        for m in T.tile(M, size=4):
+            best, at, acc = T.full((m,), T.inf), T.full((m,), 0, "int32"), T.ones((m,))
+            for n in T.tile(N, size=8):
+                x = T.exp(X[m, n])  # of a padded zero: 1
+                here = T.min(x, dim=1)
+                at = T.where(here < best, T.argmin(x, dim=1) + n.start, at)
+                best = T.minimum(best, here)
+                acc += T.mean(x, dim=1) + T.cast(T.any(x > 1e30, dim=1), "float32")
+            low[m], first[m], total[m] = best, at, acc
+        return low, first, total
+
+    x = np.random.default_rng(0).uniform(1, 3, (6, 19)).astype(np.float32)
+    low, first, total = kernel(x)
+    np.testing.assert_allclose(low, np.exp(x).min(1), rtol=1e-5)
+    assert first.tolist() == x.argmin(1).tolist()
+    pieces = [np.exp(x[:, k : k + 8]).mean(1) for k in range(0, 19, 8)]
+    np.testing.assert_allclose(total, 1 + sum(pieces), rtol=1e-5)
+
+
+@each_target
+def test_integers_and_types(target):
+    @tw.jit(target=target)
+    def kernel(X, Y):
+        N = T.const("N")
+        X: T.Tensor((N,), "int8")
+        Y: T.Tensor((N,), "bfloat16")
+        wide, ratio, sums, kept = (
+            T.empty((N,), "int32"), T.empty((N,)), T.empty((N,)), T.empty((N,), "bfloat16")
+        )  # fmt: skip
+        for n in T.tile(N):
+            x, y = T.load(X[n]), T.load(Y[n])
+            assert T.maximum(y, y).dtype == "bfloat16" and (y + y).dtype == "float32"
+            assert (x + x).dtype == "int32" and (x / x).dtype == "float32"
+            wide[n], ratio[n], sums[n], kept[n] = x * 100, x / 2, x + y, T.maximum(y, -y)
+        return wide, ratio, sums, kept
+
+    x, y = np.arange(-5, 6, dtype=np.int8), drawn(0, 11)
+    wide_, ratio, sums, kept = kernel(x, y)
+    assert wide_.tolist() == (x.astype(int) * 100).tolist()
+    assert ratio.tolist() == (x / 2).tolist()
+    assert sums.tolist() == (x + wide(y)).tolist()
+    assert wide(kept).tolist() == np.abs(wide(y)).tolist()
+
+
+@each_target
+def test_reductions_over_several_dimensions_and_scans(target):
+    @tw.jit(target=target)
+    def kernel(X):
+        A, B, C = T.const("A, B, C")
+        X: T.Tensor((A, B, C), "float32")
+        both, running, column = T.empty((A,)), T.empty((A, B, C)), T.empty((B,))
+        for a in T.tile(T.each(A)):
+            x = T.load(X[a, :, :])
+            both[a] = T.sum(x, dim=(0, 1))
+            running[a, :, :] = T.cumsum(x, dim=-1)
+        for _ in T.tile(T.each(1)):
+            column[:] = T.max(T.load(X[:, :, :]), dim=(0, -1))
+        return both, running, column
+
+    x = np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32)
+    both, running, column = kernel(x)
+    np.testing.assert_allclose(both, x.sum((1, 2)), rtol=1e-4)
+    np.testing.assert_allclose(running, x.cumsum(-1), rtol=1e-4, atol=1e-5)
+    assert column.tolist() == x.max((0, 2)).tolist()
+
+
+@each_target
+def test_scatters_and_atomics(target):
+    @tw.jit(target=target)
+    def kernel(X, where):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        where: T.Tensor((N,), "int32")
+        out, bins = T.empty((N,)), T.alloc_global((4,), "int32")
+        counts = T.empty((4,), "int32")
+        for _ in T.tile():
+            bins[:] = T.full((4,), 0, "int32")
+        for n in T.tile(N, size=8):
+            to = T.load(where[n])
+            out[to] = X[n]
+            T.atomic_add(bins[to % 4], T.full((n,), 1, "int32"))
+        for _ in T.tile():
+            counts[:] = bins[:]
+        return out, counts
+
+    x, where = np.arange(19, dtype=np.float32), np.random.default_rng(0).permutation(19)
+    out, counts = kernel(x, where.astype(np.int32))
+    assert out[where].tolist() == x.tolist()
+    assert counts.tolist() == np.bincount(where % 4, minlength=4).tolist()
+
+
+def test_values_and_words_mix():
+    @tw.jit(target="interp -sanitize")
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M, size=16):
+            tile = T.alloc_shared((16, N), "float32")
+            T.copy(X[m.start, 0], tile)
+            doubled = tile[:, :] * 2
+            T.copy(doubled, tile)
+            for i, j in T.Parallel(16, N):
+                tile[i, j] = tile[i, j] + 1
+            Y[m, :] = tile[:, :][:, :]
+        return Y
+
+    x = np.ones((16, 8), np.float32)
+    with pytest.raises(tw.CompileError, match="do not broadcast"):
+        kernel(x)  # 16 rows of a tile are no rows of m
+
+
+def test_the_text_of_a_value_names_it():
+    program = values.attention.compile(B=1, H=1, S=256, D=64).ir()
+    for name in ("q", "acc", "total", "top", "fix"):
+        assert f"alloc {name}" in program
