@@ -16,15 +16,17 @@ SIZES = (256, 256, 256)
 
 
 def test_few_choices_are_public():
-    assert sum(home == "schedule" for home in HOME.values()) <= 12
+    named = [name for name, home in HOME.items() if home == "schedule" and name != "tiles"]
+    assert len(named) <= 12
 
 
 @pytest.mark.parametrize("name", WORDS)
 def test_a_field_comes_back_from_text(name):
     plain = Target.parse("cuda")
-    for text, value in WORDS[name].items():
+    for text in WORDS[name]:
+        value = WORDS[name][text]
         found = plain.choosing(**{name: value})
-        assert getattr(getattr(found, HOME[name]), name) is value
+        assert getattr(getattr(found, HOME[name]), name) == value
         assert Target.parse(str(found)) == found == Target.parse(f"cuda -{name}={text}")
         assert (found == plain) is (text == ("off" if HOME[name] == "numerics" else "auto"))
 

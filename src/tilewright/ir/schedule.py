@@ -39,7 +39,8 @@ class Tiles:
         return tuple(sorted((name, int(size)) for name, _, size in parts))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("auto", "m:128,n:64, sizes by loop variable"))
+        """What an error shows."""
+        return iter(("auto", "m:128,n:64"))
 
 
 @dataclass(frozen=True)
