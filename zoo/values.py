@@ -6,6 +6,8 @@ Tiles are left open: `kernel.with_schedule(tiles={"m": 128})` pins them.
 import tilewright as tw
 import tilewright.language as T
 
+LOG2E = 1.4426950408889634
+
 
 @tw.jit
 def softmax(X):
@@ -14,8 +16,8 @@ def softmax(X):
     Y = T.empty((M, N), "bfloat16")
     for r in T.tile(M):
         x = T.load(X[r, :])
-        e = T.exp(x - T.max(x, dim=1, keepdim=True))
-        Y[r, :] = e / T.sum(e, dim=1, keepdim=True)
+        e = T.exp2((x - T.max(x, dim=1, keepdim=True)) * LOG2E)
+        Y[r, :] = e * (1 / T.sum(e, dim=1, keepdim=True))
     return Y
 
 
@@ -27,9 +29,9 @@ def layer_norm(X, weight, bias, eps=1e-5):
     bias: T.Tensor((N,), "bfloat16")
     Y = T.empty((M, N), "bfloat16")
     for r in T.tile(M):
-        x = T.load(X[r, :])
+        x, w, b = T.load(X[r, :]), T.load(weight[:]), T.load(bias[:])
         mean, var = T.mean(x, dim=1, keepdim=True), T.var(x, dim=1, keepdim=True)
-        Y[r, :] = (x - mean) * T.rsqrt(var + eps) * weight[:] + bias[:]
+        Y[r, :] = (x - mean) * T.rsqrt(var + eps) * w + b
     return Y
 
 
@@ -84,17 +86,17 @@ def attention(Q, K, V):
     V: T.Tensor((B, H, S, D), "bfloat16")
     O = T.empty((B, H, S, D), "bfloat16")
     for b, h, i in T.tile(T.each(B), T.each(H), S):
-        q = T.load(Q[b, h, i, :])
+        q, scale = T.load(Q[b, h, i, :]), D**-0.5 * LOG2E
         top, total, acc = T.full((i,), -1e30), T.zeros((i,)), T.zeros((i, D))
         for j in T.tile(i.stop):
-            s = q @ K[b, h, j, :].T * D**-0.5
-            s = T.where(j.index <= i.index[:, None], s, -T.inf)
+            s = T.where(j.index <= i.index[:, None], q @ K[b, h, j, :].T, -T.inf)
             new = T.maximum(top, T.max(s, dim=1))
-            p, fix = T.exp(s - new[:, None]), T.exp(top - new)
+            p = T.__exp2(s * scale - (new * scale)[:, None])
+            fix = T.__exp2((top - new) * scale)
             total = total * fix + T.sum(p, dim=1)
             acc = acc * fix[:, None] + T.cast(p, V.dtype) @ V[b, h, j, :]
             top = new
-        O[b, h, i, :] = acc / total[:, None]
+        O[b, h, i, :] = acc * (1 / total)[:, None]
     return O
 
 

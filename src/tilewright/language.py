@@ -284,7 +284,8 @@ _ON_TILES = (
     "abs acos asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil clz copysign cos "
     "cosh erf exp exp2 exp10 expm1 floor floordiv floormod fma fmod isfinite isinf isnan log log1p "
     "log2 log10 popcount pow round rsqrt shift_left shift_right sigmoid sin sinh sqrt tan tanh "
-    "trunc truncdiv truncmod"
+    "trunc truncdiv truncmod __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan __tanh "
+    "__sigmoid"
 ).split()
 _KEEPING = "clamp cast Cast reinterpret if_then_else Select And Or Not".split()
 globals().update({n: _elementwise(globals()[n], n in _KEEPING) for n in (*_ON_TILES, *_KEEPING)})

@@ -168,6 +168,29 @@ def test_a_name_keeps_the_value_that_it_was_given(target):
 
 
 @each_target
+def test_a_reduction_that_is_asked_for_twice_is_not_shared_with_what_a_loop_changes(target):
+    @tw.jit(target=target)
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y = T.empty((M,), "float32")
+        for m in T.tile(M, size=4):
+            x = T.load(X[m, :])
+            a = T.sum(x, dim=1)
+            b = T.sum(x, dim=1)
+            total = T.zeros((m,))
+            for _ in range(3):
+                total += b
+                a = a + 1
+            Y[m] = 10000 * T.sum(x, dim=1) + 100 * total + a
+        return Y
+
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    s = x.sum(1)
+    assert kernel(x).tolist() == (10000 * s + 300 * s + s + 3).tolist()
+
+
+@each_target
 def test_a_value_keeps_its_numbers_after_a_store(target):
     @tw.jit(target=target)
     def shift(X):

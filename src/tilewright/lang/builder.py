@@ -92,8 +92,8 @@ class Builder:
         self.open_tiles: dict[str, Any] = {}  # the axes whose size was left open
         self.multiplied: set[Any] = set()  # the axes of operands of `@`
         self.axes: dict[Any, str] = {}  # the loop variable of each axis
-        # ends of tiles, by identity: a multiple of …, unless it is …; and the end itself
-        self.stops: dict[int, tuple[int, Expr, Expr]] = {}
+        # ends of tiles, by identity: a multiple of …, or … where that is less; and the end itself
+        self.stops: dict[int, tuple[int, Expr | None, Expr]] = {}
         self.footprints: list[tuple[Any, ...]] = []  # the axes of values that were kept
 
     # ── names ──
@@ -137,33 +137,36 @@ class Builder:
         for expr in expressions(op):
             check_expression(expr)
         op = self._settled(op)
-        if _is_word(op):
-            body = tuple(replace(o, loc=op.loc) if o.loc is None else o for o in op.body)
-            op = replace(op, body=body)
+        op = self._counted(op)
         self.bodies[-1].ops.append(op)
         self.trail.append(op)
-        self._count(op)
 
-    def _count(self, op: Op) -> None:
-        """Remember what `op` writes."""
+    def _counted(self, op: Op) -> Op:
+        """`op`, with what it writes remembered, and its place given to what a word put in it."""
         if isinstance(op, View):
             self._roots[op.buffer] = self._roots.get(op.source, op.source)
         for buffer in _written(op):
             root = self._roots.get(buffer, buffer)
             self._writes[root] = self._writes.get(root, 0) + 1
             self._log.append(root)
+        if not _is_word(op):
+            return op
+        return replace(op, body=tuple(with_loc(o, op.loc) if o.loc is None else o for o in op.body))
 
     def position(self) -> Position:
         """Here."""
         body = self.bodies[-1] if self.bodies else None
         return Position(body.serial, len(body.ops)) if body is not None else Position(0, 0)
 
+    def in_scope(self, position: Position) -> bool:
+        """Whether the body of a position is still open."""
+        return any(body.serial == position.body for body in self.bodies)
+
     def emit_at(self, position: Position, op: Op) -> None:
         """`op` at an earlier position, after all that was put there."""
         self.step()
         body = next(body for body in self.bodies if body.serial == position.body)
-        body.early.setdefault(position.at, []).append(op)
-        self._count(op)
+        body.early.setdefault(position.at, []).append(self._counted(op))
 
     def skip_unless(self, cond: Expr) -> None:
         """The rest of the innermost loop over tiles runs only where `cond`."""
@@ -392,7 +395,7 @@ def _written(op: Op) -> list[Buffer]:
     if isinstance(op, Intrinsic):
         found += [a.buffer for a in op.args if isinstance(a, Region)]
     if _is_word(op):
-        found += [buffer for inner in op.body for buffer in _written(inner)]
+        found += [buffer for inner in walk_ops(op.body) for buffer in _written(inner)]
     return found
 
 

@@ -183,13 +183,12 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
 
 def guarded_map(vars: tuple[Var, ...], box: Box, places: Places, op: Op) -> Op:
     """`op` for all places that count."""
-    op = with_loc(op, locate())
     inside: Expr = TRUE
     for axis, place in zip(box.axes, places, strict=True):
         if axis in box.loose:
             inside = logical_and(inside, axis.inside(place))
-    body: Body = (op,) if inside is TRUE else (If(inside, (op,), loc=op.loc),)
-    return Map(vars, tuple(const(a.size) for a in box.axes if a is not ONE), body, loc=op.loc)
+    body: Body = (op,) if inside is TRUE else (If(inside, (with_loc(op, locate()),)),)
+    return Map(vars, tuple(const(a.size) for a in box.axes if a is not ONE), body)
 
 
 def sliced(value: Value, keys: tuple[Any, ...]) -> Any:

@@ -128,12 +128,17 @@ def copy(
     """
     _copy(
         src, dst,
-        cache=_option(cache or eviction_policy, _CACHE, "cache"),
+        cache=cache_word(cache or eviction_policy),
         prefer=_option(
             prefer or prefer_instruction or ("sync" if disable_tma else None), _PREFER, "prefer"
         ),
         multicast=multicast,
     )  # fmt: skip
+
+
+def cache_word(word: str | None) -> str | None:
+    """What `cache=` means."""
+    return _option(word, _CACHE, "cache")  # type: ignore[no-any-return]
 
 
 def _option(value: str | None, known: dict[str | None, str | None], name: str) -> Any:
@@ -202,7 +207,7 @@ def tma_copy(
     """
     builder = current_block()
     mask = multicast if multicast is not None else cluster_mask
-    kept = _option(cache or eviction_policy, _CACHE, "cache")
+    kept = cache_word(cache or eviction_policy)
     if barrier is None:
         _copy(src, dst, prefer="tma", cache=kept, multicast=mask)
         return
@@ -269,7 +274,7 @@ def copy_cluster(
     if dst_block is None:
         _copy(
             src, dst, multicast=cluster_mask, prefer="tma",
-            cache=_option(eviction_policy, _CACHE, "cache"),
+            cache=cache_word(eviction_policy),
         )  # fmt: skip
         return
     frm, to = tiles(src, dst)

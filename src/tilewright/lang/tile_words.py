@@ -20,6 +20,7 @@ from tilewright.lang.types import shape_tuple, static_int
 from tilewright.lang.values import (
     Places,
     Value,
+    again,
     axis_of,
     is_tile,
     lift,
@@ -59,8 +60,9 @@ def _wide(x: Any) -> Any:
 # ── making values ────────────────────────────────────────────────────────────────────────────────
 
 
-def load(source: Any, *more: Any, fill: Any = 0) -> Any:
-    """The elements of a tensor at an index, read now; `fill` outside the tensor.
+def load(source: Any, *more: Any, fill: Any = 0, cache: str | None = None) -> Any:
+    """The elements of a tensor at an index, read now; `fill` outside the tensor. `cache` is that of
+    `T.copy`.
 
     >>> @tw.jit
     ... def shifted(X):
@@ -81,14 +83,21 @@ def load(source: Any, *more: Any, fill: Any = 0) -> Any:
             "reads as fill=",
             code="arguments",
         )
+    place: Any = None
     if isinstance(source, Tiles):
-        return read(source.tile, source.keys, fill)
-    if isinstance(source, Tile):
-        return read(source, [slice(None)] * source.ndim, fill)
-    if isinstance(source, Value):
-        box = source.box
-        return source if box is None else read(box.tile, box.keys, fill)
-    return current("T.load").let(wrap(source))
+        place = source.tile, source.keys
+    elif isinstance(source, Tile):
+        place = source, [slice(None)] * source.ndim
+    elif isinstance(source, Value):
+        if source.box is None:
+            return source
+        place = source.box.tile, source.box.keys
+    if place is None:
+        return current("T.load").let(wrap(source))
+    made = read(place[0], place[1], fill)
+    if isinstance(made, Value):
+        made.cache = move.cache_word(cache)
+    return made
 
 
 def full(shape: Any, value: Any, dtype: Any = "float32") -> Any:
@@ -235,6 +244,28 @@ def _identity(op: str, kind: DType) -> Expr:
 def _reduced(x: Value, op: str, dims: list[int], keepdim: bool) -> Any:
     """x folded along `dims`; padding does not take part."""
     builder = current_block()
+    key = (op, *dims)
+    known = x.folded.get(key)
+    is_known = known is not None and builder.in_scope(known[1]) and not x.is_stale
+    if known is None or not is_known or builder.writes(known[0]) != known[2]:
+        buffer = _folded(x, op, dims)
+        known = x.folded[key] = buffer, builder.position(), builder.writes(buffer)
+        is_known = False
+    buffer = known[0]
+    shown = tuple(
+        ONE if k in dims else axis for k, axis in enumerate(x.axes) if keepdim or k not in dims
+    )
+    if _any(axis is not ONE for axis in shown):
+        made = Value.of(shown, buffer)
+        return again(made) if is_known else made  # a loop may change what the first name has
+    number = builder.let(Load(buffer, (const(0),)), builder.hint or op)
+    if shown:
+        return Value(shown, buffer.dtype, lambda _: number)
+    return alloc_var(str(buffer.dtype), init=number)
+
+
+def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
+    builder = current_block()
     ragged = [x.axes[d] for d in dims if x.axes[d].limit is not None]
     if ragged:
         inner = x
@@ -264,15 +295,7 @@ def _reduced(x: Value, op: str, dims: list[int], keepdim: bool) -> Any:
         else:
             builder.emit(Reduce(op, whole(buffer), whole(dst), long.index(where)))
         axes, buffer = rest, dst
-    kept = [ONE if k in dims else axis for k, axis in enumerate(x.axes)]
-    shown = kept if keepdim else [a for k, a in enumerate(x.axes) if k not in dims]
-    if not axes:
-        number = builder.let(Load(buffer, (const(0),)), builder.hint or op)
-        if not shown:
-            variable = alloc_var(str(buffer.dtype), init=number)
-            return variable
-        return Value(tuple(shown), buffer.dtype, lambda _: number)
-    return Value.of(tuple(shown), buffer)
+    return buffer
 
 
 def _summed(x: Any) -> Value:
@@ -280,9 +303,11 @@ def _summed(x: Any) -> Value:
     value = value_of(x)
     narrow = value.kind.is_float and value.kind.bits < 32
     small = value.kind.is_bool or (value.kind.is_int and value.kind.bits < 32)
-    return (
-        lift(lambda e: cast(e, FLOAT32 if narrow else INT32), value) if narrow or small else value
-    )
+    if not narrow and not small:
+        return value
+    if value.wide is None:
+        value.wide = lift(lambda e: cast(e, FLOAT32 if narrow else INT32), value)
+    return value.wide
 
 
 def sum(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
@@ -336,7 +361,7 @@ def var(x: Any, *, dim: Any, keepdim: bool = False, correction: int = 0) -> Any:
     if not value.is_named:
         value.is_named = True  # it is read twice
     off = value - mean(value, dim=dim, keepdim=True)
-    count = _count(value, dims) - float(correction)
+    count = _count(value, dims) - correction if correction else _count(value, dims)
     return _reduced(off * off, "sum", dims, keepdim) / count
 
 

@@ -44,14 +44,14 @@ def each(n: Any) -> Each:
 
 @dataclass(frozen=True)
 class _Range:
-    """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`. A stop
-    that is known to be a multiple of `align` unless it is `limit`."""
+    """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`. `high` is
+    a multiple of `align`, or `limit` where that is less."""
 
     low: Expr
     high: Expr
     size: int
     align: int
-    limit: Expr
+    limit: Expr | None
 
     @property
     def trips(self) -> Expr:
@@ -65,14 +65,12 @@ class _Range:
         start = self.low + count * self.size
         end = start + self.size
         zero = isinstance(self.low, Const) and self.low.value == 0
-        whole = zero and isinstance(self.limit, Const) and not self.limit.value % self.size
-        aligned = zero and self.align % self.size == 0
-        if whole and (aligned or self.limit is self.high):
-            return TileIndex(Axis(name, self.size, object(), start), start, end, self.size)
-        limit = self.limit if aligned else self.high
+        limit = self.limit if zero and self.align % self.size == 0 else self.high
+        if zero and isinstance(limit, Const) and limit.value % self.size == 0:
+            limit = None
         axis = Axis(name, self.size, object(), start, limit)
-        stop = binary("min", end, limit)
-        return TileIndex(axis, start, stop, self.size if zero and limit is self.limit else 1)
+        stop = end if limit is None else binary("min", end, limit)
+        return TileIndex(axis, start, stop, self.size if zero else 1)
 
 
 def tile(*axes: Any, size: Any = None) -> Loop:
@@ -163,8 +161,7 @@ PROBED = 16  # the size of a tile while only the form of the text matters
 def _made(builder: Builder, name: str, span: _Range, count: Expr) -> Any:
     found = span.index(name, count)
     if isinstance(found, TileIndex):
-        limit = found.stop if found.axis.limit is None else found.axis.limit
-        builder.stops[id(found.stop)] = (found.align, limit, found.stop)
+        builder.stops[id(found.stop)] = (found.align, found.axis.limit, found.stop)
         builder.axes[found.axis.key] = name
     return found
 

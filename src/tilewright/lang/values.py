@@ -19,7 +19,7 @@ from weakref import ref
 
 from tilewright.ir.core import *
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
-from tilewright.lang.builder import Builder, current, current_block
+from tilewright.lang.builder import Builder, Position, current, current_block
 from tilewright.lang.handles import WORDS, Tile, Tiles, no_operator
 from tilewright.lang.scalar import Scalar, is_number
 from tilewright.lang.types import ScalarType, integer
@@ -57,6 +57,7 @@ class Value:
     region: Region | None = None  # that it is a plain copy of
     box: Box | None = None  # that it was read from
     base: Value | None = None  # that it is the transpose of
+    cache: str | None = None  # what the L2 cache is told about what it reads
     is_named = False
     is_formula = True  # of indices and scalars alone: cheaper computed again than kept
 
@@ -71,6 +72,8 @@ class Value:
         self.name: str | None = None
         self._held: dict[Any, tuple[Buffer, int]] = {}
         self.writes = 0
+        self.wide: Value | None = None  # it in the type that sums have
+        self.folded: dict[Any, tuple[Buffer, Position, int]] = {}  # what it was reduced to
         self.is_formula = self.is_formula and all(part.is_formula for part in self.parts)
         builder.values.append(ref(self))
 
@@ -174,7 +177,7 @@ class Value:
         add = partial(builder.emit_at, self.position)
         add(Alloc(buffer, loc=self.loc))
         if self.region is not None and not masked:
-            add(Copy(self.region, whole(buffer), loc=self.loc))
+            add(Copy(self.region, whole(buffer), cache=self.cache, loc=self.loc))
             return buffer
         if not self.real:
             add(Store(buffer, (), self.at(tuple(const(0) for _ in self.axes)), loc=self.loc))
@@ -196,7 +199,10 @@ def filled(buffer: Buffer, vars: tuple[Var, ...], value: Expr, loc: Loc | None) 
     """buffer[vars] = value, for all of `vars`."""
     if isinstance(value, Const):
         return Fill(whole(buffer), value, loc=loc)
-    return Map(vars, buffer.shape, (Store(buffer, vars, value, loc=loc),), loc=loc)
+    moved = value.a if isinstance(value, Cast) else value
+    if isinstance(moved, Load) and moved.indices == vars and moved.buffer.shape == buffer.shape:
+        return Copy(whole(moved.buffer), whole(buffer), loc=loc)
+    return Map(vars, buffer.shape, (Store(buffer, vars, value),), loc=loc)
 
 
 def over(builder: Builder, axes: Sequence[Axis]) -> tuple[tuple[Var, ...], Places]:

@@ -52,7 +52,8 @@ def cycles(op: Op) -> float:
             return m * n * k / PRODUCTS_PER_CYCLE * op.a.dtype.bits / 16
         case Map():
             points = prod(int(e) if isinstance(e, Const) else 1 for e in op.extents)
-            return points * max(_weight(op), 1) / LANES
+            moves = all(buffer.space is Space.FRAGMENT for buffer, _ in touched_within(op))
+            return points * max(_weight(op), not moves) / LANES  # moved registers are renamed
         case Reduce():
             points = prod(op.src.static_tile)
             return (points + SHUFFLES * 32) / LANES
