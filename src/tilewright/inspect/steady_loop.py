@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tilewright.ir.arith import FOLD
 from tilewright.ir.core import *
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.passes.overlap import unit_times as rates

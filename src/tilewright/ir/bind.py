@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from tilewright.ir.analysis import bounds
 from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.arith import fold
 from tilewright.ir.core import *
 from tilewright.support.errors import LaunchError
 from tilewright.support.show import brief
@@ -314,7 +313,7 @@ def static_value(expr: Expr, values: Mapping[Var, int]) -> int:
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Var) and node in values:
             return const(values[node], node.dtype)
-        return fold(node.op, node.a, node.b) if isinstance(node, (Bin, Cmp)) else None
+        return folded(node.op, node.a, node.b) if isinstance(node, (Bin, Cmp)) else None
 
     result = transform(expr, rule)
     if not isinstance(result, Const):

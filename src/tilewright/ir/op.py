@@ -18,32 +18,8 @@ from typing import Any
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import FALSE, Expr, Var, const
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.marks import (
-    Body,
-    Op,
-    arg,
-    attr,
-    binds,
-    bodies,
-    body,
-    bound,
-    bound_within,
-    expressions,
-    kept,
-    marked,
-    named_buffers,
-    op_loads,
-    operands,
-    regions,
-    walk_ops,
-)
+from tilewright.ir.marks import *
 from tilewright.support.errors import Loc
-
-# defined in `marks`, and taken from here
-__all__ = [
-    "Body", "Op", "bodies", "bound", "bound_within", "expressions", "marked", "named_buffers",
-    "op_loads", "operands", "regions", "walk_ops",
-]  # fmt: skip
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 
@@ -429,7 +405,7 @@ class Dim:
     multiple_of: int = 1
 
 
-Param = Buffer | Var
+Parameter = Buffer | Var
 
 
 @dataclass(frozen=True)
@@ -437,7 +413,7 @@ class Program:
     """What one call runs: parameters, scratch tensors that live for the call, kernels in order."""
 
     name: str
-    params: tuple[Param, ...]
+    params: tuple[Parameter, ...]
     kernels: tuple[Kernel, ...]
     dims: tuple[Dim, ...] = ()
     scratch: tuple[Buffer, ...] = ()

@@ -35,7 +35,6 @@ from tilewright.ir.analysis.linear import (
     product,
     shift_amount,
 )
-from tilewright.ir.arith import CMP_OPS
 from tilewright.ir.core import *
 
 # Each rewrite shrinks an expression or moves it towards the canonical form; the tests see chains

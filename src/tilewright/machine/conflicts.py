@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.ir.warps import WARP
+from tilewright.ir.core import *
 from tilewright.machine.memory import Memory
 from tilewright.support.errors import Loc
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.arith import const
 from tilewright.ir.core import *
 from tilewright.machine.evaluate import steps
 from tilewright.machine.events import async_nest

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Load
+from tilewright.ir.core import *
 from tilewright.machine.conflicts import READ, WRITE
 from tilewright.machine.memory import Memory, describe_index
 from tilewright.machine.numbers import Array, Value

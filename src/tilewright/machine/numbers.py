@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.dtype import BOOL, DTYPES, DType
-from tilewright.ir.op import Gemm, Reduce
+from tilewright.ir.core import *
 from tilewright.support.errors import RunError
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.arith import Expr, Var
-from tilewright.ir.buffer import Load
 from tilewright.ir.core import *
 from tilewright.machine import padding
 from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE

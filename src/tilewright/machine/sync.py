@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.ir.op import Op
+from tilewright.ir.core import *
 from tilewright.machine.numbers import Array
 from tilewright.support.errors import Loc, RunError
 

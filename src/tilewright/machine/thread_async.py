@@ -3,17 +3,16 @@ products by warpgroups. What they touch is checked when they are issued; their d
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType
-from tilewright.ir.dtype import DTYPES
-from tilewright.ir.op import Intrinsic
-from tilewright.ir.warps import WARPGROUP
+from tilewright.ir.core import *
 from tilewright.machine.barriers import at, find_cells, home, ranks_of
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE
 from tilewright.machine.lanes import Box, TileRegion, clip, uniform_int
@@ -73,7 +72,7 @@ def _send(
     ids = agent_of(fr).gids[lane : lane + 1]
     targets: list[tuple[ThreadBlock, Cell, Array]] = []
     for cell in cells:
-        block = cast("ThreadBlock", cell.home)
+        block = typing.cast("ThreadBlock", cell.home)
         cell.require_ready(ids, fr.loc(), fenced=True)
         units = block.shadow.units(addresses, size)
         block.shadow.async_write(units, np.repeat(ids, units.size), cell.entity, op)
@@ -225,7 +224,7 @@ def store_peer(b: Builder, op: Intrinsic) -> Run:
     count = size // kind.bytes
 
     def issue(fr: Frame, lane: int, value: Array) -> Flow:
-        block = cast("ThreadBlock", home(fr, to, lane))
+        block = typing.cast("ThreadBlock", home(fr, to, lane))
         addresses = _peer_words(fr, to, lane, count, op, block)
         if not barriers:
             units = block.shadow.units(addresses, kind.bytes)

@@ -15,10 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.dtype import DTYPES
-from tilewright.ir.op import Intrinsic
-from tilewright.ir.warps import WARP
+from tilewright.ir.core import *
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE, Touch
 from tilewright.machine.lanes import TileRegion, not_inside, outside, uniform_int
 from tilewright.machine.meaning import THREADS, Builder, Run, thread_meaning

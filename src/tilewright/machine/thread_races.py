@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.op import Op
-from tilewright.ir.warps import WARP
+from tilewright.ir.core import *
 from tilewright.machine.numbers import Array
 from tilewright.machine.state import describe_op
 from tilewright.machine.sync import NEVER, Clocks

@@ -7,11 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Region, long_dims
-from tilewright.ir.dtype import DType
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.op import Intrinsic
-from tilewright.ir.warps import WARP
 from tilewright.machine.lanes import (
     TileRegion,
     extents_of,

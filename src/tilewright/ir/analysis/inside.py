@@ -18,7 +18,6 @@ import numpy as np
 from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.analysis.effects import leaves_early
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.arith import CMP_OPS, FOLD
 from tilewright.ir.core import *
 from tilewright.support.errors import CompileError, Loc
 

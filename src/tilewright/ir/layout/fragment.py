@@ -16,10 +16,10 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.ir.layout.layout import (
-    AnyLayout,
     Indices,
     Layout,
     LayoutError,
+    MemoryLayout,
     Pictured,
     cropped,
     cut_note,
@@ -570,7 +570,7 @@ def parse_fragment(text: str) -> Fragment:
     return Fragment(leaves(parse_int_tuple(match["tile"])), layout, cover)
 
 
-def parse_layout_or_fragment(text: str) -> AnyLayout | Fragment:
+def parse_layout_or_fragment(text: str) -> MemoryLayout | Fragment:
     """Read a layout, a swizzled layout or a fragment.
 
     >>> parse_layout_or_fragment("4:1"), parse_layout_or_fragment("frag{tile=(4) tv=(4,1):(1,0)}")

@@ -12,23 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.ir.arith import fold
-from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space
-from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, DType
-from tilewright.ir.expr import (
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    const,
-    transform,
-    written_size,
-)
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.layout.fragment import parse_layout_or_fragment
 from tilewright.ir.text.printer import NOT, PRECEDENCE, call_dtype, common_natural, natural_dtype
@@ -430,7 +414,7 @@ def fold_constants(expr: Expr) -> Expr:
 
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Bin) and isinstance(node.a, Const) and isinstance(node.b, Const):
-            return fold(node.op, node.a, node.b)
+            return folded(node.op, node.a, node.b)
         return None
 
     return transform(expr, rule)

@@ -13,9 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.dtype import DType, dtype
-from tilewright.ir.expr import Var
+from tilewright.ir.core import *
 from tilewright.ir.text.printer import RESERVED
 from tilewright.support.errors import CompileError, Loc
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from tilewright.ir.analysis.uniform import TILE_OPS as NAMES
 from tilewright.ir.core import *
-from tilewright.ir.op import OPS
 from tilewright.ir.verify import ops, structure
 from tilewright.ir.verify.core import RULES, Context, Stage, define, use_buffer
 from tilewright.ir.verify.sync import check_sync, check_turns

@@ -9,13 +9,9 @@ from enum import Enum
 from math import prod
 from typing import Any, NoReturn, TypeVar
 
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Expr, Var
-from tilewright.ir.op import Kernel, Op, Program
+from tilewright.ir.core import *
 from tilewright.ir.text.printer import FORMS, print_op
 from tilewright.ir.text.scan import did_you_mean
-from tilewright.ir.warps import WARP
 from tilewright.support.errors import Loc, VerifyError, occurrence
 
 

@@ -23,7 +23,6 @@ from tilewright.ir.verify.values import (
     same_tile,
     shape_text,
 )
-from tilewright.ir.warps import NAMED_BARRIERS
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────
 

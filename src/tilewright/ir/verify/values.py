@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from tilewright.ir.arith import BIN_OPS, CMP_OPS
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.layout.fragment import Fragment
