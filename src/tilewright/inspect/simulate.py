@@ -213,18 +213,18 @@ class Walk:
             for _ in range(2):  # partial results there, and read before they are overwritten
                 yield from self.gather(op)
 
-    def meet(self, op: Op, key: Any, share: int, whole: int) -> tuple[Meeting, Party, int]:
+    def meet(self, key: Any, share: int, whole: int) -> tuple[Meeting, Party, int]:
         """Come to a barrier of threads with `share` of them: what to wait for."""
         meetings, who = self.sim.meetings, self.who
         if key not in meetings:
             meetings[key] = Meeting(self.sim.clocks, max(share, whole), "a barrier of threads")
         party = Party(who, share, *(NOBODY,) * 5, whole=True)
-        return meetings[key], party, meetings[key].join(party, op)
+        return meetings[key], party, meetings[key].join(party)
 
     def gather(self, op: Op) -> Steps:
         since, who = self.now, self.who
         key = (who.block, who.role, who.instance, id(op))
-        meeting, party, mine = self.meet(op, key, 1, who.peers)
+        meeting, party, mine = self.meet(key, 1, who.peers)
         yield from meeting.wait(party, mine)
         yield self.now + rates.SYNC
         self.wait(op, since, EACH_OTHER)
@@ -286,7 +286,7 @@ class Walk:
             count = Fraction(count, who.peers)
         else:  # the last of them
             key = ("arrive", who.block, who.role, who.instance, id(op))
-            meeting, _, mine = self.meet(op, key, 1, who.peers)
+            meeting, _, mine = self.meet(key, 1, who.peers)
             comes = meeting.generation > mine
         if comes:
             barrier = sim.barrier(who, op.barrier, self.env)
@@ -326,7 +326,7 @@ class Walk:
         if op.scope == "named":
             name = str(value(op.id, self.env)) if op.id is not None else "0"
             warps = (op.threads or everybody * WARP) // WARP
-        meeting, party, mine = self.meet(op, ("sync", who.block, name), who.warps, warps)
+        meeting, party, mine = self.meet(("sync", who.block, name), who.warps, warps)
         if op.arrive:
             return
         yield from meeting.wait(party, mine)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
@@ -374,7 +375,7 @@ class Intrinsic(Op):
     text: str = attr(default="")
     width: int | None = attr(default=None)
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, str]:
         """The `key=value` words of an instruction's text."""
         return dict(word.split("=", 1) for word in self.text.split())

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import itertools
+from collections.abc import Generator
 from functools import partial
-from itertools import product
 
 import numpy as np
 
-from tilewright.ir.core import *
-from tilewright.machine.lanes import TileRegion, extents_of, uniform_int
-from tilewright.machine.meaning import Builder, Run, meaning, thread_meaning, tile_meaning
-from tilewright.machine.numbers import Value
-from tilewright.machine.state import Block, Frame
-from tilewright.machine.sync import Blocked, Cell, Flow, Meeting
+from tilewright.machine.core import *
 from tilewright.support.errors import RunError
 
 # ── barriers in shared memory ────────────────────────────────────────────────────────────────
 
 
-def at(value: Value, lane: int) -> int:
+def of_lane(value: Value, lane: int) -> int:
     return int(value[lane] if value.ndim else value)
 
 
 def _places(fr: Frame, tile: TileRegion, lane: int) -> list[tuple[str, tuple[int, ...]]]:
     """The names and indices of a region's barriers, as thread `lane` sees it."""
     buffer = tile.buffer
-    starts = [at(s(fr), lane) for s in tile.starts]
+    starts = [of_lane(s(fr), lane) for s in tile.starts]
     found = []
-    for place in product(
+    for place in itertools.product(
         *(range(s, s + e) for s, e in zip(starts, extents_of(fr, tile), strict=True))
     ):
         name = buffer.name + (f"[{', '.join(map(str, place))}]" if place else "")
@@ -36,7 +31,6 @@ def _places(fr: Frame, tile: TileRegion, lane: int) -> list[tuple[str, tuple[int
             raise RunError(
                 f"out-of-range: {name} is outside {buffer.name}, which has shape "
                 f"{buffer.static_shape}",
-                loc=fr.loc(),
             )
         found.append((name, place))
     return found
@@ -45,7 +39,7 @@ def _places(fr: Frame, tile: TileRegion, lane: int) -> list[tuple[str, tuple[int
 def home(fr: Frame, tile: TileRegion, lane: int) -> Block:
     """The block that a region's memory is in, for one thread."""
     block = fr.agent.block
-    return block if tile.cta is None else block.cluster.block(at(tile.cta(fr), lane), fr)
+    return block if tile.cta is None else block.cluster.block(of_lane(tile.cta(fr), lane))
 
 
 def ranks_of(fr: Frame, mask: int) -> list[int]:
@@ -53,27 +47,24 @@ def ranks_of(fr: Frame, mask: int) -> list[int]:
     blocks = len(fr.agent.block.cluster.blocks)
     ranks = [rank for rank in range(blocks) if mask >> rank & 1]
     if not ranks or mask >> blocks:
-        raise RunError(
-            f"multicast mask {mask:#x} names no block, or blocks outside the cluster", loc=fr.loc()
-        )
+        raise RunError(f"multicast mask {mask:#x} names no block, or blocks outside the cluster")
     return ranks
 
 
 def find_cells(
-    b: Builder, fr: Frame, tile: TileRegion, lane: int, block: Block | None = None
+    builder: Builder, fr: Frame, tile: TileRegion, lane: int, block: Block | None = None
 ) -> Generator[Blocked | None, None, list[Cell]]:
     """The barriers of a region; waits for their initialisation where the compiler orders it."""
     block = home(fr, tile, lane) if block is None else block
-    block.require_alive(tile.buffer.name, fr.loc())
+    block.require_alive(tile.buffer.name)
     cells: list[Cell] = []
     for name, place in _places(fr, tile, lane):
         key = (tile.buffer.name, place)
-        if key not in block.cells and not b.explicit:
+        if key not in block.cells and not builder.explicit:
             yield Blocked(partial(block.cells.__contains__, key), lambda: "its initialisation")
         if key not in block.cells:
             raise RunError(
                 f"barrier {name} is used before anything initialised it",
-                loc=fr.loc(),
                 fix="initialise it, then `fence barrier_init`, then synchronise, before its use",
             )
         cells.append(block.cells[key])
@@ -87,169 +78,131 @@ def _where(fr: Frame, tile: TileRegion) -> list[tuple[Value, str]]:
 
 
 @meaning(BarrierInit)
-def run_barrier_init(b: Builder, op: BarrierInit) -> Run:
-    barrier, count = b.operands(op.barrier, op.count)
-
-    def run(fr: Frame) -> None:
-        agent = fr.agent
-        party = agent.one(fr, op)
-        if party is None:
-            return
-        block = agent.block
-        number = uniform_int(fr, count(fr), "a barrier's count")
-        if number <= 0:
-            raise RunError("a barrier needs at least one arrival", loc=op.loc, got=str(number))
-        where = "" if len(block.cluster.blocks) == 1 else f" of block {block.index}"
-        for name, place in _places(fr, barrier, int(party.lanes[0])):
-            cell = Cell(agent.clocks, name + where, number, int(party.ids[0]), block)
-            block.cells[barrier.buffer.name, place] = cell
-            agent.apart = True
-
-    return run
+def run_barrier_init(op: BarrierInit, barrier: TileRegion, count: Eval, fr: Frame) -> None:
+    agent = fr.agent
+    party = agent.one(fr, op)
+    if party is None:
+        return
+    block = agent.block
+    number = uniform_int(fr, count(fr), "a barrier's count")
+    if number <= 0:
+        raise RunError("a barrier needs at least one arrival", got=str(number))
+    where = "" if len(block.cluster.blocks) == 1 else f" of block {block.index}"
+    for name, place in _places(fr, barrier, int(party.lanes[0])):
+        cell = Cell(agent.clocks, name + where, number, int(party.ids[0]), block)
+        block.cells[barrier.buffer.name, place] = cell
+        agent.apart = True
 
 
 @meaning(Arrive)
-def run_arrive(b: Builder, op: Arrive) -> Run:
-    barrier, count, more = b.operands(op.barrier, op.count, op.bytes)
-
-    def run(fr: Frame) -> Flow:
-        agent, clocks = fr.agent, fr.agent.clocks
-        times, size = count(fr), np.int64(0) if more is None else more(fr)
-        given = [(times, "an arrival count"), (size, "a byte count")]
-        for party in agent.parties(fr, [*_where(fr, barrier), *given]):
-            many, lane = party.lanes.size, int(party.lanes[0])
-            for cell in (yield from find_cells(b, fr, barrier, lane)):
-                remote = cell.home is not agent.block
-                if b.explicit:
-                    cell.require_ready(party.knows, fr.loc(), fenced=remote)
-                if remote:
-                    cell.remote.append((party, clocks.now, op))
-                knowledge = clocks.release(party.ids, party.shares)
-                cell.arrive(many * at(times, lane), many * at(size, lane), knowledge, op)
-        yield None
-
-    return run
-
-
-def _wait(b: Builder, op: Op, barrier: TileRegion, phase: Callable[[Frame], Value]) -> Run:
-    def run(fr: Frame) -> Flow:
-        agent, parity = fr.agent, phase(fr)
-        for party in agent.parties(fr, [*_where(fr, barrier), (parity, "a phase")]):
-            lane = int(party.lanes[0])
-            wanted = at(parity, lane)
-            if wanted not in (0, 1):
-                raise RunError("a phase is 0 or 1", loc=op.loc, got=str(wanted))
-            for cell in (yield from find_cells(b, fr, barrier, lane)):
-                if b.explicit:
-                    cell.require_ready(party.knows, fr.loc(), fenced=False)
-                yield None
-                yield from cell.wait(wanted)
-                if not b.threads:
-                    cell.passed.append((party, agent.clocks.now, op))
-                agent.clocks.learn(party.learns, cell.known)
-                agent.apart = agent.apart or not party.whole
-
-    return run
+def run_arrive(
+    builder: Builder, op: Arrive, barrier: TileRegion, count: Eval, bytes: Eval | None, fr: Frame
+) -> Flow:
+    agent, clocks = fr.agent, fr.agent.clocks
+    times, size = count(fr), np.int64(0) if bytes is None else bytes(fr)
+    given = [(times, "an arrival count"), (size, "a byte count")]
+    for party in agent.parties(fr, [*_where(fr, barrier), *given]):
+        many, lane = party.lanes.size, int(party.lanes[0])
+        for cell in (yield from find_cells(builder, fr, barrier, lane)):
+            remote = cell.home is not agent.block
+            if builder.explicit:
+                cell.require_ready(party.knows, fenced=remote)
+            if remote:
+                cell.remote.append((party, clocks.now, op))
+            knowledge = clocks.release(party.ids, party.shares)
+            cell.arrive(many * of_lane(times, lane), many * of_lane(size, lane), knowledge, op)
+    yield None
 
 
 @meaning(Wait)
-def run_wait(b: Builder, op: Wait) -> Run:
-    return _wait(b, op, *b.operands(op.barrier, op.phase))
-
-
 @thread_meaning("wait_cluster")
-def run_wait_cluster(b: Builder, op: Intrinsic) -> Run:
-    return _wait(b, op, *b.operands(*op.args))
+def run_wait(builder: Builder, op: Op, barrier: TileRegion, phase: Eval, fr: Frame) -> Flow:
+    agent, parity = fr.agent, phase(fr)
+    for party in agent.parties(fr, [*_where(fr, barrier), (parity, "a phase")]):
+        lane = int(party.lanes[0])
+        wanted = of_lane(parity, lane)
+        if wanted not in (0, 1):
+            raise RunError("a phase is 0 or 1", got=str(wanted))
+        for cell in (yield from find_cells(builder, fr, barrier, lane)):
+            if builder.explicit:
+                cell.require_ready(party.knows, fenced=False)
+            yield None
+            yield from cell.wait(wanted)
+            if not builder.threads:
+                cell.passed.append((party, agent.clocks.now, op))
+            agent.clocks.learn(party.learns, cell.known)
+            agent.apart = agent.apart or not party.whole
 
 
 # ── barriers of threads ──────────────────────────────────────────────────────────────────────
 
 
 @meaning(Sync)
-def run_sync(b: Builder, op: Sync) -> Run:
-    (number,) = b.operands(op.id)
-
-    def run(fr: Frame) -> Flow:
-        agent, cluster = fr.agent, fr.agent.block.cluster
-        if agent.syncs_alone(fr, op):
-            return
-        party, meetings = agent.party(fr), agent.block.meetings
-        if op.scope == "named":
-            name = f"named barrier {uniform_int(fr, number(fr), 'an id')}"
-            size = op.threads or party.size
-        else:
-            blocks = cluster.blocks if op.scope == "cluster" else [agent.block]
-            size = sum(a.ids.size for block in blocks for a in block.agents)
-            meetings = cluster.meetings if op.scope == "cluster" else meetings
-            name = f"the {op.scope}'s barrier"
-        meeting = meetings.get(name)
-        if meeting is None:
-            meeting = meetings[name] = Meeting(agent.clocks, size, name)
-        if meeting.here == 0:
-            meeting.threads = size
-        if meeting.threads != size:
-            raise RunError(
-                f"{name} is used with different numbers of threads",
-                loc=op.loc,
-                expected=str(meeting.threads),
-                got=str(size),
-            )
-        mine = meeting.join(party, op)
-        yield None
-        if not op.arrive:
-            yield from meeting.wait(party, mine)
-            agent.apart = agent.apart and not party.whole
-
-    return run
+def run_sync(op: Sync, id: Eval, fr: Frame) -> Flow:
+    agent, cluster = fr.agent, fr.agent.block.cluster
+    if agent.syncs_alone(fr, op):
+        return
+    party, meetings = agent.party(fr), agent.block.meetings
+    if op.scope == "named":
+        name = f"named barrier {uniform_int(fr, id(fr), 'an id')}"
+        size = op.threads or party.size
+    else:
+        blocks = cluster.blocks if op.scope == "cluster" else [agent.block]
+        size = sum(a.ids.size for block in blocks for a in block.agents)
+        meetings = cluster.meetings if op.scope == "cluster" else meetings
+        name = f"the {op.scope}'s barrier"
+    meeting = meetings.get(name)
+    if meeting is None:
+        meeting = meetings[name] = Meeting(agent.clocks, size, name)
+    if meeting.here == 0:
+        meeting.threads = size
+    if meeting.threads != size:
+        raise RunError(
+            f"{name} is used with different numbers of threads",
+            expected=str(meeting.threads),
+            got=str(size),
+        )
+    mine = meeting.join(party)
+    yield None
+    if not op.arrive:
+        yield from meeting.wait(party, mine)
+        agent.apart = agent.apart and not party.whole
 
 
 @tile_meaning(Turn)
-def run_turn(b: Builder, op: Turn) -> Run:
+def run_turn(op: Turn, fr: Frame) -> None:
     """One agent stands for all warpgroups of the role: they come to it together."""
-
-    def run(fr: Frame) -> None:
-        if fr.is_partial:
-            raise RunError("some threads of a role do not reach its turn", loc=op.loc)
-
-    return run
+    if fr.is_partial:
+        raise RunError("some threads of a role do not reach its turn")
 
 
 # ── groups and fences ────────────────────────────────────────────────────────────────────────
 
 
 @meaning(Commit)
-def run_commit(b: Builder, op: Commit) -> Run:
-    def run(fr: Frame) -> None:
-        for groups in fr.agent.groups_of(fr, op.unit, "a commit of matrix instructions"):
-            groups.commit()
-
-    return run
+def run_commit(op: Commit, fr: Frame) -> None:
+    for groups in fr.agent.groups_of(fr, op.unit, "a commit of matrix instructions"):
+        groups.commit()
 
 
 @meaning(WaitGroup)
-def run_wait_group(b: Builder, op: WaitGroup) -> Run:
-    def run(fr: Frame) -> Flow:
-        agent = fr.agent
-        for groups in agent.groups_of(fr, op.unit, "a wait for matrix instructions"):
-            over = groups.wait(op.pending, op.read)
-            agent.note_over(groups, over, read=op.read, strict=b.explicit)
-        yield None
-
-    return run
+def run_wait_group(builder: Builder, op: WaitGroup, fr: Frame) -> Flow:
+    agent = fr.agent
+    for groups in agent.groups_of(fr, op.unit, "a wait for matrix instructions"):
+        over = groups.wait(op.pending, op.read)
+        agent.note_over(groups, over, read=op.read, strict=builder.explicit)
+    yield None
 
 
 @meaning(Fence)
-def run_fence(b: Builder, op: Fence) -> Run:
-    def run(fr: Frame) -> None:
-        agent = fr.agent
-        if op.kind == "proxy_async":
-            agent.show_writes(fr)
-        elif op.kind == "wgmma":
-            agent.fenced = agent.tick()
-        elif op.kind == "barrier_init":
-            ids = agent.party(fr).ids
-            for cell in agent.block.cells.values():
-                if cell.fence is None and cell.maker in ids:
-                    cell.fence = agent.clocks.now
-
-    return run
+def run_fence(op: Fence, fr: Frame) -> None:
+    agent = fr.agent
+    if op.kind == "proxy_async":
+        agent.show_writes(fr)
+    elif op.kind == "wgmma":
+        agent.fenced = agent.tick()
+    elif op.kind == "barrier_init":
+        ids = agent.party(fr).ids
+        for cell in agent.block.cells.values():
+            if cell.fence is None and cell.maker in ids:
+                cell.fence = agent.clocks.now

@@ -16,7 +16,6 @@ from itertools import pairwise
 from math import prod
 
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.core import *
 from tilewright.ir.messages import label_kernel
 from tilewright.ir.tensor_map import MapHint
 from tilewright.machine import (  # noqa: F401  (fill the table)
@@ -25,11 +24,9 @@ from tilewright.machine import (  # noqa: F401  (fill the table)
     thread_async,
     threads,
 )
-from tilewright.machine.evaluate import Evaluator
+from tilewright.machine.core import *
 from tilewright.machine.events import HazardWatch
-from tilewright.machine.meaning import Builder, Step, TensorMap
 from tilewright.machine.sanitizer import Sanitizer
-from tilewright.machine.state import Agent, Block, Cluster, Compiled, Crew, Options, Watch
 from tilewright.machine.thread_agents import Plan, ThreadAgent, ThreadBlock
 from tilewright.machine.thread_ops import ThreadWatch
 from tilewright.machine.tile_agents import KNOWERS, TileAgent, TileBlock

@@ -84,7 +84,6 @@ def lane_axes(fr: Frame, mem: Memory) -> Where:
         return fr.grid
     raise RunError(
         f"{mem.name} belongs to each thread, so an elementwise nest cannot use it",
-        loc=fr.loc(),
         fix="allocate it inside the nest, or keep its value uniform",
     )
 
@@ -367,7 +366,6 @@ def uniform_int(fr: Frame, value: Value, what: str, among: Any = None) -> int:
     if (values != first).any():
         raise RunError(
             f"{what} differs between threads, but this operation is collective",
-            loc=fr.loc(),
             fix="use a uniform value, or thread-level loads and stores",
         )
     return int(first)
@@ -384,7 +382,7 @@ def region_memory(fr: Frame, tile: TileRegion) -> Memory:
     if tile.cta is None:
         return fr.bufs[name]
     rank = uniform_int(fr, tile.cta(fr), "a cluster rank")
-    return fr.agent.block.cluster.block(rank, fr).existing(name, fr)
+    return fr.agent.block.cluster.block(rank).existing(name)
 
 
 def locate(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box | None:

@@ -7,34 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.core import *
 from tilewright.machine import padding
-from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE
-from tilewright.machine.lanes import (
-    NOTHING,
-    Box,
-    TileRegion,
-    inside,
-    locate,
-    read_box,
-    region_memory,
-    scatter,
-    uniform_int,
-    write_box,
-)
-from tilewright.machine.meaning import Builder, Run, meaning, tile_meaning
-from tilewright.machine.memory import Memory
-from tilewright.machine.numbers import (
-    Array,
-    Value,
-    atomic_fn,
-    cast_fn,
-    matrix,
-    product,
-    reduced,
-    scanned,
-)
-from tilewright.machine.state import Frame, Where
+from tilewright.machine.core import *
 from tilewright.support.errors import RunError, SanitizerError
 
 
@@ -61,7 +35,6 @@ def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> N
         "parallel-conflict",
         f"the part of {dst.mem.name} that is written overlaps the part of {src.mem.name} that is "
         "read",
-        loc=fr.loc(),
         fix="go through another tile",
     )
 
@@ -73,7 +46,6 @@ def tile_box(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box:
         raise RunError(
             f"the place of {tile.buffer.name} differs between threads, but this operation "
             "is collective",
-            loc=fr.loc(),
             fix="use uniform coordinates",
         )
     return box
@@ -83,7 +55,6 @@ def require_collective(fr: Frame) -> None:
     if fr.is_partial:
         raise RunError(
             "a tile operation stands under a guard that differs between threads",
-            loc=fr.loc(),
             fix="make the guard uniform, or write it with thread-level loads and stores",
         )
 
@@ -97,7 +68,6 @@ def fit(value: Array, extents: tuple[int, ...], op: Op) -> Array:
     if squeezed(value.shape) != squeezed(extents):
         raise RunError(
             "the shapes of a copy do not match",
-            loc=op.loc,
             expected=f"{squeezed(extents)} after unit extents drop",
             got=f"{squeezed(value.shape)}",
         )
@@ -171,7 +141,7 @@ def each_lane(b: Builder, dst: Region, value: Callable[[Sequence[Expr]], Expr]) 
 def run_copy(b: Builder, op: Copy) -> Run:
     src, dst = b.operands(op.src, op.dst)
     if op.multicast is not None or op.barrier is not None:
-        raise RunError("only bulk copies take a barrier or a multicast mask", loc=op.loc)
+        raise RunError("only bulk copies take a barrier or a multicast mask")
     by_lane = each_lane(b, op.dst, lambda at: Load(op.src.buffer, op.src.at(at)))
 
     def run(fr: Frame) -> None:
@@ -180,7 +150,7 @@ def run_copy(b: Builder, op: Copy) -> Run:
             require_collective(fr)
             copy_now(fr, op, there, here)
         elif op.reduce is not None or src.cta is not None or dst.cta is not None:
-            raise RunError("a reducing or remote copy must have uniform coordinates", loc=op.loc)
+            raise RunError("a reducing or remote copy must have uniform coordinates")
         else:
             by_lane(fr)
 
@@ -188,16 +158,10 @@ def run_copy(b: Builder, op: Copy) -> Run:
 
 
 @tile_meaning(Relayout)
-def run_relayout(b: Builder, op: Relayout) -> Run:
-    src, dst = b.operands(op.src, op.dst)
-    plain = Copy(op.src, op.dst, loc=op.loc)
-
-    def run(fr: Frame) -> None:
-        require_collective(fr)
-        copy_now(fr, plain, tile_box(fr, src), tile_box(fr, dst))
-        watch_meeting(fr, op)
-
-    return run
+def run_relayout(op: Relayout, src: TileRegion, dst: TileRegion, fr: Frame) -> None:
+    require_collective(fr)
+    copy_now(fr, Copy(op.src, op.dst), tile_box(fr, src), tile_box(fr, dst))
+    watch_meeting(fr, op)
 
 
 @tile_meaning(Fill)
@@ -247,37 +211,31 @@ def run_store(b: Builder, op: Store) -> Run:
 # ── compute ──────────────────────────────────────────────────────────────────────────────────
 
 
-def gemm_operands(b: Builder, op: Gemm) -> tuple[list[TileRegion], Callable[[Frame], Value]]:
+def gemm_boxes(fr: Frame, op: Gemm, *tiles: TileRegion) -> list[Box]:
+    require_collective(fr)
     if op.meta is not None:
-        raise RunError("sparse gemm is not interpreted yet", loc=op.loc)
-    return b.operands(op.a, op.b, op.c), b.evaluate(op.clear)
+        raise RunError("sparse gemm is not interpreted yet")
+    return [tile_box(fr, t) for t in tiles]
 
 
 @tile_meaning(Gemm)
-def run_gemm(b: Builder, op: Gemm) -> Run:
-    tiles, clear = gemm_operands(b, op)
-    nan = b.evaluate.nan
-
-    def run(fr: Frame) -> None:
-        require_collective(fr)
-        x, y, c = (tile_box(fr, t) for t in tiles)
-        fresh = bool(uniform_int(fr, clear(fr), "clear"))
-        watch(fr, READ, x)
-        watch(fr, READ, y)
-        watch_overlap(fr, x, c)
-        watch_overlap(fr, y, c)
-        before = padding.box_marks(c) if fr.agent.sanitize else None
-        watch(fr, WRITE if fresh else UPDATE, c)
-        if fr.agent.sanitize:
-            padding.multiplied(op, x, y, c, before, fresh)
-        value = gemm_value(op, x, y, c, fresh)
-        if nan:
-            _no_new_nan(
-                fr, "gemm", value, [read_box(x), read_box(y), *([read_box(c)] * (not fresh))]
-            )
-        write_box(c, value)
-
-    return run
+def run_gemm(
+    builder: Builder, op: Gemm, a: TileRegion, b: TileRegion, c: TileRegion, clear: Eval, fr: Frame
+) -> None:
+    x, y, z = gemm_boxes(fr, op, a, b, c)
+    fresh = bool(uniform_int(fr, clear(fr), "clear"))
+    watch(fr, READ, x)
+    watch(fr, READ, y)
+    watch_overlap(fr, x, z)
+    watch_overlap(fr, y, z)
+    before = padding.box_marks(z) if fr.agent.sanitize else None
+    watch(fr, WRITE if fresh else UPDATE, z)
+    if fr.agent.sanitize:
+        padding.mark_gemm(op, x, y, z, before, fresh)
+    value = gemm_value(op, x, y, z, fresh)
+    if builder.evaluate.nan:
+        _no_new_nan(fr, "gemm", value, [read_box(x), read_box(y), *([read_box(z)] * (not fresh))])
+    write_box(z, value)
 
 
 def gemm_value(op: Gemm, x: Box, y: Box, c: Box, fresh: bool) -> Array:
@@ -295,32 +253,26 @@ def _no_new_nan(fr: Frame, what: str, value: Array, inputs: list[Array]) -> None
         return bool(np.isnan(x.astype(np.float64)).any())
 
     if nan(value) and not any(map(nan, inputs)):
-        raise SanitizerError("nan", f"NaN is born in this {what}", loc=fr.loc())
+        raise SanitizerError("nan", f"NaN is born in this {what}")
 
 
 @tile_meaning(Reduce)
-def run_reduce(b: Builder, op: Reduce) -> Run:
-    src, dst = b.operands(op.src, op.dst)
-    nan = b.evaluate.nan
-
-    def run(fr: Frame) -> None:
-        require_collective(fr)
-        x, y = tile_box(fr, src), tile_box(fr, dst)
-        watch(fr, READ, x)
-        watch_meeting(fr, op)
-        marks = (padding.box_marks(x), padding.box_marks(y)) if fr.agent.sanitize else (None, None)
-        watch(fr, WRITE if op.clear else UPDATE, y)
-        tile = read_box(x)
-        tile, axis = _reduced_axis(op, tile, y.extents)
-        padding.reduced(fr, op, tile, marks[0], y, marks[1], axis)
-        out_shape = tile.shape[:axis] + tile.shape[axis + 1 :]
-        old = None if op.clear else read_box(y).reshape(out_shape)
-        value = reduced(op, tile, old, x.mem.dtype, y.mem.dtype, axis)
-        if nan and y.mem.dtype.is_float:
-            _no_new_nan(fr, "reduction", value, [tile] if old is None else [tile, old])
-        write_box(y, value.reshape(y.extents))
-
-    return run
+def run_reduce(builder: Builder, op: Reduce, src: TileRegion, dst: TileRegion, fr: Frame) -> None:
+    require_collective(fr)
+    x, y = tile_box(fr, src), tile_box(fr, dst)
+    watch(fr, READ, x)
+    watch_meeting(fr, op)
+    marks = (padding.box_marks(x), padding.box_marks(y)) if fr.agent.sanitize else (None, None)
+    watch(fr, WRITE if op.clear else UPDATE, y)
+    tile = read_box(x)
+    tile, axis = _reduced_axis(op, tile, y.extents)
+    padding.mark_reduce(fr, op, tile, marks[0], y, marks[1], axis)
+    out_shape = tile.shape[:axis] + tile.shape[axis + 1 :]
+    old = None if op.clear else read_box(y).reshape(out_shape)
+    value = reduced(op, tile, old, x.mem.dtype, y.mem.dtype, axis)
+    if builder.evaluate.nan and y.mem.dtype.is_float:
+        _no_new_nan(fr, "reduction", value, [tile] if old is None else [tile, old])
+    write_box(y, value.reshape(y.extents))
 
 
 def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array, int]:
@@ -336,35 +288,28 @@ def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array,
             left = view.shape[:axis] + view.shape[axis + 1 :]
             if squeezed(left) == squeezed(out):
                 return view, axis
-    raise RunError(
-        f"reducing dimension {op.dim} of a tile {tile.shape} does not give {out}", loc=op.loc
-    )
+    raise RunError(f"reducing dimension {op.dim} of a tile {tile.shape} does not give {out}")
 
 
 @tile_meaning(Scan)
-def run_scan(b: Builder, op: Scan) -> Run:
-    src, dst = b.operands(op.src, op.dst)
-
-    def run(fr: Frame) -> None:
-        require_collective(fr)
-        x, y = tile_box(fr, src), tile_box(fr, dst)
-        if x.mem is y.mem and x.where == y.where:  # in place
+def run_scan(op: Scan, src: TileRegion, dst: TileRegion, fr: Frame) -> None:
+    require_collective(fr)
+    x, y = tile_box(fr, src), tile_box(fr, dst)
+    if x.mem is y.mem and x.where == y.where:  # in place
+        watch(fr, UPDATE, y)
+        if watch_meeting(fr, op):
             watch(fr, UPDATE, y)
-            if watch_meeting(fr, op):
-                watch(fr, UPDATE, y)
-        else:
-            watch(fr, READ, x)
-            watch_meeting(fr, op)
-            watch(fr, WRITE, y)
-        tile = read_box(x)
-        short = squeezed(tile.shape)
-        axis = op.dim % max(tile.ndim, 1)
-        if op.dim < len(short):
-            tile, axis = tile.reshape(short), op.dim
-        value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
-        write_box(y, fit(value, y.extents, op))
-
-    return run
+    else:
+        watch(fr, READ, x)
+        watch_meeting(fr, op)
+        watch(fr, WRITE, y)
+    tile = read_box(x)
+    short = squeezed(tile.shape)
+    axis = op.dim % max(tile.ndim, 1)
+    if op.dim < len(short):
+        tile, axis = tile.reshape(short), op.dim
+    value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
+    write_box(y, fit(value, y.extents, op))
 
 
 # ── atomics ──────────────────────────────────────────────────────────────────────────────────

@@ -12,26 +12,11 @@ from weakref import finalize
 import numpy as np
 
 from tilewright.ir.bind import array_sizes, describe
-from tilewright.ir.core import *
-from tilewright.machine.conflicts import Conflicts
-from tilewright.machine.evaluate import Evaluator
+from tilewright.machine.core import *
 from tilewright.machine.kernels import CompiledKernel, ThreadKernel, is_thread_ir
-from tilewright.machine.meaning import Family
-from tilewright.machine.memory import Memory, allocate
-from tilewright.machine.numbers import pack, unpack
 from tilewright.machine.sanitizer import unwritten
-from tilewright.machine.state import (
-    Agent,
-    Cluster,
-    Compiled,
-    Frame,
-    Launch,
-    Options,
-    describe_op,
-    tell,
-)
 from tilewright.machine.step import Stepper
-from tilewright.support.errors import LaunchError, RunError, SanitizerWarning
+from tilewright.support.errors import LaunchError, RunError, SanitizerWarning, locating
 
 NOBODY: Any = None
 
@@ -89,7 +74,8 @@ def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 def run_cluster(cluster: Cluster, rng: random.Random) -> None:
     """Interleave the agents until all are done."""
     try:
-        _interleave(cluster, rng)
+        with locating(cluster.where):
+            _interleave(cluster, rng)
     except RunError as error:
         if cluster.running is not None:
             tell(error, cluster.running)

@@ -147,7 +147,7 @@ class Agent:
         self.clocks: Clocks = block.cluster.clocks
         self.groups: dict[Any, Groups] = {}
         self.blocked: Blocked | None = None
-        self.frame = Frame(self, (self.ids.size,), (self.positions,))
+        self.frame = self.current = Frame(self, (self.ids.size,), (self.positions,))
         self.flow: Iterator[Any] = iter(())
         self.done = False
         self.fenced = 0  # tick of the last `fence wgmma`
@@ -209,13 +209,12 @@ class Agent:
         """What the running threads wrote becomes visible to the async proxy."""
         raise NotImplementedError
 
-    def require_fenced(self, mem: Memory, loc: Loc | None) -> None:
+    def require_fenced(self, mem: Memory) -> None:
         """A matrix instruction is about to use these registers."""
         if mem.storage.touched >= self.fenced:
             raise RunError(
                 f"ordinary code touched the registers of {mem.name}, and no fence orders that "
                 "before this matrix instruction",
-                loc=loc,
                 fix="execute `fence wgmma` between the two",
             )
 
@@ -249,11 +248,11 @@ class Block:
             self.memories[buffer.name].storage.owner = self
         return self.memories[buffer.name]
 
-    def existing(self, name: str, fr: Frame) -> Memory:
+    def existing(self, name: str) -> Memory:
         """Shared memory that another block may use."""
         if name not in self.memories:
             raise RunError(
-                f"{name} does not exist yet in block {self.index}", loc=fr.loc(),
+                f"{name} does not exist yet in block {self.index}",
                 fix="synchronise the cluster before using another block's memory",
             )  # fmt: skip
         return self.memories[name]
@@ -276,11 +275,10 @@ class Block:
                     )
         self.exited = True
 
-    def require_alive(self, name: str, loc: Loc | None) -> None:
+    def require_alive(self, name: str) -> None:
         if self.exited:
             raise RunError(
                 f"{name} is in block {self.index}, which has ended",
-                loc=loc,
                 fix="keep the block alive: synchronise the cluster, or drain its barriers, at the "
                 "end",
             )
@@ -298,11 +296,13 @@ class Cluster:
         self.meetings: dict[Any, Meeting] = {}
         self.running: Agent | None = None  # who is to be asked when something fails
 
-    def block(self, rank: int, fr: Frame) -> Block:
+    def where(self) -> Loc | None:
+        """The op that runs, to which errors point."""
+        return None if self.running is None else self.running.current.loc()
+
+    def block(self, rank: int) -> Block:
         if not 0 <= rank < len(self.blocks):
-            raise RunError(
-                f"there is no block {rank} in a cluster of {len(self.blocks)}", loc=fr.loc()
-            )
+            raise RunError(f"there is no block {rank} in a cluster of {len(self.blocks)}")
         return self.blocks[rank]
 
 

@@ -14,14 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.core import *
 from tilewright.ir.symbols import Symbols
 from tilewright.ir.text import print_op
-from tilewright.machine.evaluate import Evaluator
+from tilewright.machine.core import *
 from tilewright.machine.kernels import CompiledKernel
-from tilewright.machine.meaning import Step
-from tilewright.machine.state import Frame, Options
-from tilewright.machine.sync import Flow
 from tilewright.support.errors import Loc, RunError
 
 

@@ -20,11 +20,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.analysis.aliases import places
-from tilewright.ir.core import *
-from tilewright.machine.memory import Memory, allocate, describe_index
-from tilewright.machine.numbers import Array, Value
-from tilewright.machine.state import Agent, Block, Cluster, Crew, Frame
-from tilewright.machine.sync import Cell, Groups, Party
+from tilewright.machine.core import *
 from tilewright.machine.thread_races import Shadow
 from tilewright.support.errors import RunError
 
@@ -180,7 +176,6 @@ class ThreadAgent(Agent):
         if party.size != 1:
             raise RunError(
                 "one thread initialises a barrier",
-                loc=op.loc,
                 got=f"{party.size} threads",
                 fix="put it under a guard that one thread passes",
             )
@@ -193,7 +188,6 @@ class ThreadAgent(Agent):
             raise RunError(
                 f"divergent-barrier: {fr.lanes[0] - active(fr).size} threads do not reach this "
                 f"barrier of the {op.scope}",
-                loc=fr.loc(),
                 fix="move the barrier out of the guard that differs between threads",
             )
         return op.scope == "warp"
@@ -324,7 +318,6 @@ def converge(fr: Frame, what: str, *, some: bool = False) -> None:
 def _not_together(fr: Frame, group: str, what: str) -> RunError:
     return RunError(
         f"{what} is for all threads of {group} together",
-        loc=fr.loc(),
         got=f"{active(fr).size} threads of {fr.lanes[0]}",
         fix="move it out of the guard that differs between threads",
     )

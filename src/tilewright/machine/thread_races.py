@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.core import *
-from tilewright.machine.numbers import Array
-from tilewright.machine.state import describe_op
-from tilewright.machine.sync import NEVER, Clocks
+from tilewright.machine.core import *
 from tilewright.support.errors import RunError
 
 SEVERAL = -1  # in place of a reader: more than one lane of the warp
@@ -204,7 +201,6 @@ class Shadow:
             raise RunError(
                 f"ordinary writes to {self.name(at * self.unit)} are not visible to this "
                 "asynchronous read",
-                loc=op.loc,
                 notes=(f"written by {describe_op(self.ops[self.by[at]])}",),
                 fix="let the writer execute `fence proxy_async`, then synchronise, before the read",
             )
@@ -256,7 +252,6 @@ class Shadow:
         notes.append(f"now {done} by {describe_op(op)}")
         raise RunError(
             f"race on {self.name(at * self.unit)}: this {verb} it, but {what}",
-            loc=op.loc,
             notes=tuple(notes),
             fix=fix,
         )

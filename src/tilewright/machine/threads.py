@@ -7,26 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.machine.lanes import (
-    TileRegion,
-    extents_of,
-    gather,
-    locate,
-    read_box,
-    region_memory,
-)
-from tilewright.machine.meaning import Builder, Run, meaning
-from tilewright.machine.numbers import Array, Value, bin_fn
-from tilewright.machine.state import Frame, in_lane
+from tilewright.machine.core import *
 from tilewright.support.errors import RunError, SanitizerError
 from tilewright.support.show import cut, show_line
 
 
 def _threads(fr: Frame, value: Value) -> Array:
     if fr.in_map:
-        raise RunError("threads do not exist inside an elementwise nest", loc=fr.loc())
+        raise RunError("threads do not exist inside an elementwise nest")
     return np.array(np.broadcast_to(value, fr.lanes))
 
 
@@ -78,7 +67,6 @@ def require_lanes(fr: Frame, op: Intrinsic, by: Value) -> None:
                 SanitizerError(
                     "shuffle-lane",
                     f"T.{op.name}: lane {lane[at]} asks for a lane {by[at]} away",
-                    loc=op.loc,
                     fix=f"shuffle by 0 … {(width if kind == 'xor' else WARP) - 1}",
                 ),
                 fr,
@@ -97,7 +85,6 @@ def require_lanes(fr: Frame, op: Intrinsic, by: Value) -> None:
                 "shuffle-lane",
                 f"T.{op.name}: lane {lane[at]} asks for the value of lane {source[at] % WARP}, "
                 + ("which does not run this" if exists else "which this block does not have"),
-                loc=op.loc,
                 notes=(f"of warp {at // WARP} lanes {_ranges(beside)} run it",),
                 fix="shuffle before the `if`, where all lanes of the warp come by; or give the "
                 "shuffle a width= that keeps it among the lanes that run",
@@ -183,7 +170,6 @@ def run_intrinsic(b: Builder, op: Intrinsic) -> Run:
         def refuse(fr: Frame) -> None:
             raise RunError(
                 f"{op.name} is foreign code, which the interpreter cannot run",
-                loc=op.loc,
                 fix='compile for a GPU: target="cuda"',
             )
 
@@ -196,7 +182,7 @@ def run_intrinsic(b: Builder, op: Intrinsic) -> Run:
     if op.name == "device_assert":
         return lambda fr: run_assert(fr, op, args)
     if op.name not in _VALUES:
-        raise RunError(f"the interpreter has no meaning for intrinsic {op.name}", loc=op.loc)
+        raise RunError(f"the interpreter has no meaning for intrinsic {op.name}")
     fn, result = _VALUES[op.name], op.result
 
     def run(fr: Frame) -> None:
@@ -261,4 +247,4 @@ def run_assert(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
         at = np.unravel_index(int(np.argmax(wrong)), fr.lanes) if wrong.ndim else ()
         shown = [np.broadcast_to(p, fr.lanes)[at] if p.ndim else p for p in places]
         fix = "it is the kernel's own: pass data that fulfils it"
-        raise in_lane(RunError(op.text.format(*shown), loc=op.loc, fix=fix), fr, wrong)
+        raise in_lane(RunError(op.text.format(*shown), fix=fix), fr, wrong)
