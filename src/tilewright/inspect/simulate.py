@@ -19,16 +19,14 @@ import numpy as np
 
 from tilewright.inspect.multiprocessor import (
     WAITS,
+    Env,
     Multiprocessor,
     Span,
     Steps,
     Who,
     bytes_of,
-    holds,
-)
-from tilewright.inspect.steady_loop import (
-    Env,
     computing_loops,
+    holds,
     is_quiet,
     sharing,
     steady_loop,

@@ -99,7 +99,7 @@ def bind_sizes(
                 raise LaunchError(
                     f"no {var.name} gives {where} its size",
                     expected=f"{size} for an integer {var.name}",
-                    got=str(value),
+                    got=value,
                     fix=f"pass an array of {size} elements there, or declare it otherwise",
                 )
             found[var] = (value - offset) // step, where
@@ -118,7 +118,7 @@ def bind_sizes(
             raise LaunchError(
                 f"{where} breaks the contract of {var.name}",
                 expected=f"{var.name} {' and '.join(contract)}",
-                got=str(value),
+                got=value,
                 fix=f"pad the arrays, or loosen the contract in T.dynamic({var.name!r}, …)",
             )
     return {var: value for var, (value, _) in found.items()}
@@ -133,7 +133,7 @@ def _check_rank(tensor: Buffer, shape: tuple[int, ...]) -> None:
         raise LaunchError(
             f"{tensor.name} must have {tensor.rank} dimensions",
             expected=describe(tensor.shape),
-            got=str(tuple(shape)),
+            got=tuple(shape),
             fix=f"reshape it to {describe(tensor.shape)}",
         )
 
@@ -154,7 +154,7 @@ def check_shape(
             raise LaunchError(
                 f"{tensor.name} has the wrong size in dimension {axis}",
                 expected=str(want) if known else f"{want}, declared as {describe(tensor.shape)}",
-                got=str(shape),
+                got=shape,
                 fix="pass an array of that shape, or compile the kernel for this one",
             )
     if tensor.strides is None and not contiguous:

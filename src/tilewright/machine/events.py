@@ -26,15 +26,15 @@ from tilewright.ir.atoms import ATOMS
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.gather import gather_of
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.machine.barriers import find_cells, home, ranks_of
 from tilewright.machine.core import *
 from tilewright.machine.ops import (
+    find_cells,
     gemm_boxes,
     gemm_value,
+    home,
     moved,
-    require_collective,
+    ranks_of,
     store_tile,
-    tile_box,
 )
 from tilewright.machine.sanitizer import require_written
 from tilewright.machine.tile_agents import TileAgent, tile_agent
@@ -307,7 +307,7 @@ def _access(
     )
 
 
-def _launch(fr: Frame, t: Transfer, accesses: list[Access], knowledge: Array, strict: bool) -> None:
+def _launch(t: Transfer, accesses: list[Access], knowledge: Array, strict: bool) -> None:
     """Check and record the accesses of `t`, and let it fly."""
     for access in accesses:
         require_alive(access.mem)
@@ -334,7 +334,7 @@ def _launch_in_group(
             accesses.append(_access(agent, op, box, kind, entity, unit, groups.number))
     written = [box for box, kind in parts if kind != READ]
     t = Transfer(op, agent.block.cluster.pending, fetch, _storing(written, store))
-    _launch(fr, t, accesses, agent.single if unit == "bulk" else agent.known, builder.explicit)
+    _launch(t, accesses, agent.single if unit == "bulk" else agent.known, builder.explicit)
 
     def seen() -> None:
         # each thread wrote its part; the others see it after a thread barrier
@@ -383,7 +383,7 @@ def async_copy(
     there, here = tile_box(fr, src), tile_box(fr, dst)
     parts = [(there, READ), (here, WRITE if op.reduce is None else ATOMIC)]
     _launch_in_group(
-        builder, fr, op, parts, lambda: moved(op, there, here).copy(), partial(store_tile, op)
+        builder, fr, op, parts, lambda: moved(there, here).copy(), partial(store_tile, op)
     )
 
 
@@ -464,7 +464,7 @@ def _barrier_copy(
             access.clock = cell.phase + 1
             cell.count_bytes(count, op, told)
 
-    t = Transfer(op, cluster.pending, lambda: moved(op, there, boxes[0]).copy(), store)
+    t = Transfer(op, cluster.pending, lambda: moved(there, boxes[0]).copy(), store)
     accesses: list[Access] = []
     first = targets[0][1]
     source = _access(agent, op, there, READ, first.entity, "barrier")
@@ -482,7 +482,7 @@ def _barrier_copy(
         size = box.mem.dtype.storage_bytes(int(np.prod(box.extents, dtype=np.int64)))
         counted.append((cell, size, access))
         block.incoming.append(access)
-    _launch(fr, t, accesses, knowledge, builder.explicit)
+    _launch(t, accesses, knowledge, builder.explicit)
     for box in boxes:
         make_poison(box.mem, box.where, box.mem.dtype)
     yield None

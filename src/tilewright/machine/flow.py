@@ -105,12 +105,12 @@ def run_if(op: If, cond: Eval, then: Run, orelse: Run, fr: Frame) -> Flow:
 
 
 @meaning(Break)
-def run_break(op: Break, fr: Frame) -> None:
+def run_break(fr: Frame) -> None:
     fr.stop, fr.broke = _leave(fr, fr.stop), _leave(fr, fr.broke)
 
 
 @meaning(Continue)
-def run_continue(op: Continue, fr: Frame) -> None:
+def run_continue(fr: Frame) -> None:
     fr.stop = _leave(fr, fr.stop)
 
 
@@ -162,7 +162,7 @@ def run_role(b: Builder, op: Role) -> Run:
 
 
 @meaning(Hint)
-def run_hint(op: Hint, fr: Frame) -> None:
+def run_hint(fr: Frame) -> None:
     """Advice changes no result."""
 
 

@@ -189,7 +189,7 @@ class Agent:
         """The threads that run this, in groups that agree on all `values`."""
         raise NotImplementedError
 
-    def one(self, fr: Frame, op: Op) -> Party | None:
+    def one(self, fr: Frame) -> Party | None:
         """The thread that initialises barriers, where it is this agent's."""
         raise NotImplementedError
 

@@ -268,7 +268,7 @@ class Meeting:
             raise RunError(
                 f"too many threads come to {self.name}",
                 expected=f"{self.threads} threads",
-                got=str(self.here),
+                got=self.here,
             )
         if self.here == self.threads:
             if self.clocks.watching:

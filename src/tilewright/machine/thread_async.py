@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType
-from tilewright.machine.barriers import find_cells, home, of_lane, ranks_of
 from tilewright.machine.core import *
+from tilewright.machine.ops import find_cells, home, of_lane, ranks_of
 from tilewright.machine.thread_agents import (
     Registers,
     ThreadBlock,

@@ -19,6 +19,7 @@ from tilewright.machine.core import *
 from tilewright.machine.ops import fold_in
 from tilewright.machine.sanitizer import meets
 from tilewright.machine.thread_agents import (
+    Shadow,
     active,
     agent_block,
     agent_of,
@@ -27,8 +28,6 @@ from tilewright.machine.thread_agents import (
     spread,
     whole_groups,
 )
-from tilewright.machine.thread_races import Shadow
-from tilewright.machine.threads import require_lanes
 from tilewright.support.errors import RunError
 
 # ── accesses of memory ───────────────────────────────────────────────────────────────────────
@@ -49,7 +48,7 @@ class ThreadWatch(Watch):
             _, first = np.unique(flat, return_index=True)
             if first.size < flat.size:
                 values = np.broadcast_to(t.value, np.shape(t.where[-1])) if mem.shape else t.value
-                require_same(fr, mem, flat, values.reshape(-1))
+                require_same(mem, flat, values.reshape(-1))
                 flat, owners = flat[first], owners[first]
         note_elements(fr, mem, flat, owners + block.first, t.kind)
 
@@ -122,7 +121,7 @@ def require_apart(fr: Frame, mem: Memory, units: Array, kind: str) -> None:
         )
 
 
-def require_same(fr: Frame, mem: Memory, flat: Array, values: Array) -> None:
+def require_same(mem: Memory, flat: Array, values: Array) -> None:
     """Threads that store to one element at once store one value."""
     order = np.argsort(flat, kind="stable")
     flat, bits = flat[order], np.ascontiguousarray(values[order]).view(np.uint8)
@@ -228,33 +227,14 @@ def elect(op: Intrinsic, cond: Eval, fr: Frame) -> None:
 
 
 @thread_meaning("prefetch_map", "pin", "settle")
-def nothing(op: Intrinsic, fr: Frame) -> None:
+def nothing(fr: Frame) -> None:
     """It changes no result."""
-
-
-@thread_meaning(
-    *(f"shfl_{kind}" for kind in ("sync", "xor", "up", "down")),
-    *(f"warp_reduce_{kind}" for kind in ("sum", "max", "min", "and", "or")),
-    *("ballot", "any_sync", "all_sync"),
-)
-def across_lanes(b: Builder, op: Intrinsic) -> Run:
-    inner = THREADS[Intrinsic](b, op)
-    some = "mask=active" in op.text
-    by = b.operands(*op.args)[1] if op.name.startswith("shfl_") else None
-
-    def run(fr: Frame) -> None:
-        converge(fr, op.name, some=some)
-        if by is not None:
-            require_lanes(fr, op, by(fr))
-        inner(fr)
-
-    return run
 
 
 # ── vectors ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _vector(fr: Frame, tile: TileRegion, count: int, op: Intrinsic) -> tuple[Memory, Where]:
+def _vector(fr: Frame, tile: TileRegion, count: int) -> tuple[Memory, Where]:
     """`elements` that are aligned."""
     mem, where = elements(fr, tile, count)
     first = where[-1][:, 0]
@@ -275,7 +255,7 @@ def _touch(fr: Frame, kind: str, mem: Memory, where: Where, value: Array | None 
 @thread_meaning("load_shared", "load_global")
 def load_vector(op: Intrinsic, to: TileRegion, of: TileRegion, fr: Frame) -> None:
     count = int(op.fields["count"])
-    mem, where = _vector(fr, of, count, op)
+    mem, where = _vector(fr, of, count)
     _touch(fr, READ, mem, where)
     kind = to.buffer.dtype
     values = np.zeros((fr.lanes[0], count), kind.numpy)
@@ -286,7 +266,7 @@ def load_vector(op: Intrinsic, to: TileRegion, of: TileRegion, fr: Frame) -> Non
 @thread_meaning("store_shared", "store_global")
 def store_vector(op: Intrinsic, to: TileRegion, of: TileRegion, fr: Frame) -> None:
     count = int(op.fields["count"])
-    mem, where = _vector(fr, to, count, op)
+    mem, where = _vector(fr, to, count)
     values = read_registers(fr, of, count)
     new = cast_fn(of.buffer.dtype, mem.dtype)(values)[active(fr)]
     _touch(fr, WRITE, mem, where, new)
@@ -302,7 +282,7 @@ def store_packed(op: Intrinsic, to: TileRegion, word: Eval, fr: Frame) -> None:
     if to.buffer.space is Space.LOCAL:
         write_registers(fr, to, values)
         return
-    mem, where = _vector(fr, to, values.shape[1], op)
+    mem, where = _vector(fr, to, values.shape[1])
     new = values[active(fr)]
     _touch(fr, WRITE, mem, where, new)
     mem.data[where] = new

@@ -62,7 +62,7 @@ class TileAgent(Agent):
             uniform_int(fr, value, what)
         return [self.party(fr)]
 
-    def one(self, fr: Frame, op: Op) -> Party | None:
+    def one(self, fr: Frame) -> Party | None:
         return self._all if self.first_warp == 0 else None
 
     def syncs_alone(self, fr: Frame, op: Sync) -> bool:

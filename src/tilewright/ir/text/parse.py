@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tilewright.ir.core import *
-from tilewright.ir.text.expr import ExprParser
+from tilewright.ir.text.expr import END, ExprParser, Scope, did_you_mean
 from tilewright.ir.text.printer import FORMS, Form, Hole
-from tilewright.ir.text.scan import END, Scope, did_you_mean
 from tilewright.support import limits
 
 
