@@ -13,7 +13,6 @@ from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.analysis.effects import is_unordered
 from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
 from tilewright.passes.layout.insert_conversions import reduced_dim
@@ -21,7 +20,6 @@ from tilewright.passes.layout.matrix_tiles import RULES, instruction, split_of
 from tilewright.passes.layout.shared_tiles import why_not_bulk, why_not_cp_async
 from tilewright.passes.lower.relayout import relayout_cost
 from tilewright.passes.reasons import Reasons, key_of
-from tilewright.support.errors import Loc
 
 
 @dataclass(frozen=True)

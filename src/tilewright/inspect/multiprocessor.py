@@ -22,13 +22,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.target import Target
 from tilewright.machine.sync import Blocked, Cell, Clocks, Meeting
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap import unit_times as rates
-from tilewright.support.errors import CompileError
 
 ENOUGH = 1 << 13
 

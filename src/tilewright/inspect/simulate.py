@@ -35,12 +35,10 @@ from tilewright.inspect.multiprocessor import (
 )
 from tilewright.ir.core import *
 from tilewright.ir.gather import filled_by
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.target import Target
 from tilewright.machine.sync import Blocked, Groups, Meeting, Party, Transfer
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
-from tilewright.support.errors import RunError
 
 NOBODY = np.zeros(0, np.int64)
 ROUNDS, WARM = 10, 4  # iterations that are walked; those before the steady state

@@ -18,7 +18,6 @@ from tilewright.ir.core import *
 from tilewright.ir.layout.banks import bank_conflicts
 from tilewright.ir.layout.layout import Layout, LayoutError
 from tilewright.passes.layout.addresses import evaluate
-from tilewright.support.errors import CompileError, Loc
 
 WARP, SECTOR, ROW = 32, 32, 16
 LARGE = 1 << 16  # stands for a size known at launch: guards let whole tiles through

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from tilewright.ir.analysis import bounds
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.core import *
-from tilewright.support.errors import LaunchError
 from tilewright.support.show import brief
 
 

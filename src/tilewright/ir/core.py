@@ -1,4 +1,5 @@
-"""The vocabulary of the IR: ops, expressions, buffers, types and how they are rebuilt.
+"""The vocabulary of the IR: ops, expressions, buffers, types, fragments, how they are rebuilt, and
+the errors that name a line.
 
 Passes, targets and the machine speak of little else, so they take all of it at once:
 
@@ -10,6 +11,12 @@ What a file imports by name besides is what it asks for: analyses, layouts, othe
 from tilewright.ir.buffer import *
 from tilewright.ir.dtype import *
 from tilewright.ir.expr import *
+from tilewright.ir.layout.fragment import Fragment as Fragment
 from tilewright.ir.op import *
 from tilewright.ir.rewrite import *
 from tilewright.ir.warps import *
+from tilewright.support.errors import CompileError as CompileError
+from tilewright.support.errors import LaunchError as LaunchError
+from tilewright.support.errors import Loc as Loc
+from tilewright.support.errors import RunError as RunError
+from tilewright.support.errors import SanitizerError as SanitizerError

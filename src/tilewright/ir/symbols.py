@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.ir.core import *
-from tilewright.support.errors import Loc
 
 
 @dataclass(frozen=True)

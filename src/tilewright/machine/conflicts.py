@@ -13,7 +13,6 @@ import numpy as np
 
 from tilewright.ir.core import *
 from tilewright.machine.memory import Memory
-from tilewright.support.errors import Loc
 
 PERIOD = 1 << 32  # entries of one period: more than there are lanes, or threads between barriers
 READ, WRITE, ATOMIC, UPDATE = "read", "write", "atomic", "update"

@@ -25,7 +25,6 @@ from tilewright.machine.lanes import (
 )
 from tilewright.machine.numbers import Value, bin_fn, call_fn, cast_fn, cmp_fn
 from tilewright.machine.state import Frame, in_lane
-from tilewright.support.errors import RunError, SanitizerError
 
 _EXACT: dict[str, Any] = {"+": np.add, "-": np.subtract, "*": np.multiply}
 

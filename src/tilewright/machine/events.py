@@ -25,7 +25,6 @@ import numpy as np
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.gather import gather_of
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.machine.core import *
 from tilewright.machine.ops import (
     find_cells,
@@ -38,7 +37,6 @@ from tilewright.machine.ops import (
 )
 from tilewright.machine.sanitizer import require_written
 from tilewright.machine.tile_agents import TileAgent, tile_agent
-from tilewright.support.errors import Loc, RunError
 
 
 @dataclass(eq=False)

@@ -10,7 +10,6 @@ from tilewright.machine.core import *
 from tilewright.machine.events import async_nest
 from tilewright.machine.padding import Tracer, blank
 from tilewright.machine.tile_agents import together
-from tilewright.support.errors import RunError
 
 MANY = 1 << 22  # iterations of one `while` after which nobody would wait any longer
 

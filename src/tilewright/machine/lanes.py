@@ -19,7 +19,6 @@ from tilewright.machine.conflicts import READ, WRITE
 from tilewright.machine.memory import Memory, describe_index
 from tilewright.machine.numbers import Array, Value
 from tilewright.machine.state import Frame, Where, in_lane
-from tilewright.support.errors import RunError, SanitizerError
 
 
 @lru_cache(256)

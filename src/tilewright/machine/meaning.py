@@ -22,7 +22,7 @@ from tilewright.machine.lanes import NOTHING, narrow
 from tilewright.machine.numbers import Array
 from tilewright.machine.state import Frame
 from tilewright.machine.sync import Flow
-from tilewright.support.errors import RunError, at
+from tilewright.support.errors import at
 
 Run = Callable[[Frame], Any]
 

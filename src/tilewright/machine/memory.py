@@ -20,7 +20,6 @@ import numpy as np
 from tilewright.ir.core import *
 from tilewright.ir.layout.layout import ComposedLayout, Layout, make_layout
 from tilewright.machine.numbers import Array, from_bits, pack, poison, poison_fill, raw_bits, unpack
-from tilewright.support.errors import RunError
 
 
 class Storage:

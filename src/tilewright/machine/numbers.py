@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.core import *
-from tilewright.support.errors import RunError
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

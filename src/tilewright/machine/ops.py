@@ -12,7 +12,6 @@ import numpy as np
 
 from tilewright.machine import padding
 from tilewright.machine.core import *
-from tilewright.support.errors import RunError, SanitizerError
 
 # ── copies ───────────────────────────────────────────────────────────────────────────────────
 

@@ -35,7 +35,7 @@ from tilewright.machine.step import Stepper
 from tilewright.machine.thread_agents import Plan, ThreadAgent, ThreadBlock
 from tilewright.machine.thread_ops import ThreadWatch
 from tilewright.machine.tile_agents import KNOWERS, TileAgent, TileBlock
-from tilewright.support.errors import LaunchError, RunError, SanitizerWarning, locating
+from tilewright.support.errors import SanitizerWarning, locating
 
 
 def outer_roles(body: Body) -> Iterator[Role]:

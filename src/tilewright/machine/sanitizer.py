@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.machine import padding
 from tilewright.machine.core import *
-from tilewright.support.errors import Loc, SanitizerError, SanitizerWarning
+from tilewright.support.errors import SanitizerWarning
 
 TILE_OPS = (Copy, Fill, Gemm, Map, Reduce, Relayout, Scan)
 

@@ -19,7 +19,7 @@ from tilewright.machine.conflicts import Conflicts, Touch
 from tilewright.machine.memory import Memory
 from tilewright.machine.numbers import Array, Value
 from tilewright.machine.sync import Blocked, Cell, Clocks, Groups, Meeting, Party, Transfer
-from tilewright.support.errors import Loc, RunError, SanitizerWarning, occurrence
+from tilewright.support.errors import SanitizerWarning, occurrence
 
 Where = tuple[Any, ...]
 

@@ -17,7 +17,6 @@ import numpy as np
 from tilewright.ir.symbols import Symbols
 from tilewright.ir.text import print_op
 from tilewright.machine.core import *
-from tilewright.support.errors import Loc, RunError
 
 
 class State:

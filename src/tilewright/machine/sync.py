@@ -20,7 +20,7 @@ import numpy as np
 
 from tilewright.ir.core import *
 from tilewright.machine.numbers import Array
-from tilewright.support.errors import RunError, at
+from tilewright.support.errors import at
 
 NEVER = np.int32(2**31 - 1)
 

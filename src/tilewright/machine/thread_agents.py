@@ -25,7 +25,6 @@ import numpy as np
 
 from tilewright.ir.analysis.aliases import places
 from tilewright.machine.core import *
-from tilewright.support.errors import RunError
 
 SEVERAL = -1  # in place of a reader: more than one lane of the warp
 

@@ -35,7 +35,6 @@ from tilewright.machine.thread_ops import (
     read_registers,
     require_inside,
 )
-from tilewright.support.errors import RunError
 
 
 def _launch(

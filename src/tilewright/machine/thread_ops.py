@@ -28,7 +28,6 @@ from tilewright.machine.thread_agents import (
     spread,
     whole_groups,
 )
-from tilewright.support.errors import RunError
 
 # ── accesses of memory ───────────────────────────────────────────────────────────────────────
 

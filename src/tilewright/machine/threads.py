@@ -10,7 +10,6 @@ import numpy as np
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.machine.core import *
 from tilewright.machine.thread_agents import converge
-from tilewright.support.errors import RunError, SanitizerError
 from tilewright.support.show import cut, show_line
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from tilewright.machine.core import *
-from tilewright.support.errors import RunError, SanitizerError
 
 KNOWERS = 3  # of an agent
 _FIRST: Array = np.zeros(1, np.int64)

@@ -31,7 +31,6 @@ from tilewright.ir.text.printer import (
     natural_dtype,
 )
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Loc
 
 Scope = Mapping[str, Var | Buffer]
 

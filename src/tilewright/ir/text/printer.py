@@ -23,7 +23,6 @@ from tilewright.ir import arith
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.op import View as ViewOp
-from tilewright.support.errors import CompileError
 
 # ── templates ────────────────────────────────────────────────────────────────────────────────
 

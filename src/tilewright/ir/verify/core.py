@@ -12,7 +12,6 @@ from typing import Any, NoReturn, TypeVar
 
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import FUNCTIONS
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.text.expr import did_you_mean
 from tilewright.ir.text.printer import FORMS, print_op
 from tilewright.support.errors import VerifyError, occurrence
