@@ -9,7 +9,7 @@ agent that has it has run `ROUNDS` of its iterations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fractions import Fraction
 from math import prod
@@ -35,6 +35,7 @@ from tilewright.inspect.multiprocessor import (
 )
 from tilewright.ir.core import *
 from tilewright.ir.gather import filled_by
+from tilewright.ir.layout.fragment import reach
 from tilewright.ir.target import Target
 from tilewright.machine.sync import Blocked, Groups, Meeting, Party, Transfer
 from tilewright.passes.overlap import unit_times as rates
@@ -71,8 +72,9 @@ class Walk:
             yield from self.op(op)
 
     def op(self, op: Op) -> Steps:
-        rule = _RULES.get(type(op))
-        steps = None if rule is None else rule(self, op)
+        """By the method that is named after its class."""
+        rule = getattr(self, f"on_{type(op).__name__.lower()}", None)
+        steps = None if rule is None else rule(op)
         if steps is not None:
             yield from steps
 
@@ -86,23 +88,23 @@ class Walk:
 
     # structure
 
-    def alloc(self, op: Alloc) -> None:
+    def on_alloc(self, op: Alloc) -> None:
         if op.init is not None:
             self.env[op.buffer.name] = value(op.init, self.env)
 
-    def let(self, op: Let) -> None:
+    def on_let(self, op: Let) -> None:
         self.env[op.var] = value(op.value, self.env)
 
-    def role(self, op: Role) -> Steps:
+    def on_role(self, op: Role) -> Steps:
         if op.name == self.who.role:
             if op.var is not None:
                 self.env[op.var] = self.who.instance
             yield from self.body(op.body)
 
-    def branch(self, op: If) -> Steps:
+    def on_if(self, op: If) -> Steps:
         yield from self.body(op.then if value(op.cond, self.env) else op.orelse)
 
-    def repeat(self, op: For) -> Steps:
+    def on_for(self, op: For) -> Steps:
         sim = self.sim
         if is_quiet(op):
             yield from self.compute(op)
@@ -127,16 +129,16 @@ class Walk:
             self.who.starts.append(self.now)
             raise Over
 
-    def repeat_while(self, op: While) -> Steps:
+    def on_while(self, op: While) -> Steps:
         for _ in range(CAP):
             if not value(op.cond, self.env):
                 break
             yield from self.body(op.body)
 
-    def again(self, op: Op) -> None:
+    def on_continue(self, op: Op) -> None:
         raise _Again
 
-    def left(self, op: Op) -> None:
+    def on_break(self, op: Op) -> None:
         raise _Left
 
     # work
@@ -171,7 +173,9 @@ class Walk:
             yield over + rates.PRODUCT_LATENCY
             self.wait(op, since, PRODUCTS)
 
-    def nest(self, op: Map) -> Steps:
+    on_fill = on_scan = on_relayout = on_atomic = on_intrinsic = compute
+
+    def on_map(self, op: Map) -> Steps:
         """With loads and stores of global memory as they stand in it."""
         points = prod(int(value(e, self.env)) for e in op.extents) / self.who.peers
         inner = list(walk_ops(op.body))
@@ -199,11 +203,11 @@ class Walk:
         if writes:
             self.sim.move(self.who, op, points * sum(writes.values()))
 
-    def store(self, op: Store) -> None:
+    def on_store(self, op: Store) -> None:
         if op.buffer.space is Space.LOCAL and not op.indices:
             self.env[op.buffer.name] = value(op.value, self.env)
 
-    def reduce(self, op: Reduce) -> Steps:
+    def on_reduce(self, op: Reduce) -> Steps:
         yield from self.compute(op)
         if self.who.peers > 1 and _across_groups(op):
             for _ in range(2):  # partial results there, and read before they are overwritten
@@ -225,7 +229,7 @@ class Walk:
         yield self.now + rates.SYNC
         self.wait(op, since, EACH_OTHER)
 
-    def product(self, op: Gemm) -> Steps:
+    def on_gemm(self, op: Gemm) -> Steps:
         if op.atom != "wgmma":
             yield from self.compute(op)
             return
@@ -242,7 +246,7 @@ class Walk:
     def joins(self, op: Op, unit: str, ends: tuple[float, float]) -> None:
         self.groups_in(unit).add(Transfer(op, [], tuple, lambda _: None, value=ends))
 
-    def copy(self, op: Copy) -> Steps:
+    def on_copy(self, op: Copy) -> Steps:
         sim, who = self.sim, self.who
         if op.atom in ("bulk_load", "bulk_store"):
             if not who.leader:
@@ -271,7 +275,7 @@ class Walk:
 
     # synchronisation
 
-    def arrive(self, op: Arrive) -> Steps:
+    def on_arrive(self, op: Arrive) -> Steps:
         sim, who = self.sim, self.who
         count: int | Fraction = int(value(op.count, self.env))
         size = 0 if op.bytes is None else int(value(op.bytes, self.env))
@@ -289,17 +293,17 @@ class Walk:
             barrier.arrive(count, size, sim.clocks.fresh(), op)
         yield self.now + rates.ARRIVE
 
-    def await_barrier(self, op: Wait) -> Steps:
+    def on_wait(self, op: Wait) -> Steps:
         barrier = self.sim.barrier(self.who, op.barrier, self.env)
         since = self.now
         yield from barrier.wait(int(value(op.phase, self.env)))
         yield self.now + rates.ARRIVE
         self.wait(op, since, op.barrier.buffer.name)
 
-    def commit(self, op: Commit) -> None:
+    def on_commit(self, op: Commit) -> None:
         self.groups_in(op.unit).commit()
 
-    def await_group(self, op: WaitGroup) -> Steps:
+    def on_waitgroup(self, op: WaitGroup) -> Steps:
         done = self.groups_in(op.unit).over(op.pending, op.read)
         until = max((t.value[0 if op.read else 1] for t in done), default=0.0)
         since = self.now
@@ -307,7 +311,7 @@ class Walk:
             yield until
             self.wait(op, since, PRODUCTS if op.unit == "wgmma" else MEMORY)
 
-    def sync(self, op: Sync) -> Steps:
+    def on_sync(self, op: Sync) -> Steps:
         sim, who = self.sim, self.who
         if op.scope == "warp":
             return
@@ -329,7 +333,7 @@ class Walk:
         yield self.now + rates.SYNC
         self.wait(op, since, EACH_OTHER)
 
-    def turn(self, op: Turn) -> Steps:
+    def on_turn(self, op: Turn) -> Steps:
         sim, who = self.sim, self.who
         ended = sim.turns.setdefault((who.block, who.role, who.instance), [0] * who.peers)
         if op.edge == "end":
@@ -353,40 +357,7 @@ def _across_groups(op: Reduce) -> bool:
     layout = op.src.buffer.layout
     if not isinstance(layout, Fragment) or op.dim >= len(op.src.buffer.shape):
         return False
-    place = 1
-    for extent, stride in layout.along(op.dim)[0].modes():
-        place *= extent
-        if stride and place > WARPGROUP:
-            return True
-    return False
-
-
-_RULES: Mapping[type[Op], Callable[[Any, Any], Steps | None]] = {
-    Alloc: Walk.alloc,
-    Let: Walk.let,
-    Role: Walk.role,
-    If: Walk.branch,
-    For: Walk.repeat,
-    While: Walk.repeat_while,
-    Break: Walk.left,
-    Continue: Walk.again,
-    Map: Walk.nest,
-    Store: Walk.store,
-    Reduce: Walk.reduce,
-    Gemm: Walk.product,
-    Copy: Walk.copy,
-    Arrive: Walk.arrive,
-    Wait: Walk.await_barrier,
-    Commit: Walk.commit,
-    WaitGroup: Walk.await_group,
-    Sync: Walk.sync,
-    Turn: Walk.turn,
-    Fill: Walk.compute,
-    Scan: Walk.compute,
-    Relayout: Walk.compute,
-    Atomic: Walk.compute,
-    Intrinsic: Walk.compute,
-}
+    return reach(layout, op.dim) > WARPGROUP
 
 
 EVENTS = 20_000  # give up

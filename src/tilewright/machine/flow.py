@@ -294,17 +294,11 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
 
 
 @meaning(View)
-def run_view(b: Builder, op: View) -> Run:
-    shape = [b.evaluate(s) for s in op.buffer.shape]
-    offset = b.evaluate(op.offset)
-    placed = b.threads and op.buffer.space is Space.SHARED
-
-    def run(fr: Frame) -> None:
-        if placed:
-            fr.bufs[op.buffer.name] = fr.agent.block.existing(op.buffer.name)
-            return
-        sizes = tuple(uniform_int(fr, s(fr), "a size") for s in shape)
-        at = uniform_int(fr, offset(fr), "a view's offset")
-        fr.bufs[op.buffer.name] = open_view(op.buffer, sizes, fr.bufs[op.source.name], at)
-
-    return run
+def run_view(builder: Builder, op: View, offset: Eval, fr: Frame) -> None:
+    name = op.buffer.name
+    if builder.threads and op.buffer.space is Space.SHARED:
+        fr.bufs[name] = fr.agent.block.existing(name)
+        return
+    sizes = (uniform_int(fr, builder.evaluate(s)(fr), "a size") for s in op.buffer.shape)
+    at = uniform_int(fr, offset(fr), "a view's offset")
+    fr.bufs[name] = open_view(op.buffer, tuple(sizes), fr.bufs[op.source.name], at)

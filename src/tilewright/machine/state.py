@@ -135,6 +135,14 @@ class Agent:
     sanitize = False
     joint = False  # stands for several agents that came together
     witnesses: Array  # of whom one has to know what happens to the block's memory
+    # what barriers and groups mean to its threads:
+    party: Callable[[Frame], Party]  # those that run this,
+    parties: Callable[[Frame, Sequence[tuple[Value, str]]], list[Party]]  # that agree on all values
+    one: Callable[[Frame], Party | None]  # that initialises barriers, where it is this agent's
+    syncs_alone: Callable[[Frame, Sync], bool]  # a barrier of threads concerns nobody else
+    groups_of: Callable[[Frame, str, str], list[Groups]]  # of the running threads, of a unit
+    note_over: Callable[..., None]  # they have waited for all groups up to a number
+    show_writes: Callable[[Frame], None]  # what they wrote, to the async proxy
 
     def __init__(self, block: Block, crew: Crew) -> None:
         self.block, self.crew = block, crew
@@ -178,36 +186,6 @@ class Agent:
 
     def lane_ids(self, fr: Frame) -> Array:
         return np.arange(prod(fr.lanes)).reshape(fr.lanes) if fr.in_map else self.ids
-
-    # what barriers and groups mean to its threads
-
-    def party(self, fr: Frame) -> Party:
-        """The threads that run this."""
-        raise NotImplementedError
-
-    def parties(self, fr: Frame, values: Sequence[tuple[Value, str]]) -> list[Party]:
-        """The threads that run this, in groups that agree on all `values`."""
-        raise NotImplementedError
-
-    def one(self, fr: Frame) -> Party | None:
-        """The thread that initialises barriers, where it is this agent's."""
-        raise NotImplementedError
-
-    def syncs_alone(self, fr: Frame, op: Sync) -> bool:
-        """Whether a barrier of threads, which all have to reach, concerns nobody else."""
-        raise NotImplementedError
-
-    def groups_of(self, fr: Frame, unit: str, what: str) -> list[Groups]:
-        """Those of the running threads."""
-        raise NotImplementedError
-
-    def note_over(self, groups: Groups, over: int, *, read: bool, strict: bool) -> None:
-        """The running threads have waited for all groups up to number `over`."""
-        raise NotImplementedError
-
-    def show_writes(self, fr: Frame) -> None:
-        """What the running threads wrote becomes visible to the async proxy."""
-        raise NotImplementedError
 
     def require_fenced(self, mem: Memory) -> None:
         """A matrix instruction is about to use these registers."""
@@ -317,17 +295,10 @@ class Compiled:
     in_order: bool  # blocks run in linear order, since results may depend on it
     knowers: int  # of a block, to the clocks
     families: Mapping[str, Any] = {}  # buffers that share memory
+    make_block: Callable[[Cluster, tuple[int, ...], int, int], Block]  # index, rank, linear
+    make_agent: Callable[[Block, Crew], Agent]
+    watches: Callable[[Agent], tuple[Watch, ...]]  # what sees the accesses of an agent
     most = 1 << 24  # entries of the clocks; larger clusters run unwatched
-
-    def make_block(self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int) -> Block:
-        raise NotImplementedError
-
-    def make_agent(self, block: Block, crew: Crew) -> Agent:
-        raise NotImplementedError
-
-    def watches(self, agent: Agent) -> tuple[Watch, ...]:
-        """What sees the accesses of an agent."""
-        return ()
 
 
 @dataclass

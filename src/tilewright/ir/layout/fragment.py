@@ -460,6 +460,20 @@ def row_of(fragment: Fragment, dim: int, keepdim: bool = False) -> Fragment:
     return Fragment(without(fragment.tile), layout, cover).drop_repeats()
 
 
+def reach(fragment: Fragment, dim: int) -> int:
+    """The size of the groups of consecutive threads in which those lie that share all else than the
+    coordinate in one dimension.
+
+    >>> reach(spatial(8, 4) * repeat(1, 2), 1)
+    4
+    """
+    place = found = 1
+    for extent, stride in fragment.along(dim)[0].modes():
+        place *= extent
+        found = place if stride else found
+    return found
+
+
 # What matrix instructions hold
 
 
