@@ -391,8 +391,7 @@ def run(
             kernels = compiled_kernels(program, options)
         else:
             kernels = [CompiledKernel(k, options, stepper.wrap(k)) for k in program.kernels]
-        packed = _PackedArrays(program, args, threads)
-        call = _Call(packed, kernels, options)
+        call = _Call(program, args, kernels, options)
         call.forget(made)
         launch = Launch(call.memories, call.values, options, call.say)
         rng = random.Random(seed)
@@ -400,7 +399,6 @@ def run(
             run_kernel(launch, kernel, rng)
         call.result.warnings += launch.warnings.values()
         call.warn_unwritten(made)
-        packed.unpack()
         return call.finish()
 
 
@@ -416,35 +414,18 @@ def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> 
     return run(program, args, seed=seed, threads=True)
 
 
-class _PackedArrays:
-    """Arrays of elements of less than a byte, given for tensors that are bytes: `declared` has
-    the tensors as they were before they became bytes."""
-
-    def __init__(self, program: Program, args: Mapping[str, Any], threads: bool) -> None:
-        self.args = dict(args)
-        self.bytes: dict[str, tuple[Buffer, np.ndarray[Any, Any]]] = {}
-        self.kinds: dict[str, DType] = {}
-        params: list[Buffer | Var] = []
-        for param in program.params:
-            array = args.get(param.name)
-            if isinstance(param, Buffer) and isinstance(array, np.ndarray):
-                kind = next(
-                    (d for d in DTYPES.values() if d.packed and d.numpy == array.dtype), None
-                )
-                if threads and kind is not None and param.dtype.name == "uint8":
-                    self.kinds[param.name] = kind
-                    self.bytes[param.name] = (param, pack(array, kind))
-                    row = param.shape[-1]
-                    halved = isinstance(row, Bin) and row.op == "//"
-                    last = row.a if isinstance(row, Bin) and halved else row * (8 // kind.bits)
-                    param = replace(param, dtype=kind, shape=(*param.shape[:-1], last))
-            params.append(param)
-        self.declared = replace(program, params=tuple(params)) if self.kinds else program
-
-    def unpack(self) -> None:
-        for name, kind in self.kinds.items():
-            if self.args[name].flags.writeable:
-                self.args[name][...] = unpack(self.bytes[name][1], kind)
+def _as_given(param: Parameter, args: Mapping[str, Any]) -> Parameter:
+    """`param`, of bytes, as the tensor that it was where elements of less than a byte are given."""
+    array = args.get(param.name)
+    if not isinstance(param, Buffer) or not isinstance(array, np.ndarray):
+        return param
+    kind = next((d for d in DTYPES.values() if d.packed and d.numpy == array.dtype), None)
+    if kind is None or param.dtype.name != "uint8":
+        return param
+    row = param.shape[-1]
+    halved = isinstance(row, Bin) and row.op == "//"
+    last = row.a if isinstance(row, Bin) and halved else row * (8 // kind.bits)
+    return replace(param, dtype=kind, shape=(*param.shape[:-1], last))
 
 
 class _Call:
@@ -452,25 +433,57 @@ class _Call:
 
     def __init__(
         self,
-        packed: _PackedArrays,
+        program: Program,
+        args: Mapping[str, Any],
         kernels: list[CompiledKernel | ThreadKernel],
         options: Options,
     ) -> None:
-        program, args, self.track = packed.declared, packed.args, options.sanitize
+        self.track, self.lowered = options.sanitize, dict[str, Parameter]()
+        if options.threads:
+            self.lowered = {p.name: p for p in program.params}
+            given = tuple(_as_given(p, args) for p in program.params)
+            program = replace(program, params=given)
         families = {name: f for k in kernels for name, f in k.families.items()}
-        self.arrays = {t.name: _array(t, args) for t in program.tensors}
-        sizes = array_sizes(program, self.arrays)
+        arrays = {t.name: _array(t, args) for t in program.tensors}
+        sizes = array_sizes(program, arrays)
         self.values: dict[str, Any] = {v.name: v.dtype.numpy.type(n) for v, n in sizes.items()}
         for scalar in program.scalars:
             self.values[scalar.name] = _scalar(scalar, args)
-        self.memories, self.copied = _tensors(
-            program, self.arrays, self.values, families, self.track
-        )
-        for name, (buffer, raw) in packed.bytes.items():
-            self.memories[name] = allocate(buffer, raw.shape, array=raw)
+        self.probe = Frame(NOBODY, ())
+        self.probe.vars = dict(self.values)
+        # arrays that are not the memory themselves, and what they become
+        self.back: list[tuple[np.ndarray[Any, Any], Callable[[], Any]]] = []
+        self.memories = {
+            t.name: self.memory(t, arrays.get(t.name), families.get(t.name), bool(program.kernels))
+            for t in (*program.tensors, *program.scratch)
+        }
         for memory in self.memories.values():
             memory.pads = not options.threads  # thread code carries its guards
         self.result = RunResult({v.name: n for v, n in sizes.items()})
+
+    def memory(self, tensor: Buffer, given: Any, family: Family | None, checked: bool) -> Memory:
+        evaluate, array = Evaluator(), given
+        shape = tuple(int(evaluate(s)(self.probe)) for s in tensor.shape)
+        if array is not None and checked and array.shape != shape:
+            raise LaunchError(
+                f"{tensor.name} has the wrong shape",
+                expected=f"{describe(tensor.shape)} = {shape}",
+                got=array.shape,
+            )
+        shape = shape if array is None else array.shape
+        lowered = self.lowered.get(tensor.name, tensor)
+        if isinstance(lowered, Buffer) and lowered is not tensor:
+            raw = pack(array, tensor.dtype)
+            if given.flags.writeable:
+                self.back.append((given, lambda: unpack(raw, tensor.dtype)))
+            return allocate(lowered, raw.shape, array=raw)
+        if array is not None and family and (family.packed or not array.flags.c_contiguous):
+            array = np.ascontiguousarray(array)
+        unit, packed = (family.unit, family.packed) if family else (0, False)
+        found = allocate(tensor, shape, array=array, unit=unit, packed=packed, track=self.track)
+        if array is not given or (array is not None and packed):
+            self.back.append((given, lambda: found.data))
+        return found
 
     def say(self, line: str) -> None:
         self.result.printed.append(line)
@@ -489,8 +502,8 @@ class _Call:
                 self.result.warnings.append(found)
 
     def finish(self) -> RunResult:
-        for name, memory in self.copied.items():
-            self.arrays[name][...] = memory.data
+        for array, value in self.back:
+            array[...] = value()
         return self.result
 
 
@@ -515,38 +528,3 @@ def _scalar(var: Var, args: Mapping[str, Any]) -> Any:
     if var.name not in args:
         raise LaunchError(f"no argument for {var.name}")
     return np.asarray(args[var.name]).astype(var.dtype.numpy)[()]
-
-
-def _tensors(
-    program: Program,
-    arrays: dict[str, np.ndarray[Any, Any]],
-    values: dict[str, Any],
-    families: Mapping[str, Family],
-    track: bool,
-) -> tuple[dict[str, Memory], dict[str, Memory]]:
-    """Memory of every tensor, and of those that were copied because their array will not do."""
-    evaluate = Evaluator()
-    probe = Frame(NOBODY, ())
-    probe.vars = dict(values)
-    memories: dict[str, Memory] = {}
-    copied: dict[str, Memory] = {}
-    for tensor in (*program.tensors, *program.scratch):
-        shape = tuple(int(evaluate(s)(probe)) for s in tensor.shape)
-        family = families.get(tensor.name, Family(0, False))
-        given = array = arrays.get(tensor.name)
-        if array is not None:
-            if program.kernels and array.shape != shape:
-                raise LaunchError(
-                    f"{tensor.name} has the wrong shape",
-                    expected=f"{describe(tensor.shape)} = {shape}",
-                    got=array.shape,
-                )
-            shape = array.shape
-            if tensor.name in families and (family.packed or not array.flags.c_contiguous):
-                array = np.ascontiguousarray(array)
-        memory = memories[tensor.name] = allocate(
-            tensor, shape, array=array, unit=family.unit, packed=family.packed, track=track
-        )
-        if array is not given or (array is not None and family.packed):
-            copied[tensor.name] = memory
-    return memories, copied

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.atoms import MATRIX_TYPES, MatrixType
+from tilewright.ir.atoms import MATRIX_TYPES
 from tilewright.machine.core import *
 from tilewright.machine.ops import find_cells, home, of_lane, ranks_of
 from tilewright.machine.thread_agents import (
@@ -269,60 +269,58 @@ def descriptor(op: Intrinsic, where: TileRegion, fr: Frame) -> None:
 
 
 @thread_meaning("wgmma")
-def wgmma(b: Builder, op: Intrinsic) -> Run:
-    c, left, right, keep = b.operands(*op.args)
-    words = op.fields
-    n, a_kind, b_kind = int(words["n"]), MATRIX_TYPES[words["a"]], MATRIX_TYPES[words["b"]]
-    types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
-    from_registers = words["from"] == "rs"
-    c_table, c_shape = fragment_table("wgmma", a_kind.name, n, "c")
-    a_table, a_shape = fragment_table("wgmma", a_kind.name, n, "a")
+def wgmma(op: Intrinsic, c: TileRegion, left: Any, right: Eval, keep: Eval, fr: Frame) -> None:
+    for lanes in whole_groups(fr, WARPGROUP, "wgmma"):
+        _multiply(op, c, left, right, keep, lanes, fr)
 
-    def shared_operand(
-        fr: Frame, code: Any, lanes: Array, groups: Groups, mn: int, kind: MatrixType, flag: str
-    ) -> Array:
-        """The addresses of an operand in shared memory, which is read from now on."""
-        block, size = agent_block(fr), kind.bits // 8
+
+def _multiply(
+    op: Intrinsic, c: TileRegion, left: Any, right: Eval, keep: Eval, lanes: Array, fr: Frame
+) -> None:
+    """One warpgroup begins a product."""
+    words, agent, shared = op.fields, agent_of(fr), agent_block(fr).shared
+    types, n, a = [DTYPES[words[which]] for which in "abd"], int(words["n"]), words["a"]
+    c_table, c_shape = fragment_table("wgmma", a, n, "c")
+    a_table, a_shape = fragment_table("wgmma", a, n, "a")
+    groups = agent.groups_in("wgmma", agent.gids[lanes])
+    accumulate = bool(uniform_int(fr, keep(fr), "accumulate", lanes))
+    accumulator = _in_flight(fr, c, c_table.shape[1], lanes, groups, written=True)
+
+    def addresses(code: Eval, mn: int, which: str) -> Array:
+        """Of an operand in shared memory, which is read from now on."""
+        block, size = agent_block(fr), MATRIX_TYPES[words[which]].bits // 8
         number = uniform_int(fr, code(fr), "a descriptor", lanes)
-        addresses = operand_addresses(number, mn, a_kind.k, size, words.get(flag) == "1")
-        if addresses.max() + size > block.shared.bytes.size:
+        k, transposed = MATRIX_TYPES[a].k, words.get(f"t{which}") == "1"
+        found = operand_addresses(number, mn, k, size, transposed)
+        if found.max() + size > shared.bytes.size:
             raise RunError("a matrix descriptor reaches outside of shared memory")
-        row, units = fr.agent.clocks.common(groups.owners), block.shadow.units(addresses, size)
+        row, units = agent.clocks.common(groups.owners), block.shadow.units(found, size)
         block.shadow.async_read(units, row, -1, groups.entity, groups.number, op)
-        return addresses
+        return found
 
-    def issue(fr: Frame, lanes: Array) -> None:
-        agent, shared = agent_of(fr), agent_block(fr).shared
-        groups = agent.groups_in("wgmma", agent.gids[lanes])
-        accumulate = bool(uniform_int(fr, keep(fr), "accumulate", lanes))
-        accumulator = _in_flight(fr, c, c_table.shape[1], lanes, groups, written=True)
-        b_at = shared_operand(fr, right, lanes, groups, n, b_kind, "tb")
-        a_at: Array
+    b_at = addresses(right, n, "b")
+    a_at: Array
+    from_registers = words["from"] == "rs"
+    if from_registers:
+        a_at = _in_flight(fr, left, a_table.shape[1], lanes, groups, written=False)
+    else:
+        a_at = addresses(left, 64, "a")
+
+    def fetch() -> Array:
         if from_registers:
-            a_at = _in_flight(fr, left, a_table.shape[1], lanes, groups, written=False)
+            left_tile = as_tile(a_at[lanes], a_table, a_shape)
         else:
-            a_at = shared_operand(fr, left, lanes, groups, 64, a_kind, "ta")
+            left_tile = shared.read(a_at, types[0].numpy)
+        old = np.zeros(c_shape, types[2].numpy)
+        if accumulate:
+            old = as_tile(accumulator[lanes], c_table, c_shape)
+        right_tile = shared.read(b_at, types[1].numpy).T
+        return multiplied(left_tile, right_tile, old, (types[0], types[1], types[2]))
 
-        def fetch() -> Array:
-            if from_registers:
-                left_tile = as_tile(a_at[lanes], a_table, a_shape)
-            else:
-                left_tile = shared.read(a_at, types[0].numpy)
-            old = np.zeros(c_shape, types[2].numpy)
-            if accumulate:
-                old = as_tile(accumulator[lanes], c_table, c_shape)
-            return multiplied(left_tile, shared.read(b_at, types[1].numpy).T, old, types)
+    def store(tile: Array) -> None:
+        accumulator[lanes] = tile.reshape(-1)[c_table]
 
-        def store(tile: Array) -> None:
-            accumulator[lanes] = tile.reshape(-1)[c_table]
-
-        _launch(fr, op, fetch, store, groups)
-
-    def run(fr: Frame) -> None:
-        for lanes in whole_groups(fr, WARPGROUP, "wgmma"):
-            issue(fr, lanes)
-
-    return run
+    _launch(fr, op, fetch, store, groups)
 
 
 def _in_flight(

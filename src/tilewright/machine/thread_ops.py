@@ -374,31 +374,23 @@ def as_tile(registers: Array, table: Array, shape: tuple[int, ...]) -> Array:
 
 
 @thread_meaning("mma")
-def mma(b: Builder, op: Intrinsic) -> Run:
-    c, x, y = b.operands(*op.args)
-    words = op.fields
-    types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
-    tables = {
-        which: fragment_table("mma", words["b" if which == "b" else "a"], 8, which)
-        for which in "abc"
-    }
-
-    def run(fr: Frame) -> None:
-        held = {
-            which: read_registers(fr, tile, tables[which][0].shape[1])
-            for which, tile in (("a", x), ("b", y), ("c", c))
-        }
-        out = np.array(held["c"])
-        warps = whole_groups(fr, WARP, "mma")
-        left, right, old = (
-            as_tile(_typed(held[w][warps], t), *tables[w])
-            for w, t in zip("abc", types, strict=True)
-        )
-        found = multiplied(left, right, old, types).reshape(len(warps), -1)
-        out[warps] = found[:, tables["c"][0]]
-        write_registers(fr, c, out)
-
-    return run
+def mma(op: Intrinsic, c: TileRegion, x: TileRegion, y: TileRegion, fr: Frame) -> None:
+    a, b, d = (op.fields[which] for which in "abd")
+    types = DTYPES[a], DTYPES[b], DTYPES[d]
+    tables = [fragment_table("mma", *each) for each in ((a, 8, "a"), (b, 8, "b"), (a, 8, "c"))]
+    held = [
+        read_registers(fr, tile, table.shape[1])
+        for tile, (table, _) in zip((x, y, c), tables, strict=True)
+    ]
+    out = np.array(held[2])
+    warps = whole_groups(fr, WARP, "mma")
+    left, right, old = (
+        as_tile(_typed(registers[warps], kind), *table)
+        for registers, kind, table in zip(held, types, tables, strict=True)
+    )
+    found = multiplied(left, right, old, types).reshape(len(warps), -1)
+    out[warps] = found[:, tables[2][0]]
+    write_registers(fr, c, out)
 
 
 def _typed(registers: Array, dtype: Any) -> Array:
@@ -412,36 +404,26 @@ def _typed(registers: Array, dtype: Any) -> Array:
 
 
 @thread_meaning("atomic", "atomic_of_warp")
-def atomic(b: Builder, op: Intrinsic) -> Run:
+def atomic(op: Intrinsic, args: list[Any], fr: Frame) -> None:
     """One after another, by thread; of a warp: by its first lane, which tells the others."""
-    target, *given = op.args
-    assert isinstance(target, Region)
-    where, kind = b.evaluate.region(target), target.dtype
+    where, kind, of_warp = args[0], args[0].buffer.dtype, op.name == "atomic_of_warp"
+    lanes = active(fr)
+    if of_warp:
+        converge(fr, op.name)
+        lanes = np.array([w[0] for w in whole_groups(fr, WARP, op.name)])
+    news = [
+        spread(fr, cast_fn(given.dtype, kind)(value(fr)))
+        for given, value in zip(op.args, args, strict=True)
+        if not isinstance(given, Region)
+    ] or [spread(fr, np.zeros((), kind.numpy))]
+    mem, places = elements(fr, where, len(news), lanes)  # of neighbours, each by itself
+    owners = np.repeat(fr.agent.ids[lanes], len(news)).reshape(-1, len(news))
+    fr.touch(ATOMIC, mem, places, owners)
+    old = np.zeros(fr.lanes, kind.numpy)
     combine = atomic_fn(op.fields["op"], kind)
-    values = [
-        (b.evaluate(each), cast_fn(each.dtype, kind))
-        for each in given
-        if not isinstance(each, Region)
-    ]
-    count = max(len(values), 1)  # of neighbours, each by itself
-
-    def run(fr: Frame) -> None:
-        lanes = active(fr)
-        if op.name == "atomic_of_warp":
-            converge(fr, op.name)
-            lanes = np.array([w[0] for w in whole_groups(fr, WARP, op.name)])
-        mem, places = elements(fr, where, count, lanes)
-        owners = np.repeat(fr.agent.ids[lanes], count).reshape(-1, count)
-        fr.touch(ATOMIC, mem, places, owners)
-        none = [np.zeros((), kind.numpy)]
-        news = [spread(fr, x) for x in ([to(value(fr)) for value, to in values] or none)]
-        old = np.zeros(fr.lanes, kind.numpy)
-        for k, new in enumerate(news):
-            found = fold_in(mem, tuple(p[:, k] for p in places), new[lanes], combine)
-            old[lanes] = old[lanes] if k else found
-        if op.result is not None:
-            if op.name == "atomic_of_warp":
-                old = old[agent_of(fr).positions // WARP * WARP]
-            fr.vars[op.result.name] = old.astype(op.result.dtype.numpy)
-
-    return run
+    for k, new in enumerate(news):
+        found = fold_in(mem, tuple(p[:, k] for p in places), new[lanes], combine)
+        old[lanes] = old[lanes] if k else found
+    if op.result is not None:
+        old = old[agent_of(fr).positions // WARP * WARP] if of_warp else old
+        fr.vars[op.result.name] = old.astype(op.result.dtype.numpy)
