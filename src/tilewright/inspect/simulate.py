@@ -3,8 +3,8 @@
 Every warpgroup of every resident block is an agent that walks its ops in order: a Python generator
 that yields the time, or the signal, at which it goes on. Barriers, groups, turns and named barriers
 are what they are in the program; memory has no contents. `unit_times` has the numbers,
-`multiprocessor` the units, `steady_loop` the loop that is asked about: the walk ends where every
-agent that has it has run `ROUNDS` of its iterations.
+`multiprocessor` the units and the loop that is asked about: the walk ends where every agent that
+has it has run `ROUNDS` of its iterations.
 """
 
 from __future__ import annotations
@@ -17,22 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.inspect.multiprocessor import (
-    WAITS,
-    Env,
-    Multiprocessor,
-    Span,
-    Steps,
-    Who,
-    bytes_of,
-    computing_loops,
-    holds,
-    is_quiet,
-    sharing,
-    steady_loop,
-    trips,
-    value,
-)
+from tilewright.inspect.multiprocessor import *
 from tilewright.ir.core import *
 from tilewright.ir.gather import filled_by
 from tilewright.ir.layout.fragment import reach

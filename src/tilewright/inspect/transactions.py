@@ -1,7 +1,7 @@
 """What thread code does to memory, counted: every address of every access is evaluated for all
 threads of a block, at the first turn of loops that stay loops and all turns of unrolled ones.
 
-Shared memory is counted in wavefronts (`ir.layout_banks`), global memory in sectors of 32 bytes.
+Shared memory is counted in wavefronts (`ir.layout.banks`), global memory in sectors of 32 bytes.
 """
 
 from __future__ import annotations

@@ -187,6 +187,15 @@ class Agent:
     def lane_ids(self, fr: Frame) -> Array:
         return np.arange(prod(fr.lanes)).reshape(fr.lanes) if fr.in_map else self.ids
 
+    def divergent(self, fr: Frame, op: Sync) -> RunError:
+        """A barrier that only some of the threads reach hangs."""
+        count = int((~fr.active(fr.lanes)).sum())
+        message = f"{count} threads do not reach this barrier of the {op.scope}"
+        fix = "move the barrier out of the guard that differs between threads"
+        if self.sanitize:
+            return SanitizerError("divergent-barrier", message, fix=fix)
+        return RunError(f"divergent-barrier: {message}", fix=fix)
+
     def require_fenced(self, mem: Memory) -> None:
         """A matrix instruction is about to use these registers."""
         if mem.storage.touched >= self.fenced:

@@ -433,11 +433,7 @@ class ThreadAgent(Agent):
         if op.scope == "warp":
             converge(fr, "a barrier of the warp")
         elif op.scope != "named" and fr.is_partial:
-            raise RunError(
-                f"divergent-barrier: {fr.lanes[0] - active(fr).size} threads do not reach this "
-                f"barrier of the {op.scope}",
-                fix="move the barrier out of the guard that differs between threads",
-            )
+            raise self.divergent(fr, op)
         return op.scope == "warp"
 
     def groups_in(self, unit: str, owners: Array) -> Groups:

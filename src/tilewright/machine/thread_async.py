@@ -14,27 +14,8 @@ import numpy as np
 from tilewright.ir.atoms import MATRIX_TYPES
 from tilewright.machine.core import *
 from tilewright.machine.ops import find_cells, home, of_lane, ranks_of
-from tilewright.machine.thread_agents import (
-    Registers,
-    ThreadBlock,
-    active,
-    agent_block,
-    agent_of,
-    in_threads,
-    operand_addresses,
-    size_of,
-    swizzled,
-    whole_groups,
-)
-from tilewright.machine.thread_ops import (
-    as_tile,
-    elements,
-    first_register,
-    fragment_table,
-    note_elements,
-    read_registers,
-    require_inside,
-)
+from tilewright.machine.thread_agents import *
+from tilewright.machine.thread_ops import *
 
 
 def _launch(

@@ -18,16 +18,7 @@ from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
 from tilewright.machine.core import *
 from tilewright.machine.ops import fold_in
 from tilewright.machine.sanitizer import meets
-from tilewright.machine.thread_agents import (
-    Shadow,
-    active,
-    agent_block,
-    agent_of,
-    converge,
-    in_threads,
-    spread,
-    whole_groups,
-)
+from tilewright.machine.thread_agents import *
 
 # ── accesses of memory ───────────────────────────────────────────────────────────────────────
 

@@ -75,7 +75,6 @@ class TileAgent(Agent):
         return op.scope == "warp"
 
     def _require_all(self, fr: Frame, op: Sync) -> None:
-        """A barrier that only some of the threads reach hangs."""
         if not fr.is_partial:
             return
         threads = fr.active(fr.lanes)
@@ -85,11 +84,7 @@ class TileAgent(Agent):
                 return
         if op.scope == "named" and int(threads.sum()) == op.threads:
             return
-        message = f"{int((~threads).sum())} threads do not reach this barrier of the {op.scope}"
-        fix = "move the barrier out of the guard that differs between threads"
-        if self.sanitize:
-            raise SanitizerError("divergent-barrier", message, fix=fix)
-        raise RunError(f"divergent-barrier: {message}", fix=fix)
+        raise self.divergent(fr, op)
 
     def groups_in(self, unit: str) -> Groups:
         if unit not in self.groups:

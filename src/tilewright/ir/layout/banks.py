@@ -17,16 +17,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import (
-    Indices,
-    Layout,
-    LayoutError,
-    MemoryLayout,
-    Swizzle,
-    make_layout,
-    row_major,
-    size,
-)
+from tilewright.ir.layout.layout import *
 from tilewright.ir.layout.ops import coalesce, composition
 from tilewright.ir.warps import WARP
 from tilewright.support.distinct import distinct

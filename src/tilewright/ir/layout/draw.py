@@ -10,15 +10,7 @@ from xml.sax.saxutils import escape
 
 from tilewright.ir.layout.banks import BANKS, WORD
 from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import (
-    ComposedLayout,
-    Layout,
-    LayoutError,
-    MemoryLayout,
-    cropped,
-    cut_note,
-    size,
-)
+from tilewright.ir.layout.layout import *
 
 # Larger tiles are cut to this many rows and columns: 64 x 64 cells are 400 KB of SVG.
 MAX_DRAWN = 64

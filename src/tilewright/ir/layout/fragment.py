@@ -15,22 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilewright.ir.layout.layout import (
-    Indices,
-    Layout,
-    LayoutError,
-    MemoryLayout,
-    Pictured,
-    cropped,
-    cut_note,
-    evaluated,
-    format_rows,
-    leaves,
-    make_layout,
-    parse_int_tuple,
-    parse_layout,
-    row_major,
-)
+from tilewright.ir.layout.layout import *
 from tilewright.ir.layout.ops import coalesce, composition, filter
 from tilewright.ir.layout.query import fit_layout
 from tilewright.support.distinct import distinct

@@ -2,8 +2,8 @@
 
 A layout `shape:stride` takes a coordinate (a nested tuple, or a linear coordinate that counts the
 left-most mode fastest) to the sum of coordinate times stride. Names and results are CuTe's; the
-operations on layouts are in `layout_ops`, questions about them in `layout_query`, pictures in
-`layout_draw`. `repr` and f-strings give the one-line text; `str`, and so `print`, add the grid.
+operations on layouts are in `ops`, questions about them in `query`, pictures in `draw`. `repr` and
+f-strings give the one-line text; `str`, and so `print`, add the grid.
 """
 
 from __future__ import annotations

@@ -14,18 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from tilewright.ir.layout.layout import (
-    ComposedLayout,
-    IntTuple,
-    Layout,
-    LayoutError,
-    MemoryLayout,
-    Mode,
-    Swizzle,
-    leaves,
-    make_layout,
-    size,
-)
+from tilewright.ir.layout.layout import *
 
 Tiler: TypeAlias = "int | Layout | tuple[Tiler, ...] | None"
 L = TypeVar("L", Layout, ComposedLayout)

@@ -5,16 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.ir.layout.layout import (
-    ComposedLayout,
-    Indices,
-    IntTuple,
-    Layout,
-    LayoutError,
-    MemoryLayout,
-    Swizzle,
-    make_layout,
-)
+from tilewright.ir.layout.layout import *
 from tilewright.ir.layout.ops import coalesce
 from tilewright.support.distinct import distinct
 
