@@ -13,9 +13,8 @@ import tilewright.language as T
 from tests.cuda.test_zoo import KERNELS as ZOO
 from tests.cuda.test_zoo import TARGETS, lowered
 from tilewright.inspect.explain import explain, explanation
-from tilewright.inspect.multiprocessor import Clock, Slots
+from tilewright.inspect.multiprocessor import Clock, Slots, sharing
 from tilewright.inspect.simulate import Simulation, simulate
-from tilewright.inspect.steady_loop import sharing
 from tilewright.inspect.timeline import COLUMNS, drawing, interval, timeline
 from tilewright.ir.op import Gemm, walk_ops
 from tilewright.ir.target import Target

@@ -19,7 +19,6 @@ from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.lifetimes import Lifetimes, fragment_words, lifetimes
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
-from tilewright.support.errors import Loc
 
 Figures = Sequence[Mapping[str, Any]]
 Trace = Sequence[tuple[str, Program]]

@@ -13,7 +13,7 @@ from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.analysis.effects import is_unordered
 from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment
+from tilewright.ir.layout.fragment import reach
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
 from tilewright.passes.layout.insert_conversions import reduced_dim
@@ -21,7 +21,6 @@ from tilewright.passes.layout.matrix_tiles import RULES, instruction, split_of
 from tilewright.passes.layout.shared_tiles import why_not_bulk, why_not_cp_async
 from tilewright.passes.lower.relayout import relayout_cost
 from tilewright.passes.reasons import Reasons, key_of
-from tilewright.support.errors import Loc
 
 
 @dataclass(frozen=True)
@@ -300,25 +299,14 @@ def _reduce(op: Reduce, told: Told) -> Entry:
         count = prod(e for e, s in layout.along(dim)[0].modes() if s)
         how = "within threads"
         if count > 1:
-            shuffled = _in_warps(layout, dim)
             how = f"across {count} threads, "
-            how += "by shuffles" if shuffled else "through shared memory"
+            how += "by shuffles" if reach(layout, dim) <= WARP else "through shared memory"
         text += f": {how}"
     shuffles = told.emitted(op, "shfl_xor")
     return _entry(
         op, text, ("shuffles", f"{shuffles} of each thread, at each result" if shuffles else ""),
         *told.moved(op),
     )  # fmt: skip
-
-
-def _in_warps(layout: Fragment, dim: int) -> bool:
-    """Whether the threads that share a row are of one warp."""
-    place = 1
-    for extent, stride in layout.along(dim)[0].modes():
-        place *= extent
-        if stride and place > WARP:
-            return False
-    return True
 
 
 def _scan(op: Scan, told: Told) -> Entry:

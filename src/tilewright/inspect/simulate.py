@@ -3,13 +3,13 @@
 Every warpgroup of every resident block is an agent that walks its ops in order: a Python generator
 that yields the time, or the signal, at which it goes on. Barriers, groups, turns and named barriers
 are what they are in the program; memory has no contents. `unit_times` has the numbers,
-`multiprocessor` the units, `steady_loop` the loop that is asked about: the walk ends where every
-agent that has it has run `ROUNDS` of its iterations.
+`multiprocessor` the units and the loop that is asked about: the walk ends where every agent that
+has it has run `ROUNDS` of its iterations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fractions import Fraction
 from math import prod
@@ -17,32 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.inspect.multiprocessor import (
-    WAITS,
-    Multiprocessor,
-    Span,
-    Steps,
-    Who,
-    bytes_of,
-    holds,
-)
-from tilewright.inspect.steady_loop import (
-    Env,
-    computing_loops,
-    is_quiet,
-    sharing,
-    steady_loop,
-    trips,
-    value,
-)
+from tilewright.inspect.multiprocessor import *
 from tilewright.ir.core import *
 from tilewright.ir.gather import filled_by
-from tilewright.ir.layout.fragment import Fragment
+from tilewright.ir.layout.fragment import reach
 from tilewright.ir.target import Target
 from tilewright.machine.sync import Blocked, Groups, Meeting, Party, Transfer
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
-from tilewright.support.errors import RunError
 
 NOBODY = np.zeros(0, np.int64)
 ROUNDS, WARM = 10, 4  # iterations that are walked; those before the steady state
@@ -75,8 +57,9 @@ class Walk:
             yield from self.op(op)
 
     def op(self, op: Op) -> Steps:
-        rule = _RULES.get(type(op))
-        steps = None if rule is None else rule(self, op)
+        """By the method that is named after its class."""
+        rule = getattr(self, f"on_{type(op).__name__.lower()}", None)
+        steps = None if rule is None else rule(op)
         if steps is not None:
             yield from steps
 
@@ -90,23 +73,23 @@ class Walk:
 
     # structure
 
-    def alloc(self, op: Alloc) -> None:
+    def on_alloc(self, op: Alloc) -> None:
         if op.init is not None:
             self.env[op.buffer.name] = value(op.init, self.env)
 
-    def let(self, op: Let) -> None:
+    def on_let(self, op: Let) -> None:
         self.env[op.var] = value(op.value, self.env)
 
-    def role(self, op: Role) -> Steps:
+    def on_role(self, op: Role) -> Steps:
         if op.name == self.who.role:
             if op.var is not None:
                 self.env[op.var] = self.who.instance
             yield from self.body(op.body)
 
-    def branch(self, op: If) -> Steps:
+    def on_if(self, op: If) -> Steps:
         yield from self.body(op.then if value(op.cond, self.env) else op.orelse)
 
-    def repeat(self, op: For) -> Steps:
+    def on_for(self, op: For) -> Steps:
         sim = self.sim
         if is_quiet(op):
             yield from self.compute(op)
@@ -131,16 +114,16 @@ class Walk:
             self.who.starts.append(self.now)
             raise Over
 
-    def repeat_while(self, op: While) -> Steps:
+    def on_while(self, op: While) -> Steps:
         for _ in range(CAP):
             if not value(op.cond, self.env):
                 break
             yield from self.body(op.body)
 
-    def again(self, op: Op) -> None:
+    def on_continue(self, op: Op) -> None:
         raise _Again
 
-    def left(self, op: Op) -> None:
+    def on_break(self, op: Op) -> None:
         raise _Left
 
     # work
@@ -175,7 +158,9 @@ class Walk:
             yield over + rates.PRODUCT_LATENCY
             self.wait(op, since, PRODUCTS)
 
-    def nest(self, op: Map) -> Steps:
+    on_fill = on_scan = on_relayout = on_atomic = on_intrinsic = compute
+
+    def on_map(self, op: Map) -> Steps:
         """With loads and stores of global memory as they stand in it."""
         points = prod(int(value(e, self.env)) for e in op.extents) / self.who.peers
         inner = list(walk_ops(op.body))
@@ -203,33 +188,33 @@ class Walk:
         if writes:
             self.sim.move(self.who, op, points * sum(writes.values()))
 
-    def store(self, op: Store) -> None:
+    def on_store(self, op: Store) -> None:
         if op.buffer.space is Space.LOCAL and not op.indices:
             self.env[op.buffer.name] = value(op.value, self.env)
 
-    def reduce(self, op: Reduce) -> Steps:
+    def on_reduce(self, op: Reduce) -> Steps:
         yield from self.compute(op)
         if self.who.peers > 1 and _across_groups(op):
             for _ in range(2):  # partial results there, and read before they are overwritten
                 yield from self.gather(op)
 
-    def meet(self, op: Op, key: Any, share: int, whole: int) -> tuple[Meeting, Party, int]:
+    def meet(self, key: Any, share: int, whole: int) -> tuple[Meeting, Party, int]:
         """Come to a barrier of threads with `share` of them: what to wait for."""
         meetings, who = self.sim.meetings, self.who
         if key not in meetings:
             meetings[key] = Meeting(self.sim.clocks, max(share, whole), "a barrier of threads")
         party = Party(who, share, *(NOBODY,) * 5, whole=True)
-        return meetings[key], party, meetings[key].join(party, op)
+        return meetings[key], party, meetings[key].join(party)
 
     def gather(self, op: Op) -> Steps:
         since, who = self.now, self.who
         key = (who.block, who.role, who.instance, id(op))
-        meeting, party, mine = self.meet(op, key, 1, who.peers)
+        meeting, party, mine = self.meet(key, 1, who.peers)
         yield from meeting.wait(party, mine)
         yield self.now + rates.SYNC
         self.wait(op, since, EACH_OTHER)
 
-    def product(self, op: Gemm) -> Steps:
+    def on_gemm(self, op: Gemm) -> Steps:
         if op.atom != "wgmma":
             yield from self.compute(op)
             return
@@ -246,7 +231,7 @@ class Walk:
     def joins(self, op: Op, unit: str, ends: tuple[float, float]) -> None:
         self.groups_in(unit).add(Transfer(op, [], tuple, lambda _: None, value=ends))
 
-    def copy(self, op: Copy) -> Steps:
+    def on_copy(self, op: Copy) -> Steps:
         sim, who = self.sim, self.who
         if op.atom in ("bulk_load", "bulk_store"):
             if not who.leader:
@@ -275,7 +260,7 @@ class Walk:
 
     # synchronisation
 
-    def arrive(self, op: Arrive) -> Steps:
+    def on_arrive(self, op: Arrive) -> Steps:
         sim, who = self.sim, self.who
         count: int | Fraction = int(value(op.count, self.env))
         size = 0 if op.bytes is None else int(value(op.bytes, self.env))
@@ -286,24 +271,24 @@ class Walk:
             count = Fraction(count, who.peers)
         else:  # the last of them
             key = ("arrive", who.block, who.role, who.instance, id(op))
-            meeting, _, mine = self.meet(op, key, 1, who.peers)
+            meeting, _, mine = self.meet(key, 1, who.peers)
             comes = meeting.generation > mine
         if comes:
             barrier = sim.barrier(who, op.barrier, self.env)
             barrier.arrive(count, size, sim.clocks.fresh(), op)
         yield self.now + rates.ARRIVE
 
-    def await_barrier(self, op: Wait) -> Steps:
+    def on_wait(self, op: Wait) -> Steps:
         barrier = self.sim.barrier(self.who, op.barrier, self.env)
         since = self.now
         yield from barrier.wait(int(value(op.phase, self.env)))
         yield self.now + rates.ARRIVE
         self.wait(op, since, op.barrier.buffer.name)
 
-    def commit(self, op: Commit) -> None:
+    def on_commit(self, op: Commit) -> None:
         self.groups_in(op.unit).commit()
 
-    def await_group(self, op: WaitGroup) -> Steps:
+    def on_waitgroup(self, op: WaitGroup) -> Steps:
         done = self.groups_in(op.unit).over(op.pending, op.read)
         until = max((t.value[0 if op.read else 1] for t in done), default=0.0)
         since = self.now
@@ -311,7 +296,7 @@ class Walk:
             yield until
             self.wait(op, since, PRODUCTS if op.unit == "wgmma" else MEMORY)
 
-    def sync(self, op: Sync) -> Steps:
+    def on_sync(self, op: Sync) -> Steps:
         sim, who = self.sim, self.who
         if op.scope == "warp":
             return
@@ -326,14 +311,14 @@ class Walk:
         if op.scope == "named":
             name = str(value(op.id, self.env)) if op.id is not None else "0"
             warps = (op.threads or everybody * WARP) // WARP
-        meeting, party, mine = self.meet(op, ("sync", who.block, name), who.warps, warps)
+        meeting, party, mine = self.meet(("sync", who.block, name), who.warps, warps)
         if op.arrive:
             return
         yield from meeting.wait(party, mine)
         yield self.now + rates.SYNC
         self.wait(op, since, EACH_OTHER)
 
-    def turn(self, op: Turn) -> Steps:
+    def on_turn(self, op: Turn) -> Steps:
         sim, who = self.sim, self.who
         ended = sim.turns.setdefault((who.block, who.role, who.instance), [0] * who.peers)
         if op.edge == "end":
@@ -357,40 +342,7 @@ def _across_groups(op: Reduce) -> bool:
     layout = op.src.buffer.layout
     if not isinstance(layout, Fragment) or op.dim >= len(op.src.buffer.shape):
         return False
-    place = 1
-    for extent, stride in layout.along(op.dim)[0].modes():
-        place *= extent
-        if stride and place > WARPGROUP:
-            return True
-    return False
-
-
-_RULES: Mapping[type[Op], Callable[[Any, Any], Steps | None]] = {
-    Alloc: Walk.alloc,
-    Let: Walk.let,
-    Role: Walk.role,
-    If: Walk.branch,
-    For: Walk.repeat,
-    While: Walk.repeat_while,
-    Break: Walk.left,
-    Continue: Walk.again,
-    Map: Walk.nest,
-    Store: Walk.store,
-    Reduce: Walk.reduce,
-    Gemm: Walk.product,
-    Copy: Walk.copy,
-    Arrive: Walk.arrive,
-    Wait: Walk.await_barrier,
-    Commit: Walk.commit,
-    WaitGroup: Walk.await_group,
-    Sync: Walk.sync,
-    Turn: Walk.turn,
-    Fill: Walk.compute,
-    Scan: Walk.compute,
-    Relayout: Walk.compute,
-    Atomic: Walk.compute,
-    Intrinsic: Walk.compute,
-}
+    return reach(layout, op.dim) > WARPGROUP
 
 
 EVENTS = 20_000  # give up

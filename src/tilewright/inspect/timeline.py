@@ -25,7 +25,6 @@ from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
-from tilewright.support.errors import Loc
 
 WIDTH = 90  # of a line of text
 COLUMNS = 60  # of a drawing, for two iterations

@@ -1,7 +1,7 @@
 """What thread code does to memory, counted: every address of every access is evaluated for all
 threads of a block, at the first turn of loops that stay loops and all turns of unrolled ones.
 
-Shared memory is counted in wavefronts (`ir.layout_banks`), global memory in sectors of 32 bytes.
+Shared memory is counted in wavefronts (`ir.layout.banks`), global memory in sectors of 32 bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from tilewright.ir.analysis.aliases import places
 from tilewright.ir.core import *
 from tilewright.ir.layout.banks import bank_conflicts
 from tilewright.ir.layout.layout import Layout, LayoutError
-from tilewright.ir.marks import op_loads
-from tilewright.ir.op import is_rare
 from tilewright.passes.layout.addresses import evaluate
-from tilewright.support.errors import CompileError, Loc
 
 WARP, SECTOR, ROW = 32, 32, 16
 LARGE = 1 << 16  # stands for a size known at launch: guards let whole tiles through

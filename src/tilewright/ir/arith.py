@@ -21,8 +21,8 @@ from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, INT64, DType, prom
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.support.errors import CompileError, swap
 
-Operand: TypeAlias = "Expr | int | float | bool"
-Method: TypeAlias = "Callable[[Expr, Operand], Expr]"
+_Operand: TypeAlias = "Expr | int | float | bool"
+_Method: TypeAlias = "Callable[[Expr, _Operand], Expr]"
 
 
 class _Interned(type):
@@ -82,7 +82,7 @@ class TileOperand(CompileError):
     """The other operand is a tile value, whose operator it is."""
 
 
-def _operator(op: str, compares: bool = False) -> tuple[Method, Method]:
+def _operator(op: str, compares: bool = False) -> tuple[_Method, _Method]:
     """The methods that `a op b` calls on a, and else on b."""
 
     def left(a: Any, b: Any) -> Any:
@@ -376,7 +376,7 @@ def round_constant(value: float, dtype: DType) -> float:
         return float(np.float64(value).astype(dtype.numpy))
 
 
-def wrap(value: Operand | Any, like: DType | None = None) -> Expr:
+def wrap(value: _Operand | Any, like: DType | None = None) -> Expr:
     """`value` as an expression; a Python number takes type `like` when that can hold it."""
     if isinstance(value, Expr):
         return value
@@ -412,7 +412,7 @@ def wrap(value: Operand | Any, like: DType | None = None) -> Expr:
     return const(value, like)
 
 
-def unify(a: Operand, b: Operand) -> tuple[Expr, Expr]:
+def unify(a: _Operand, b: _Operand) -> tuple[Expr, Expr]:
     """Both sides as expressions of one type."""
     if isinstance(a, Expr) and isinstance(b, Expr) and a.dtype is b.dtype:
         return a, b
@@ -451,7 +451,7 @@ def number(a: Expr) -> Expr:
     return cast(a, INT32) if a.dtype.is_bool else a
 
 
-def binary(op: str, a: Operand, b: Operand) -> Expr:
+def binary(op: str, a: _Operand, b: _Operand) -> Expr:
     """`a op b`, promoted; integer constants fold."""
     if op in ("<<", ">>"):
         return _shift(op, a, b)
@@ -466,7 +466,7 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
         x, y = cast(x, FLOAT32), cast(y, FLOAT32)
     if op in ("&", "|", "^"):
         _require_integer(op, x, y)
-    return fold(op, x, y)
+    return folded(op, x, y)
 
 
 def _require_integer(op: str, x: Expr, y: Expr) -> None:
@@ -481,7 +481,7 @@ def _require_integer(op: str, x: Expr, y: Expr) -> None:
         )
 
 
-def _shift(op: str, a: Operand, b: Operand) -> Expr:
+def _shift(op: str, a: _Operand, b: _Operand) -> Expr:
     """A shift has the type of its left side; its count is an unsigned number that may be large."""
     x = number(wrap(a, b.dtype if isinstance(b, Expr) and not b.dtype.is_float else None))
     y = number(wrap(b, x.dtype if not x.dtype.is_float else None))
@@ -501,17 +501,17 @@ def _shift(op: str, a: Operand, b: Operand) -> Expr:
             return const(0, x.dtype)
         count = min(int(y.value), x.dtype.bits - 1)
         if count <= x.dtype.max_value:
-            return fold(op, x, const(count, x.dtype))
+            return folded(op, x, const(count, x.dtype))
     if y.dtype.bits > x.dtype.bits:  # a count must not lose its upper bits
         wide = DTYPES[f"{x.dtype.kind}{y.dtype.bits}"]
-        return cast(fold(op, cast(x, wide), cast(y, wide)), x.dtype)
-    return fold(op, x, cast(y, x.dtype))
+        return cast(folded(op, cast(x, wide), cast(y, wide)), x.dtype)
+    return folded(op, x, cast(y, x.dtype))
 
 
 MOST_FACTORS = 8  # of a power that is written as a product, within 4 ulp of the exact one
 
 
-def power(a: Operand, b: Operand) -> Expr:
+def power(a: _Operand, b: _Operand) -> Expr:
     """a ** b: a product where b is a small constant integer."""
     x, y = (number(side) for side in unify(a, b))
     if isinstance(y, Const) and abs(y.value) <= MOST_FACTORS and y.value == int(y.value):
@@ -540,7 +540,7 @@ def _product(x: Expr, count: int) -> Expr | None:
     return const(1, x.dtype) if total is None else total
 
 
-def fold(op: str, x: Expr, y: Expr) -> Expr:
+def folded(op: str, x: Expr, y: Expr) -> Expr:
     """`x op y` for sides of one type, folded when both are integers and nothing wraps."""
     if op in ("//", "%") and isinstance(y, Const) and not y.value and not y.dtype.is_float:
         raise CompileError(
@@ -567,11 +567,11 @@ def fold(op: str, x: Expr, y: Expr) -> Expr:
     return Cmp(op, x, y) if op in CMP_OPS else Bin(op, x, y)
 
 
-def compare(op: str, a: Operand, b: Operand) -> Expr:
-    return fold(op, *unify(a, b))
+def compare(op: str, a: _Operand, b: _Operand) -> Expr:
+    return folded(op, *unify(a, b))
 
 
-def select(cond: Operand, a: Operand, b: Operand) -> Expr:
+def select(cond: _Operand, a: _Operand, b: _Operand) -> Expr:
     c = truth(wrap(cond))
     x, y = unify(a, b)
     if isinstance(c, Const):
@@ -584,7 +584,7 @@ def truth(a: Expr) -> Expr:
     return a if a.dtype.is_bool else compare("!=", a, const(0, a.dtype))
 
 
-def logical_not(a: Operand) -> Expr:
+def logical_not(a: _Operand) -> Expr:
     x = truth(wrap(a))
     if isinstance(x, Const):
         return FALSE if x.value else TRUE

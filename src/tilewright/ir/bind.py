@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 from tilewright.ir.analysis import bounds
 from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.arith import fold
 from tilewright.ir.core import *
-from tilewright.support.errors import LaunchError
 from tilewright.support.show import brief
 
 
@@ -100,7 +98,7 @@ def bind_sizes(
                 raise LaunchError(
                     f"no {var.name} gives {where} its size",
                     expected=f"{size} for an integer {var.name}",
-                    got=str(value),
+                    got=value,
                     fix=f"pass an array of {size} elements there, or declare it otherwise",
                 )
             found[var] = (value - offset) // step, where
@@ -119,7 +117,7 @@ def bind_sizes(
             raise LaunchError(
                 f"{where} breaks the contract of {var.name}",
                 expected=f"{var.name} {' and '.join(contract)}",
-                got=str(value),
+                got=value,
                 fix=f"pad the arrays, or loosen the contract in T.dynamic({var.name!r}, …)",
             )
     return {var: value for var, (value, _) in found.items()}
@@ -134,7 +132,7 @@ def _check_rank(tensor: Buffer, shape: tuple[int, ...]) -> None:
         raise LaunchError(
             f"{tensor.name} must have {tensor.rank} dimensions",
             expected=describe(tensor.shape),
-            got=str(tuple(shape)),
+            got=tuple(shape),
             fix=f"reshape it to {describe(tensor.shape)}",
         )
 
@@ -155,7 +153,7 @@ def check_shape(
             raise LaunchError(
                 f"{tensor.name} has the wrong size in dimension {axis}",
                 expected=str(want) if known else f"{want}, declared as {describe(tensor.shape)}",
-                got=str(shape),
+                got=shape,
                 fix="pass an array of that shape, or compile the kernel for this one",
             )
     if tensor.strides is None and not contiguous:
@@ -314,7 +312,7 @@ def static_value(expr: Expr, values: Mapping[Var, int]) -> int:
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Var) and node in values:
             return const(values[node], node.dtype)
-        return fold(node.op, node.a, node.b) if isinstance(node, (Bin, Cmp)) else None
+        return folded(node.op, node.a, node.b) if isinstance(node, (Bin, Cmp)) else None
 
     result = transform(expr, rule)
     if not isinstance(result, Const):

@@ -1,4 +1,5 @@
-"""The vocabulary of the IR: ops, expressions, buffers, types and how they are rebuilt.
+"""The vocabulary of the IR: ops, expressions, buffers, types, fragments, how they are rebuilt, and
+the errors that name a line.
 
 Passes, targets and the machine speak of little else, so they take all of it at once:
 
@@ -7,136 +8,15 @@ Passes, targets and the machine speak of little else, so they take all of it at 
 What a file imports by name besides is what it asks for: analyses, layouts, other passes.
 """
 
-from tilewright.ir.buffer import (
-    Buffer,
-    Region,
-    Space,
-    along,
-    element,
-    long_dims,
-    whole,
-)
-from tilewright.ir.dtype import (
-    BARRIER,
-    BOOL,
-    DTYPES,
-    FLOAT32,
-    INT32,
-    INT64,
-    DType,
-    promote,
-)
-from tilewright.ir.expr import (
-    FALSE,
-    TRUE,
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    binary,
-    cast,
-    compare,
-    const,
-    is_pure,
-    loads,
-    logical_and,
-    logical_not,
-    map_children,
-    select,
-    substitute,
-    transform,
-    truth,
-    variables,
-    walk,
-    wrap,
-)
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Atomic,
-    BarrierInit,
-    Body,
-    Break,
-    Commit,
-    Continue,
-    Copy,
-    Dim,
-    Fence,
-    Fill,
-    For,
-    Gemm,
-    Hint,
-    If,
-    Intrinsic,
-    Kernel,
-    Let,
-    Map,
-    Op,
-    Program,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    Store,
-    Sync,
-    Turn,
-    View,
-    Wait,
-    WaitGroup,
-    While,
-    bodies,
-    bound,
-    bound_within,
-    expressions,
-    marked,
-    named_buffers,
-    op_loads,
-    operands,
-    outside_nests,
-    read_buffers,
-    regions,
-    touched_within,
-    walk_ops,
-    written_buffers,
-)
-from tilewright.ir.rewrite import (
-    fresh_name,
-    fresh_var,
-    let_values,
-    map_bodies,
-    map_body,
-    map_exprs,
-    map_kernels,
-    map_ops,
-    program_names,
-    rebuild,
-    rename_unique,
-    replace_buffers,
-    substitute_vars,
-)
-from tilewright.ir.warps import (
-    GROUP,
-    WARP,
-    WARPGROUP,
-)
-
-__all__ = [
-    "Buffer", "Region", "Space", "along", "element", "long_dims", "whole", "BARRIER", "BOOL",
-    "DTYPES", "DType", "FLOAT32", "INT32", "INT64", "promote", "Bin", "Call", "Cast", "Cmp",
-    "Const", "Expr", "FALSE", "Load", "Select", "TRUE", "Var", "binary", "cast", "compare",
-    "const", "is_pure", "loads", "logical_and", "logical_not", "map_children", "select",
-    "substitute", "transform", "truth", "variables", "walk", "wrap", "Alloc", "Arrive", "Atomic",
-    "BarrierInit", "Body", "Break", "Commit", "Continue", "Copy", "Dim", "Fence", "Fill", "For",
-    "Gemm", "Hint", "If", "Intrinsic", "Kernel", "Let", "Map", "Op", "Program", "Reduce",
-    "Relayout", "Role", "Scan", "Store", "Sync", "Turn", "View", "Wait", "WaitGroup", "While",
-    "bodies", "bound", "bound_within", "expressions", "marked", "named_buffers", "op_loads",
-    "operands", "outside_nests", "read_buffers", "regions", "touched_within", "walk_ops",
-    "written_buffers", "fresh_name", "fresh_var", "let_values", "map_bodies", "map_body",
-    "map_exprs", "map_kernels", "map_ops", "program_names", "rebuild", "rename_unique",
-    "replace_buffers", "substitute_vars", "GROUP", "WARP", "WARPGROUP",
-]  # fmt: skip
+from tilewright.ir.buffer import *
+from tilewright.ir.dtype import *
+from tilewright.ir.expr import *
+from tilewright.ir.layout.fragment import Fragment as Fragment
+from tilewright.ir.op import *
+from tilewright.ir.rewrite import *
+from tilewright.ir.warps import *
+from tilewright.support.errors import CompileError as CompileError
+from tilewright.support.errors import LaunchError as LaunchError
+from tilewright.support.errors import Loc as Loc
+from tilewright.support.errors import RunError as RunError
+from tilewright.support.errors import SanitizerError as SanitizerError

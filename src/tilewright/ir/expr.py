@@ -16,34 +16,8 @@ from collections.abc import Callable, Iterator
 from operator import is_
 from typing import Any
 
-from tilewright.ir.arith import (
-    FALSE,
-    TRUE,
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Select,
-    Var,
-    binary,
-    cast,
-    compare,
-    const,
-    logical_and,
-    logical_not,
-    select,
-    truth,
-    wrap,
-)
-from tilewright.ir.buffer import Load
-
-# defined elsewhere, and taken from here
-__all__ = [
-    "FALSE", "TRUE", "Bin", "Call", "Cast", "Cmp", "Const", "Expr", "Select", "Var", "binary",
-    "cast", "compare", "const", "logical_and", "logical_not", "select", "truth", "wrap", "Load",
-]  # fmt: skip
+from tilewright.ir.arith import *
+from tilewright.ir.buffer import *
 
 
 def ceildiv(a: Any, b: Any) -> Any:

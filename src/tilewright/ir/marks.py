@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from tilewright.ir.buffer import Buffer, Region
@@ -156,7 +156,7 @@ def walk_ops(op: Op | Body, one: type[_O], other: type[_P], /) -> Iterator[_O | 
 def walk_ops(op: Op | Body, *kinds: type[Op]) -> Iterator[Op]:
     """Every op, itself included, in text order; or those of some kinds."""
     parts = op if isinstance(op, tuple) else (op,)
-    found = chain.from_iterable((each, *_inside(each)) for each in parts)
+    found = itertools.chain.from_iterable((each, *_inside(each)) for each in parts)
     return (each for each in found if isinstance(each, kinds)) if kinds else found
 
 

@@ -13,19 +13,7 @@ last operand is what must hold:
 from __future__ import annotations
 
 from tilewright.ir.analysis.uniform import per_thread
-from tilewright.ir.buffer import Region
-from tilewright.ir.dtype import INT32
-from tilewright.ir.expr import Const, Expr, Var, cast, const
-from tilewright.ir.op import (
-    Body,
-    Intrinsic,
-    Kernel,
-    Map,
-    Op,
-    expressions,
-    walk_ops,
-)
-from tilewright.ir.rewrite import map_bodies, rebuild
+from tilewright.ir.core import *
 
 LABELLED = ("print", "device_assert")
 

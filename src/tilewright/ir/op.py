@@ -13,37 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import FALSE, Expr, Var, const
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.marks import (
-    Body,
-    Op,
-    arg,
-    attr,
-    binds,
-    bodies,
-    body,
-    bound,
-    bound_within,
-    expressions,
-    kept,
-    marked,
-    named_buffers,
-    op_loads,
-    operands,
-    regions,
-    walk_ops,
-)
+from tilewright.ir.marks import *
 from tilewright.support.errors import Loc
-
-# defined in `marks`, and taken from here
-__all__ = [
-    "Body", "Op", "bodies", "bound", "bound_within", "expressions", "marked", "named_buffers",
-    "op_loads", "operands", "regions", "walk_ops",
-]  # fmt: skip
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 
@@ -398,7 +375,7 @@ class Intrinsic(Op):
     text: str = attr(default="")
     width: int | None = attr(default=None)
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, str]:
         """The `key=value` words of an instruction's text."""
         return dict(word.split("=", 1) for word in self.text.split())
@@ -429,7 +406,7 @@ class Dim:
     multiple_of: int = 1
 
 
-Param = Buffer | Var
+Parameter = Buffer | Var
 
 
 @dataclass(frozen=True)
@@ -437,7 +414,7 @@ class Program:
     """What one call runs: parameters, scratch tensors that live for the call, kernels in order."""
 
     name: str
-    params: tuple[Param, ...]
+    params: tuple[Parameter, ...]
     kernels: tuple[Kernel, ...]
     dims: tuple[Dim, ...] = ()
     scratch: tuple[Buffer, ...] = ()

@@ -18,7 +18,7 @@ from tilewright.ir.expr import Expr, Load, Var, loads, substitute, transform, va
 from tilewright.ir.op import Alloc, Body, Kernel, Let, Op, Program, View, bound, marked, walk_ops
 
 OpT = TypeVar("OpT", bound=Op)
-Code = TypeVar("Code", Op, Body, Kernel)
+_Code = TypeVar("_Code", Op, Body, Kernel)
 OpRule = Callable[[Any], "Op | Body | None"]
 
 
@@ -126,19 +126,19 @@ def map_kernels(program: Program, fn: Callable[[Kernel], Kernel]) -> Program:
 # ── names ────────────────────────────────────────────────────────────────────────────────────
 
 
-def substitute_vars(code: Code, values: Mapping[Var, Expr]) -> Code:
+def substitute_vars(code: _Code, values: Mapping[Var, Expr]) -> _Code:
     """`code` with variables replaced by expressions wherever they are read."""
     return _replaced(code, values, {})
 
 
-def replace_buffers(code: Code, buffers: Mapping[Buffer, Buffer]) -> Code:
+def replace_buffers(code: _Code, buffers: Mapping[Buffer, Buffer]) -> _Code:
     """`code` with buffers replaced wherever they are allocated, viewed, read or written."""
     return _replaced(code, {}, {old.name: new for old, new in buffers.items()})
 
 
 def _replaced(
-    code: Code, values: Mapping[Var, Expr], buffers: Mapping[str, Buffer], rebind: bool = False
-) -> Code:
+    code: _Code, values: Mapping[Var, Expr], buffers: Mapping[str, Buffer], rebind: bool = False
+) -> _Code:
     """`code`, and what it binds too where it is to `rebind`."""
     rule = _substitution(values, buffers)
 
@@ -198,10 +198,10 @@ def program_names(program: Program) -> set[str]:
     """Every name that `program` uses."""
     names = {p.name for p in program.params} | {b.name for b in program.scratch}
     names |= {dim.var.name for dim in program.dims}
-    return Names(names.union(*(defined_names(kernel) for kernel in program.kernels)))
+    return TakenNames(names.union(*(defined_names(kernel) for kernel in program.kernels)))
 
 
-class Names(set[str]):
+class TakenNames(set[str]):
     """Names that are taken, none of which is given up. `last`: by name, its last `name_N`."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -211,7 +211,7 @@ class Names(set[str]):
 
 def fresh_name(name: str, taken: set[str]) -> str:
     """`name`, or the first `name_N` that is free; it is taken from then on."""
-    last = taken.last if isinstance(taken, Names) else {}
+    last = taken.last if isinstance(taken, TakenNames) else {}
     n = last.get(name, 0)
     found = f"{name}_{n}" if n else name
     while found in taken:
@@ -227,7 +227,7 @@ def fresh_var(name: str, taken: set[str], dtype: DType = INT32) -> Var:
     return Var(fresh_name(name, taken), dtype)
 
 
-def rename_unique(code: Code, taken: set[str]) -> Code:
+def rename_unique(code: _Code, taken: set[str]) -> _Code:
     """A copy of `code` in which whatever it defines has a name not in `taken` (which grows)."""
     body = code if isinstance(code, tuple) else (code,)
     values: dict[Var, Expr] = {}

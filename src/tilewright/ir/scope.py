@@ -21,7 +21,6 @@ from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
-from tilewright.ir.rewrite import OpT
 
 _root: ContextVar[Ranges | None] = ContextVar("root", default=None)
 

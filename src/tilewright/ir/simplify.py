@@ -22,20 +22,8 @@ from math import gcd
 from typing import Any
 
 from tilewright.ir.analysis.bounds import NEGATED, NOTHING, Ranges
-from tilewright.ir.analysis.intervals import fits, limits, twos, wraps
-from tilewright.ir.analysis.linear import (
-    ZERO,
-    Linear,
-    TooLarge,
-    build_sum,
-    combined,
-    factors,
-    is_ring,
-    order_key,
-    product,
-    shift_amount,
-)
-from tilewright.ir.arith import CMP_OPS
+from tilewright.ir.analysis.intervals import *
+from tilewright.ir.analysis.linear import *
 from tilewright.ir.core import *
 
 # Each rewrite shrinks an expression or moves it towards the canonical form; the tests see chains

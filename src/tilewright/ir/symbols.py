@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.ir.op import Program
-from tilewright.support.errors import Loc
+from tilewright.ir.core import *
 
 
 @dataclass(frozen=True)

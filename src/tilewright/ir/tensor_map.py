@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.expr import Const, Expr, const
-from tilewright.ir.op import Hint
+from tilewright.ir.core import *
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from tilewright.ir.bind import given_sizes
 from tilewright.ir.core import *
 from tilewright.ir.expr import written_size
 from tilewright.ir.marks import with_loc
-from tilewright.ir.op import Param
-from tilewright.ir.rewrite import Names
+from tilewright.ir.op import Parameter
+from tilewright.ir.rewrite import TakenNames
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
@@ -57,7 +57,7 @@ class Builder:
     def __init__(self, name: str) -> None:
         self.name = name
         self.loc: Loc | None = None
-        self.params: list[Param] = []
+        self.params: list[Parameter] = []
         self.outputs: list[str] = []
         self.dims: dict[Var, Dim] = {}
         self.scratch: list[Buffer] = []
@@ -75,7 +75,7 @@ class Builder:
         self.probe_error: CompileError | None = None
         self.hint: str | None = None
         self.macros = 0  # how deep
-        self._names = Names()
+        self._names = TakenNames()
         self.bodies: list[OpenBody] = []
         self._steps = 0
         self._writes: dict[Buffer, int] = {}

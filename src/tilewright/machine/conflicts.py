@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.ir.warps import WARP
+from tilewright.ir.core import *
 from tilewright.machine.memory import Memory
-from tilewright.support.errors import Loc
 
 PERIOD = 1 << 32  # entries of one period: more than there are lanes, or threads between barriers
 READ, WRITE, ATOMIC, UPDATE = "read", "write", "atomic", "update"

@@ -25,7 +25,6 @@ from tilewright.machine.lanes import (
 )
 from tilewright.machine.numbers import Value, bin_fn, call_fn, cast_fn, cmp_fn
 from tilewright.machine.state import Frame, in_lane
-from tilewright.support.errors import RunError, SanitizerError
 
 _EXACT: dict[str, Any] = {"+": np.add, "-": np.subtract, "*": np.multiply}
 
@@ -34,7 +33,7 @@ def _refuse(fr: Frame, wrong: Any, kind: str, message: str, fix: str = "") -> No
     """An error where an active lane is `wrong`."""
     wrong = wrong if fr.mask is None or not np.any(wrong) else wrong & fr.mask
     if np.any(wrong):
-        raise in_lane(SanitizerError(kind, message, loc=fr.loc(), fix=fix), fr, wrong)
+        raise in_lane(SanitizerError(kind, message, fix=fix), fr, wrong)
 
 
 def divides(fr: Frame, divisor: Any) -> None:
@@ -172,7 +171,7 @@ def _may_be_negative(count: Expr) -> bool:
 def lookup(fr: Frame, name: str) -> Value:
     found = fr.vars.get(name)
     if found is None:
-        raise RunError(f"{name} is used where it has no value", loc=fr.loc())
+        raise RunError(f"{name} is used where it has no value")
     return found
 
 

@@ -23,36 +23,20 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.core import *
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.gather import gather_of
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.machine.barriers import find_cells, home, ranks_of
-from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE, Touch
-from tilewright.machine.lanes import (
-    NOTHING,
-    Box,
-    TileRegion,
-    narrow,
-    uniform_int,
-    write_box,
-)
-from tilewright.machine.meaning import Builder, Run, tile_meaning
-from tilewright.machine.memory import Memory, make_poison
-from tilewright.machine.numbers import Array
+from tilewright.machine.core import *
 from tilewright.machine.ops import (
-    gemm_operands,
+    find_cells,
+    gemm_boxes,
     gemm_value,
+    home,
     moved,
-    require_collective,
+    ranks_of,
     store_tile,
-    tile_box,
 )
 from tilewright.machine.sanitizer import require_written
-from tilewright.machine.state import Block, Frame, Watch, Where
-from tilewright.machine.sync import NEVER, Cell, Flow, Transfer
 from tilewright.machine.tile_agents import TileAgent, tile_agent
-from tilewright.support.errors import Loc, RunError
 
 
 @dataclass(eq=False)
@@ -264,7 +248,7 @@ class HazardWatch(Watch):
                 mem.storage.touched = agent.tick()
             if not mem.storage.accesses:
                 return
-        require_alive(mem, fr)
+        require_alive(mem)
         new = Access(
             agent,
             mem,
@@ -305,10 +289,10 @@ def _is_bijective(layout: Fragment) -> bool:
     return layout.is_bijective
 
 
-def require_alive(mem: Memory, fr: Frame) -> None:
+def require_alive(mem: Memory) -> None:
     """The block that owns this shared memory has not ended."""
     if mem.storage.owner is not None:
-        typing.cast("Block", mem.storage.owner).require_alive(mem.storage.key, fr.loc())
+        typing.cast("Block", mem.storage.owner).require_alive(mem.storage.key)
 
 
 def _access(
@@ -321,10 +305,10 @@ def _access(
     )
 
 
-def _launch(fr: Frame, t: Transfer, accesses: list[Access], knowledge: Array, strict: bool) -> None:
+def _launch(t: Transfer, accesses: list[Access], knowledge: Array, strict: bool) -> None:
     """Check and record the accesses of `t`, and let it fly."""
     for access in accesses:
-        require_alive(access.mem, fr)
+        require_alive(access.mem)
         check(access, knowledge, strict)
         if strict and access.proxy == "async" and access.mem.space is Space.SHARED:
             check_proxy(access, knowledge)
@@ -334,7 +318,7 @@ def _launch(fr: Frame, t: Transfer, accesses: list[Access], knowledge: Array, st
 
 
 def _launch_in_group(
-    b: Builder, fr: Frame, op: Copy | Map | Gemm, parts: list[tuple[Box, str]],
+    builder: Builder, fr: Frame, op: Copy | Map | Gemm, parts: list[tuple[Box, str]],
     fetch: Callable[[], Array], store: Callable[[Box, Array], None],
 ) -> None:  # fmt: skip
     """Let an op fly that completes with its group; `parts`: what it touches, and how."""
@@ -348,7 +332,7 @@ def _launch_in_group(
             accesses.append(_access(agent, op, box, kind, entity, unit, groups.number))
     written = [box for box, kind in parts if kind != READ]
     t = Transfer(op, agent.block.cluster.pending, fetch, _storing(written, store))
-    _launch(fr, t, accesses, agent.single if unit == "bulk" else agent.known, b.explicit)
+    _launch(t, accesses, agent.single if unit == "bulk" else agent.known, builder.explicit)
 
     def seen() -> None:
         # each thread wrote its part; the others see it after a thread barrier
@@ -382,23 +366,23 @@ def _storing(boxes: list[Box], store: Callable[[Box, Array], None]) -> Callable[
 
 
 @tile_meaning(("async", Copy))
-def async_copy(b: Builder, op: Copy) -> Run:
+def async_copy(
+    builder: Builder, op: Copy, src: TileRegion, dst: TileRegion, barrier: TileRegion | None,
+    multicast: Eval | None, fr: Frame,
+) -> Flow:  # fmt: skip
     """A copy whose atom completes later."""
-    src, dst = b.operands(op.src, op.dst)
     unit = ATOMS[str(op.atom)].completion
     if unit == "barrier":
-        return _barrier_copy(b, op, src, dst)
-
-    def run(fr: Frame) -> None:
-        if unit != "bulk":
-            require_collective(fr)
-        there, here = tile_box(fr, src), tile_box(fr, dst)
-        parts = [(there, READ), (here, WRITE if op.reduce is None else ATOMIC)]
-        _launch_in_group(
-            b, fr, op, parts, lambda: moved(op, there, here).copy(), partial(store_tile, op)
-        )
-
-    return run
+        assert barrier is not None
+        yield from _barrier_copy(builder, op, src, dst, barrier, multicast, fr)
+        return
+    if unit != "bulk":
+        require_collective(fr)
+    there, here = tile_box(fr, src), tile_box(fr, dst)
+    parts = [(there, READ), (here, WRITE if op.reduce is None else ATOMIC)]
+    _launch_in_group(
+        builder, fr, op, parts, lambda: moved(there, here).copy(), partial(store_tile, op)
+    )
 
 
 def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
@@ -440,91 +424,85 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
     return run
 
 
-def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Run:
-    barrier, mask = b.operands(op.barrier, op.multicast)
+def _barrier_copy(
+    builder: Builder, op: Copy, src: TileRegion, dst: TileRegion, barrier: TileRegion,
+    multicast: Eval | None, fr: Frame,
+) -> Flow:  # fmt: skip
     elected = ATOMS[str(op.atom)].proxy == "async"
+    if not elected:
+        require_collective(fr)
+    agent, cluster = tile_agent(fr), fr.agent.block.cluster
+    there = tile_box(fr, src)
+    owners = [home(fr, dst, 0)]
+    if multicast is not None:
+        ranks = ranks_of(fr, uniform_int(fr, multicast(fr), "a multicast mask"))
+        owners = [cluster.block(rank) for rank in ranks]
+    targets: list[tuple[Block, Cell, Box]] = []
+    for start in barrier.starts:
+        uniform_int(fr, start(fr), "a barrier's index")
+    for owner in owners:
+        block = owner if multicast is not None or barrier.cta is None else home(fr, barrier, 0)
+        (cell,) = yield from find_cells(builder, fr, barrier, 0, block)
+        if builder.explicit:
+            knows = np.array([agent.elected if elected else agent.every])
+            cell.require_ready(knows, fenced=True)
+        name = op.dst.buffer.name
+        memory = fr.bufs[name] if owner is agent.block else owner.existing(name)
+        targets.append((block, cell, tile_box(fr, dst, memory)))
+    knowledge = agent.single if elected else agent.known
+    told = knowledge.copy()  # what the one who issues this knows now
+    told[agent.each] = agent.clocks.now
+    counted: list[tuple[Cell, int, Access]] = []
+    boxes = [box for _, _, box in targets]
+    fill = _storing(boxes, partial(store_tile, op))
 
-    def run(fr: Frame) -> Flow:
-        if not elected:
-            require_collective(fr)
-        agent, cluster = tile_agent(fr), fr.agent.block.cluster
-        there = tile_box(fr, src)
-        owners = [home(fr, dst, 0)]
-        if mask is not None:
-            ranks = ranks_of(fr, uniform_int(fr, mask(fr), "a multicast mask"))
-            owners = [cluster.block(rank, fr) for rank in ranks]
-        targets: list[tuple[Block, Cell, Box]] = []
-        for start in barrier.starts:
-            uniform_int(fr, start(fr), "a barrier's index")
-        for owner in owners:
-            block = owner if mask is not None or barrier.cta is None else home(fr, barrier, 0)
-            (cell,) = yield from find_cells(b, fr, barrier, 0, block)
-            if b.explicit:
-                knows = np.array([agent.elected if elected else agent.every])
-                cell.require_ready(knows, fr.loc(), fenced=True)
-            name = op.dst.buffer.name
-            memory = fr.bufs[name] if owner is agent.block else owner.existing(name, fr)
-            targets.append((block, cell, tile_box(fr, dst, memory)))
-        knowledge = agent.single if elected else agent.known
-        told = knowledge.copy()  # what the one who issues this knows now
-        told[agent.each] = agent.clocks.now
-        counted: list[tuple[Cell, int, Access]] = []
+    def store(value: Array) -> None:
+        fill(value)
+        for cell, count, access in counted:
+            access.clock = cell.phase + 1
+            cell.count_bytes(count, op, told)
 
-        def store(value: Array) -> None:
-            fill(value)
-            for cell, count, access in counted:
-                access.clock = cell.phase + 1
-                cell.count_bytes(count, op, told)
-
-        boxes = [box for _, _, box in targets]
-        fill = _storing(boxes, lambda box, value: store_tile(op, box, value))
-        t = Transfer(op, cluster.pending, lambda: moved(op, there, boxes[0]).copy(), store)
-        accesses: list[Access] = []
-        first = targets[0][1]
-        source = _access(agent, op, there, READ, first.entity, "barrier")
-        if there.mem.space is Space.FRAGMENT:
-            t.read_source()  # registers are read when the instruction issues
-            there.mem.storage.touched = agent.tick()
-        elif there.mem.is_global:
-            check(source, knowledge, b.explicit)
-        else:  # it is free again when the bytes have been counted
-            accesses.append(source)
-            counted.append((first, 0, source))
-        for block, cell, box in targets:
-            access = _access(agent, op, box, WRITE, cell.entity, "barrier")
-            accesses.append(access)
-            size = box.mem.dtype.storage_bytes(int(np.prod(box.extents, dtype=np.int64)))
-            counted.append((cell, size, access))
-            block.incoming.append(access)
-        _launch(fr, t, accesses, knowledge, b.explicit)
-        for box in boxes:
-            make_poison(box.mem, box.where, box.mem.dtype)
-        yield None
-
-    return run
+    t = Transfer(op, cluster.pending, lambda: moved(there, boxes[0]).copy(), store)
+    accesses: list[Access] = []
+    first = targets[0][1]
+    source = _access(agent, op, there, READ, first.entity, "barrier")
+    if there.mem.space is Space.FRAGMENT:
+        t.read_source()  # registers are read when the instruction issues
+        there.mem.storage.touched = agent.tick()
+    elif there.mem.is_global:
+        check(source, knowledge, builder.explicit)
+    else:  # it is free again when the bytes have been counted
+        accesses.append(source)
+        counted.append((first, 0, source))
+    for block, cell, box in targets:
+        access = _access(agent, op, box, WRITE, cell.entity, "barrier")
+        accesses.append(access)
+        size = box.mem.dtype.storage_bytes(int(np.prod(box.extents, dtype=np.int64)))
+        counted.append((cell, size, access))
+        block.incoming.append(access)
+    _launch(t, accesses, knowledge, builder.explicit)
+    for box in boxes:
+        make_poison(box.mem, box.where, box.mem.dtype)
+    yield None
 
 
 # ── matrix instructions ──────────────────────────────────────────────────────────────────────
 
 
 @tile_meaning(("async", Gemm))
-def async_gemm(b: Builder, op: Gemm) -> Run:
+def async_gemm(
+    builder: Builder, op: Gemm, a: TileRegion, b: TileRegion, c: TileRegion, clear: Eval, fr: Frame
+) -> None:
     """A gemm whose atom completes later."""
-    tiles, clear = gemm_operands(b, op)
-
-    def run(fr: Frame) -> None:
-        require_collective(fr)
-        agent = tile_agent(fr)
-        x, y, c = (tile_box(fr, t) for t in tiles)
-        fresh = bool(uniform_int(fr, clear(fr), "clear"))
-        for box in (x, y, c):
-            if b.explicit and box.mem.space is Space.FRAGMENT:
-                agent.require_fenced(box.mem, op.loc)
-        if agent.sanitize:
-            for box in (x, y, *(() if fresh else (c,))):
-                if all(a.known_to(agent, agent.known) for a in box.mem.storage.accesses):
-                    require_written(box.mem, box.where, fr.loc())
-        parts = [(x, READ), (y, READ), (c, WRITE)]
-        _launch_in_group(b, fr, op, parts, lambda: gemm_value(op, x, y, c, fresh), write_box)
-
-    return run
+    agent = tile_agent(fr)
+    x, y, z = gemm_boxes(fr, op, a, b, c)
+    fresh = bool(uniform_int(fr, clear(fr), "clear"))
+    for box in (x, y, z):
+        if builder.explicit and box.mem.space is Space.FRAGMENT:
+            agent.require_fenced(box.mem)
+    if agent.sanitize:
+        for box in (x, y, *(() if fresh else (z,))):
+            if all(each.known_to(agent, agent.known) for each in box.mem.storage.accesses):
+                require_written(box.mem, box.where, fr.loc())
+    parts = [(x, READ), (y, READ), (z, WRITE)]
+    _launch_in_group(builder, fr, op, parts, lambda: gemm_value(op, x, y, z, fresh), write_box)

@@ -6,31 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.arith import const
-from tilewright.ir.core import *
-from tilewright.machine.evaluate import steps
+from tilewright.machine.core import *
 from tilewright.machine.events import async_nest
-from tilewright.machine.lanes import (
-    NOTHING,
-    narrow,
-    narrow_not,
-    open_grid,
-    scatter,
-    uniform_int,
-)
-from tilewright.machine.meaning import (
-    Builder,
-    Run,
-    meaning,
-    tile_meaning,
-)
-from tilewright.machine.memory import Memory, allocate, make_poison, open_view
-from tilewright.machine.numbers import Array, cast_fn
 from tilewright.machine.padding import Tracer, blank
-from tilewright.machine.state import Frame
-from tilewright.machine.sync import Flow
 from tilewright.machine.tile_agents import together
-from tilewright.support.errors import RunError
 
 MANY = 1 << 22  # iterations of one `while` after which nobody would wait any longer
 
@@ -60,99 +39,78 @@ class _Loop:
 
 
 @meaning(For)
-def run_for(b: Builder, op: For) -> Run:
+def run_for(
+    builder: Builder, op: For, start: Eval, stop: Eval, step: Eval, body: Run, fr: Frame
+) -> Flow:
     name, number = op.var.name, op.var.dtype.numpy.type
-    start, stop, step = b.operands(op.start, op.stop, op.step)
-    body = b.body(op.body)
-
-    def run(fr: Frame) -> Flow:
-        first, last, by = start(fr), stop(fr), step(fr)
-        if b.evaluate.sanitize:
-            steps(fr, by)
-        loop = _Loop(fr)
-        if first.ndim or last.ndim or by.ndim:
-            at, last, by = (np.asarray(x).astype(np.int64) for x in (first, last, by))
-            inside = np.where(by > 0, at < last, (by < 0) & (at > last))
-            while loop.next(fr):
-                fr.mask = narrow(fr.mask, inside)
-                if fr.mask is NOTHING:
-                    break
-                fr.vars[name] = np.asarray(at).astype(number)
-                yield from body(fr)
-                # the distance is right modulo 2^64 where the next number would not be
-                left = np.where(by > 0, last - at, at - last).view(np.uint64)
-                inside = inside & (left > np.abs(by).view(np.uint64))
-                at = at + by
-        else:
-            for i in range(int(first), int(last), int(by)) if by else ():
-                if not loop.next(fr):
-                    break
-                fr.vars[name] = number(i)
-                yield from body(fr)
-        loop.close(fr)
-
-    return run
+    first, last, by = start(fr), stop(fr), step(fr)
+    if builder.evaluate.sanitize:
+        steps(fr, by)
+    loop = _Loop(fr)
+    if first.ndim or last.ndim or by.ndim:
+        at, last, by = (np.asarray(x).astype(np.int64) for x in (first, last, by))
+        inside = np.where(by > 0, at < last, (by < 0) & (at > last))
+        while loop.next(fr):
+            fr.mask = narrow(fr.mask, inside)
+            if fr.mask is NOTHING:
+                break
+            fr.vars[name] = np.asarray(at).astype(number)
+            yield from body(fr)
+            # the distance is right modulo 2^64 where the next number would not be
+            left = np.where(by > 0, last - at, at - last).view(np.uint64)
+            inside = inside & (left > np.abs(by).view(np.uint64))
+            at = at + by
+    else:
+        for i in range(int(first), int(last), int(by)) if by else ():
+            if not loop.next(fr):
+                break
+            fr.vars[name] = number(i)
+            yield from body(fr)
+    loop.close(fr)
 
 
 @meaning(While)
-def run_while(b: Builder, op: While) -> Run:
-    cond, body = b.evaluate(op.cond), b.body(op.body)
-
-    def run(fr: Frame) -> Flow:
-        loop, turns = _Loop(fr), 0
-        while loop.next(fr):
-            fr.op = op
-            turns += 1
-            if turns > MANY:
-                raise RunError(
-                    f"a while loop ran {MANY} times and goes on",
-                    loc=op.loc,
-                    notes=("blocks run one after another here: waiting for another never ends",),
-                )
-            # lanes whose condition fails have left for good: they must not evaluate it again
-            going = narrow(fr.mask, cond(fr))
-            if going is NOTHING:
-                break
-            loop.mask = fr.mask = going
-            yield from body(fr)
-        loop.close(fr)
-
-    return run
+def run_while(op: While, cond: Eval, body: Run, fr: Frame) -> Flow:
+    loop, turns = _Loop(fr), 0
+    while loop.next(fr):
+        fr.op = op
+        turns += 1
+        if turns > MANY:
+            raise RunError(
+                f"a while loop ran {MANY} times and goes on",
+                notes=("blocks run one after another here: waiting for another never ends",),
+            )
+        # lanes whose condition fails have left for good: they must not evaluate it again
+        going = narrow(fr.mask, cond(fr))
+        if going is NOTHING:
+            break
+        loop.mask = fr.mask = going
+        yield from body(fr)
+    loop.close(fr)
 
 
 @meaning(If)
-def run_if(b: Builder, op: If) -> Run:
-    cond, then, orelse = b.evaluate(op.cond), b.body(op.then), b.body(op.orelse)
-
-    def run(fr: Frame) -> Flow:
-        value, entry = cond(fr), fr.mask
-        chosen = narrow(entry, value)
-        other = narrow_not(entry, value) if op.orelse else NOTHING
-        if chosen is not NOTHING:
-            fr.mask = chosen
-            yield from then(fr)
-        if other is not NOTHING:
-            fr.mask = other
-            yield from orelse(fr)
-        fr.mask = entry
-
-    return run
+def run_if(op: If, cond: Eval, then: Run, orelse: Run, fr: Frame) -> Flow:
+    value, entry = cond(fr), fr.mask
+    chosen = narrow(entry, value)
+    other = narrow_not(entry, value) if op.orelse else NOTHING
+    if chosen is not NOTHING:
+        fr.mask = chosen
+        yield from then(fr)
+    if other is not NOTHING:
+        fr.mask = other
+        yield from orelse(fr)
+    fr.mask = entry
 
 
 @meaning(Break)
-def run_break(b: Builder, op: Break) -> Run:
-    def run(fr: Frame) -> None:
-        fr.stop, fr.broke = _leave(fr, fr.stop), _leave(fr, fr.broke)
-
-    return run
+def run_break(fr: Frame) -> None:
+    fr.stop, fr.broke = _leave(fr, fr.stop), _leave(fr, fr.broke)
 
 
 @meaning(Continue)
-def run_continue(b: Builder, op: Continue) -> Run:
-    def run(fr: Frame) -> None:
-        fr.stop = _leave(fr, fr.stop)
-
-    return run
+def run_continue(fr: Frame) -> None:
+    fr.stop = _leave(fr, fr.stop)
 
 
 @meaning(Let)
@@ -203,8 +161,8 @@ def run_role(b: Builder, op: Role) -> Run:
 
 
 @meaning(Hint)
-def run_hint(b: Builder, op: Hint) -> Run:
-    return lambda fr: None
+def run_hint(fr: Frame) -> None:
+    """Advice changes no result."""
 
 
 # ── nests ────────────────────────────────────────────────────────────────────────────────────
@@ -267,7 +225,7 @@ def run_map(b: Builder, op: Map) -> Run:
 def _check_collective(fr: Frame, variables: list[str], locals_: list[str]) -> None:
     if fr.is_partial:
         raise RunError(
-            "a tile operation stands under a guard that differs between threads", loc=fr.loc(),
+            "a tile operation stands under a guard that differs between threads",
             fix="make the guard uniform, or move it inside the nest",
         )  # fmt: skip
     for name in variables:
@@ -275,14 +233,12 @@ def _check_collective(fr: Frame, variables: list[str], locals_: list[str]) -> No
         if value is not None and value.ndim:
             raise RunError(
                 f"{name} differs between threads, so an elementwise nest cannot use it",
-                loc=fr.loc(),
                 fix="use the nest's own variables, or thread-level loops",
             )
     for name in locals_:
         if fr.bufs[name].lead:
             raise RunError(
                 f"{name} differs between threads, so an elementwise nest cannot read it",
-                loc=fr.loc(),
             )
 
 
@@ -338,17 +294,11 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
 
 
 @meaning(View)
-def run_view(b: Builder, op: View) -> Run:
-    shape = [b.evaluate(s) for s in op.buffer.shape]
-    offset = b.evaluate(op.offset)
-    placed = b.threads and op.buffer.space is Space.SHARED
-
-    def run(fr: Frame) -> None:
-        if placed:
-            fr.bufs[op.buffer.name] = fr.agent.block.existing(op.buffer.name, fr)
-            return
-        sizes = tuple(uniform_int(fr, s(fr), "a size") for s in shape)
-        at = uniform_int(fr, offset(fr), "a view's offset")
-        fr.bufs[op.buffer.name] = open_view(op.buffer, sizes, fr.bufs[op.source.name], at)
-
-    return run
+def run_view(builder: Builder, op: View, offset: Eval, fr: Frame) -> None:
+    name = op.buffer.name
+    if builder.threads and op.buffer.space is Space.SHARED:
+        fr.bufs[name] = fr.agent.block.existing(name)
+        return
+    sizes = (uniform_int(fr, builder.evaluate(s)(fr), "a size") for s in op.buffer.shape)
+    at = uniform_int(fr, offset(fr), "a view's offset")
+    fr.bufs[name] = open_view(op.buffer, tuple(sizes), fr.bufs[op.source.name], at)

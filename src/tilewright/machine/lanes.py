@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Load
+from tilewright.ir.core import *
 from tilewright.machine.conflicts import READ, WRITE
 from tilewright.machine.memory import Memory, describe_index
 from tilewright.machine.numbers import Array, Value
 from tilewright.machine.state import Frame, Where, in_lane
-from tilewright.support.errors import RunError, SanitizerError
 
 
 @lru_cache(256)
@@ -85,7 +83,6 @@ def lane_axes(fr: Frame, mem: Memory) -> Where:
         return fr.grid
     raise RunError(
         f"{mem.name} belongs to each thread, so an elementwise nest cannot use it",
-        loc=fr.loc(),
         fix="allocate it inside the nest, or keep its value uniform",
     )
 
@@ -368,7 +365,6 @@ def uniform_int(fr: Frame, value: Value, what: str, among: Any = None) -> int:
     if (values != first).any():
         raise RunError(
             f"{what} differs between threads, but this operation is collective",
-            loc=fr.loc(),
             fix="use a uniform value, or thread-level loads and stores",
         )
     return int(first)
@@ -385,7 +381,7 @@ def region_memory(fr: Frame, tile: TileRegion) -> Memory:
     if tile.cta is None:
         return fr.bufs[name]
     rank = uniform_int(fr, tile.cta(fr), "a cluster rank")
-    return fr.agent.block.cluster.block(rank, fr).existing(name, fr)
+    return fr.agent.block.cluster.block(rank).existing(name)
 
 
 def locate(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box | None:
@@ -435,3 +431,88 @@ def write_box(box: Box, value: Value) -> None:
     data = box.mem.data
     data[box.where] = value
     box.mem.flush(data)
+
+
+# ── tile ops ─────────────────────────────────────────────────────────────────────────────────
+
+
+def watch(fr: Frame, kind: str, box: Box, where: Where | None = None) -> None:
+    if fr.watches and not box.is_empty:
+        fr.touch(kind, box.mem, box.where if where is None else where)
+
+
+def watch_meeting(fr: Frame, op: Op) -> bool:
+    """Whether the agent's threads meet in the middle of `op`; then they know of each other."""
+    return any(w.met_inside(fr, op) for w in fr.watches)
+
+
+def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> None:
+    """An op that reads one place and writes another must not write what it reads; `in_place`:
+    but each element may be read where it is written."""
+    if not fr.exact or src.mem.storage is not dst.mem.storage:
+        return
+    x, y = src.mem.data[src.where], dst.mem.data[dst.where]
+    places = [(a.__array_interface__["data"], a.strides) for a in (np.squeeze(x), np.squeeze(y))]
+    if (in_place and places[0] == places[1]) or not np.shares_memory(x, y):
+        return
+    raise SanitizerError(
+        "parallel-conflict",
+        f"the part of {dst.mem.name} that is written overlaps the part of {src.mem.name} that is "
+        "read",
+        fix="go through another tile",
+    )
+
+
+def tile_box(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box:
+    """The box of a collective op's operand."""
+    box = locate(fr, tile, mem)
+    if box is None or box.mem.lead:
+        raise RunError(
+            f"the place of {tile.buffer.name} differs between threads, but this operation "
+            "is collective",
+            fix="use uniform coordinates",
+        )
+    return box
+
+
+def require_collective(fr: Frame) -> None:
+    if fr.is_partial:
+        raise RunError(
+            "a tile operation stands under a guard that differs between threads",
+            fix="make the guard uniform, or write it with thread-level loads and stores",
+        )
+
+
+def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def fit(value: Array, extents: tuple[int, ...]) -> Array:
+    """`value` shaped as `extents`."""
+    if squeezed(value.shape) != squeezed(extents):
+        raise RunError(
+            "the shapes of a copy do not match",
+            expected=f"{squeezed(extents)} after unit extents drop",
+            got=f"{squeezed(value.shape)}",
+        )
+    return np.reshape(value, extents)
+
+
+def needed(src: Box, dst: Box) -> Where:
+    """The part of `src` whose copy lands inside `dst`."""
+    if dst.is_whole:
+        return src.where
+    cuts = [
+        (s.start, s.stop)
+        for s, e in zip(dst.inner, dst.extents, strict=True)
+        if e != 1
+    ]  # fmt: skip
+    where: list[Any] = []
+    for lo, pad, hi, extent in zip(src.low, src.pad, src.high, src.extents, strict=True):
+        if extent == 1 or not cuts:
+            where.append(slice(lo, hi))
+            continue
+        first, last = cuts.pop(0)
+        begin = max(lo, lo - pad + first)
+        where.append(slice(begin, max(min(hi, lo - pad + last), begin)))
+    return tuple(where)

@@ -1,15 +1,18 @@
 """The table from op class to meaning, and what its entries share.
 
-A meaning turns an op, once, into a function of a `Frame`, or into a generator function that
-yields wherever its agent has to wait for others. Bodies, loops and branches are generators too,
-so one engine runs sequential programs straight through and interleaves scheduled ones.
+A meaning is a function of an op, its operands and a `Frame`, or a generator function that yields
+wherever its agent has to wait for others. Where more is found out before a kernel runs, it is a
+function of the builder and the op that returns such a function of a frame. Bodies, loops and
+branches are generators too, so one engine runs sequential programs straight through and
+interleaves scheduled ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from inspect import isgeneratorfunction
+from functools import cache, partial
+from inspect import isgeneratorfunction, signature
 from typing import Any, TypeVar
 
 from tilewright.ir.atoms import ATOMS
@@ -19,7 +22,7 @@ from tilewright.machine.lanes import NOTHING, narrow
 from tilewright.machine.numbers import Array
 from tilewright.machine.state import Frame
 from tilewright.machine.sync import Flow
-from tilewright.support.errors import RunError
+from tilewright.support.errors import at
 
 Run = Callable[[Frame], Any]
 
@@ -34,7 +37,7 @@ class Step:
     jumps: bool  # it may switch lanes off
 
 
-Meaning = Callable[["Builder", Any], Run]
+Meaning = Callable[..., Any]
 Key = type[Op] | str | tuple[str, type[Op]]  # an op, an intrinsic's name, ops of some instruction
 TILES: dict[Key, Meaning] = {}
 THREADS: dict[Key, Meaning] = {}  # at stage THREAD
@@ -122,17 +125,32 @@ class Builder:
         if found is None:
             stage = " at stage THREAD" if self.threads else ""
             raise RunError(f"the interpreter has no meaning for {key.__name__}{stage}", loc=op.loc)
-        run = found(self, op)
+        with at(op.loc):
+            run = self.bound(found, op) if "fr" in _parameters(found) else found(self, op)
         step = Step(op, run, isgeneratorfunction(run), has_jump(op))
         return step if self.wrap is None else self.wrap(step)
 
+    def bound(self, meaning: Meaning, op: Op) -> Run:
+        """`meaning` of an op and its operands. It names them as the op's fields; other names are
+        those of an intrinsic's operands, in order."""
+        given, args = {"builder": self, "op": op}, iter(getattr(op, "args", ()))
+        nested = [f.name for f in marked(op, "body")]
+        for name in _parameters(meaning)[:-1]:
+            if name in nested:
+                given[name] = self.body(getattr(op, name))
+            elif name not in given:
+                given[name] = self.operand(getattr(op, name) if hasattr(op, name) else next(args))
+        return partial(meaning, *map(given.get, _parameters(meaning)[:-1]))
+
     def operands(self, *args: Expr | Region | None) -> list[Any]:
         """Expressions and regions as functions of a frame."""
-        return [self._operand(arg) for arg in args]
+        return [self.operand(arg) for arg in args]
 
-    def _operand(self, arg: Expr | Region | None) -> Any:
+    def operand(self, arg: Any) -> Any:
         if arg is None:
             return None
+        if isinstance(arg, tuple):
+            return self.operands(*arg)
         return self.evaluate.region(arg) if isinstance(arg, Region) else self.evaluate(arg)
 
     def body(self, ops: Body) -> Run:
@@ -151,6 +169,11 @@ class Builder:
                     step(fr)
 
         return run
+
+
+@cache
+def _parameters(meaning: Meaning) -> list[str]:
+    return list(signature(meaning).parameters)
 
 
 def _jumping(steps: list[Step]) -> Run:

@@ -17,11 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.dtype import DType
+from tilewright.ir.core import *
 from tilewright.ir.layout.layout import ComposedLayout, Layout, make_layout
 from tilewright.machine.numbers import Array, from_bits, pack, poison, poison_fill, raw_bits, unpack
-from tilewright.support.errors import RunError
 
 
 class Storage:

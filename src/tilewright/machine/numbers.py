@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.dtype import BOOL, DTYPES, DType
-from tilewright.ir.op import Gemm, Reduce
-from tilewright.support.errors import RunError
+from tilewright.ir.core import *
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

@@ -1,130 +1,17 @@
-"""Meaning of memory and compute ops, synchronous forms. Asynchronous ones are in `events.py`."""
+"""Meaning of memory, compute and synchronisation ops, synchronous forms. Asynchronous ones are in
+`events.py`; `sync.py` has what barriers and groups do, agents say for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.arith import Expr, Var
-from tilewright.ir.buffer import Load
-from tilewright.ir.core import *
 from tilewright.machine import padding
-from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE
-from tilewright.machine.lanes import (
-    NOTHING,
-    Box,
-    TileRegion,
-    inside,
-    locate,
-    read_box,
-    region_memory,
-    scatter,
-    uniform_int,
-    write_box,
-)
-from tilewright.machine.meaning import Builder, Run, meaning, tile_meaning
-from tilewright.machine.memory import Memory
-from tilewright.machine.numbers import (
-    Array,
-    Value,
-    atomic_fn,
-    cast_fn,
-    matrix,
-    product,
-    reduced,
-    scanned,
-)
-from tilewright.machine.state import Frame, Where
-from tilewright.support.errors import RunError, SanitizerError
-
-
-def watch(fr: Frame, kind: str, box: Box, where: Where | None = None) -> None:
-    if fr.watches and not box.is_empty:
-        fr.touch(kind, box.mem, box.where if where is None else where)
-
-
-def watch_meeting(fr: Frame, op: Op) -> bool:
-    """Whether the agent's threads meet in the middle of `op`; then they know of each other."""
-    return any(w.met_inside(fr, op) for w in fr.watches)
-
-
-def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> None:
-    """An op that reads one place and writes another must not write what it reads; `in_place`:
-    but each element may be read where it is written."""
-    if not fr.exact or src.mem.storage is not dst.mem.storage:
-        return
-    x, y = src.mem.data[src.where], dst.mem.data[dst.where]
-    places = [(a.__array_interface__["data"], a.strides) for a in (np.squeeze(x), np.squeeze(y))]
-    if (in_place and places[0] == places[1]) or not np.shares_memory(x, y):
-        return
-    raise SanitizerError(
-        "parallel-conflict",
-        f"the part of {dst.mem.name} that is written overlaps the part of {src.mem.name} that is "
-        "read",
-        loc=fr.loc(),
-        fix="go through another tile",
-    )
-
-
-def tile_box(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box:
-    """The box of a collective op's operand."""
-    box = locate(fr, tile, mem)
-    if box is None or box.mem.lead:
-        raise RunError(
-            f"the place of {tile.buffer.name} differs between threads, but this operation "
-            "is collective",
-            loc=fr.loc(),
-            fix="use uniform coordinates",
-        )
-    return box
-
-
-def require_collective(fr: Frame) -> None:
-    if fr.is_partial:
-        raise RunError(
-            "a tile operation stands under a guard that differs between threads",
-            loc=fr.loc(),
-            fix="make the guard uniform, or write it with thread-level loads and stores",
-        )
-
-
-def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(n for n in shape if n != 1)
-
-
-def fit(value: Array, extents: tuple[int, ...], op: Op) -> Array:
-    """`value` shaped as `extents`."""
-    if squeezed(value.shape) != squeezed(extents):
-        raise RunError(
-            "the shapes of a copy do not match",
-            loc=op.loc,
-            expected=f"{squeezed(extents)} after unit extents drop",
-            got=f"{squeezed(value.shape)}",
-        )
-    return np.reshape(value, extents)
-
-
-def needed(src: Box, dst: Box) -> Where:
-    """The part of `src` whose copy lands inside `dst`."""
-    if dst.is_whole:
-        return src.where
-    cuts = [
-        (s.start, s.stop)
-        for s, e in zip(dst.inner, dst.extents, strict=True)
-        if e != 1
-    ]  # fmt: skip
-    where: list[Any] = []
-    for lo, pad, hi, extent in zip(src.low, src.pad, src.high, src.extents, strict=True):
-        if extent == 1 or not cuts:
-            where.append(slice(lo, hi))
-            continue
-        first, last = cuts.pop(0)
-        begin = max(lo, lo - pad + first)
-        where.append(slice(begin, max(min(hi, lo - pad + last), begin)))
-    return tuple(where)
-
+from tilewright.machine.core import *
 
 # ── copies ───────────────────────────────────────────────────────────────────────────────────
 
@@ -140,12 +27,12 @@ def copy_now(fr: Frame, op: Copy, src: Box, dst: Box) -> None:
     watch(fr, WRITE if op.reduce is None else ATOMIC, dst)
     if fr.agent.sanitize:
         padding.copied(op, src, dst)
-    store_tile(op, dst, moved(op, src, dst))
+    store_tile(op, dst, moved(src, dst))
 
 
-def moved(op: Copy, src: Box, dst: Box) -> Array:
+def moved(src: Box, dst: Box) -> Array:
     """The tile that a copy stores, in the destination's type and shape."""
-    value = fit(read_box(src), dst.extents, op)
+    value = fit(read_box(src), dst.extents)
     return np.asarray(cast_fn(src.mem.dtype, dst.mem.dtype)(value))
 
 
@@ -173,7 +60,7 @@ def each_lane(b: Builder, dst: Region, value: Callable[[Sequence[Expr]], Expr]) 
 def run_copy(b: Builder, op: Copy) -> Run:
     src, dst = b.operands(op.src, op.dst)
     if op.multicast is not None or op.barrier is not None:
-        raise RunError("only bulk copies take a barrier or a multicast mask", loc=op.loc)
+        raise RunError("only bulk copies take a barrier or a multicast mask")
     by_lane = each_lane(b, op.dst, lambda at: Load(op.src.buffer, op.src.at(at)))
 
     def run(fr: Frame) -> None:
@@ -182,7 +69,7 @@ def run_copy(b: Builder, op: Copy) -> Run:
             require_collective(fr)
             copy_now(fr, op, there, here)
         elif op.reduce is not None or src.cta is not None or dst.cta is not None:
-            raise RunError("a reducing or remote copy must have uniform coordinates", loc=op.loc)
+            raise RunError("a reducing or remote copy must have uniform coordinates")
         else:
             by_lane(fr)
 
@@ -190,16 +77,10 @@ def run_copy(b: Builder, op: Copy) -> Run:
 
 
 @tile_meaning(Relayout)
-def run_relayout(b: Builder, op: Relayout) -> Run:
-    src, dst = b.operands(op.src, op.dst)
-    plain = Copy(op.src, op.dst, loc=op.loc)
-
-    def run(fr: Frame) -> None:
-        require_collective(fr)
-        copy_now(fr, plain, tile_box(fr, src), tile_box(fr, dst))
-        watch_meeting(fr, op)
-
-    return run
+def run_relayout(op: Relayout, src: TileRegion, dst: TileRegion, fr: Frame) -> None:
+    require_collective(fr)
+    copy_now(fr, Copy(op.src, op.dst), tile_box(fr, src), tile_box(fr, dst))
+    watch_meeting(fr, op)
 
 
 @tile_meaning(Fill)
@@ -249,37 +130,31 @@ def run_store(b: Builder, op: Store) -> Run:
 # ── compute ──────────────────────────────────────────────────────────────────────────────────
 
 
-def gemm_operands(b: Builder, op: Gemm) -> tuple[list[TileRegion], Callable[[Frame], Value]]:
+def gemm_boxes(fr: Frame, op: Gemm, *tiles: TileRegion) -> list[Box]:
+    require_collective(fr)
     if op.meta is not None:
-        raise RunError("sparse gemm is not interpreted yet", loc=op.loc)
-    return b.operands(op.a, op.b, op.c), b.evaluate(op.clear)
+        raise RunError("sparse gemm is not interpreted yet")
+    return [tile_box(fr, t) for t in tiles]
 
 
 @tile_meaning(Gemm)
-def run_gemm(b: Builder, op: Gemm) -> Run:
-    tiles, clear = gemm_operands(b, op)
-    nan = b.evaluate.nan
-
-    def run(fr: Frame) -> None:
-        require_collective(fr)
-        x, y, c = (tile_box(fr, t) for t in tiles)
-        fresh = bool(uniform_int(fr, clear(fr), "clear"))
-        watch(fr, READ, x)
-        watch(fr, READ, y)
-        watch_overlap(fr, x, c)
-        watch_overlap(fr, y, c)
-        before = padding.box_marks(c) if fr.agent.sanitize else None
-        watch(fr, WRITE if fresh else UPDATE, c)
-        if fr.agent.sanitize:
-            padding.multiplied(op, x, y, c, before, fresh)
-        value = gemm_value(op, x, y, c, fresh)
-        if nan:
-            _no_new_nan(
-                fr, "gemm", value, [read_box(x), read_box(y), *([read_box(c)] * (not fresh))]
-            )
-        write_box(c, value)
-
-    return run
+def run_gemm(
+    builder: Builder, op: Gemm, a: TileRegion, b: TileRegion, c: TileRegion, clear: Eval, fr: Frame
+) -> None:
+    x, y, z = gemm_boxes(fr, op, a, b, c)
+    fresh = bool(uniform_int(fr, clear(fr), "clear"))
+    watch(fr, READ, x)
+    watch(fr, READ, y)
+    watch_overlap(fr, x, z)
+    watch_overlap(fr, y, z)
+    before = padding.box_marks(z) if fr.agent.sanitize else None
+    watch(fr, WRITE if fresh else UPDATE, z)
+    if fr.agent.sanitize:
+        padding.mark_gemm(op, x, y, z, before, fresh)
+    value = gemm_value(op, x, y, z, fresh)
+    if builder.evaluate.nan:
+        _no_new_nan("gemm", value, [read_box(x), read_box(y), *([read_box(z)] * (not fresh))])
+    write_box(z, value)
 
 
 def gemm_value(op: Gemm, x: Box, y: Box, c: Box, fresh: bool) -> Array:
@@ -292,37 +167,31 @@ def gemm_value(op: Gemm, x: Box, y: Box, c: Box, fresh: bool) -> Array:
     return np.reshape(product(op, a2, b2, start, types), old.shape)
 
 
-def _no_new_nan(fr: Frame, what: str, value: Array, inputs: list[Array]) -> None:
+def _no_new_nan(what: str, value: Array, inputs: list[Array]) -> None:
     def nan(x: Array) -> bool:
         return bool(np.isnan(x.astype(np.float64)).any())
 
     if nan(value) and not any(map(nan, inputs)):
-        raise SanitizerError("nan", f"NaN is born in this {what}", loc=fr.loc())
+        raise SanitizerError("nan", f"NaN is born in this {what}")
 
 
 @tile_meaning(Reduce)
-def run_reduce(b: Builder, op: Reduce) -> Run:
-    src, dst = b.operands(op.src, op.dst)
-    nan = b.evaluate.nan
-
-    def run(fr: Frame) -> None:
-        require_collective(fr)
-        x, y = tile_box(fr, src), tile_box(fr, dst)
-        watch(fr, READ, x)
-        watch_meeting(fr, op)
-        marks = (padding.box_marks(x), padding.box_marks(y)) if fr.agent.sanitize else (None, None)
-        watch(fr, WRITE if op.clear else UPDATE, y)
-        tile = read_box(x)
-        tile, axis = _reduced_axis(op, tile, y.extents)
-        padding.reduced(fr, op, tile, marks[0], y, marks[1], axis)
-        out_shape = tile.shape[:axis] + tile.shape[axis + 1 :]
-        old = None if op.clear else read_box(y).reshape(out_shape)
-        value = reduced(op, tile, old, x.mem.dtype, y.mem.dtype, axis)
-        if nan and y.mem.dtype.is_float:
-            _no_new_nan(fr, "reduction", value, [tile] if old is None else [tile, old])
-        write_box(y, value.reshape(y.extents))
-
-    return run
+def run_reduce(builder: Builder, op: Reduce, src: TileRegion, dst: TileRegion, fr: Frame) -> None:
+    require_collective(fr)
+    x, y = tile_box(fr, src), tile_box(fr, dst)
+    watch(fr, READ, x)
+    watch_meeting(fr, op)
+    marks = (padding.box_marks(x), padding.box_marks(y)) if fr.agent.sanitize else (None, None)
+    watch(fr, WRITE if op.clear else UPDATE, y)
+    tile = read_box(x)
+    tile, axis = _reduced_axis(op, tile, y.extents)
+    padding.mark_reduce(fr, op, tile, marks[0], y, marks[1], axis)
+    out_shape = tile.shape[:axis] + tile.shape[axis + 1 :]
+    old = None if op.clear else read_box(y).reshape(out_shape)
+    value = reduced(op, tile, old, x.mem.dtype, y.mem.dtype, axis)
+    if builder.evaluate.nan and y.mem.dtype.is_float:
+        _no_new_nan("reduction", value, [tile] if old is None else [tile, old])
+    write_box(y, value.reshape(y.extents))
 
 
 def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array, int]:
@@ -338,35 +207,28 @@ def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array,
             left = view.shape[:axis] + view.shape[axis + 1 :]
             if squeezed(left) == squeezed(out):
                 return view, axis
-    raise RunError(
-        f"reducing dimension {op.dim} of a tile {tile.shape} does not give {out}", loc=op.loc
-    )
+    raise RunError(f"reducing dimension {op.dim} of a tile {tile.shape} does not give {out}")
 
 
 @tile_meaning(Scan)
-def run_scan(b: Builder, op: Scan) -> Run:
-    src, dst = b.operands(op.src, op.dst)
-
-    def run(fr: Frame) -> None:
-        require_collective(fr)
-        x, y = tile_box(fr, src), tile_box(fr, dst)
-        if x.mem is y.mem and x.where == y.where:  # in place
+def run_scan(op: Scan, src: TileRegion, dst: TileRegion, fr: Frame) -> None:
+    require_collective(fr)
+    x, y = tile_box(fr, src), tile_box(fr, dst)
+    if x.mem is y.mem and x.where == y.where:  # in place
+        watch(fr, UPDATE, y)
+        if watch_meeting(fr, op):
             watch(fr, UPDATE, y)
-            if watch_meeting(fr, op):
-                watch(fr, UPDATE, y)
-        else:
-            watch(fr, READ, x)
-            watch_meeting(fr, op)
-            watch(fr, WRITE, y)
-        tile = read_box(x)
-        short = squeezed(tile.shape)
-        axis = op.dim % max(tile.ndim, 1)
-        if op.dim < len(short):
-            tile, axis = tile.reshape(short), op.dim
-        value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
-        write_box(y, fit(value, y.extents, op))
-
-    return run
+    else:
+        watch(fr, READ, x)
+        watch_meeting(fr, op)
+        watch(fr, WRITE, y)
+    tile = read_box(x)
+    short = squeezed(tile.shape)
+    axis = op.dim % max(tile.ndim, 1)
+    if op.dim < len(short):
+        tile, axis = tile.reshape(short), op.dim
+    value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
+    write_box(y, fit(value, y.extents))
 
 
 # ── atomics ──────────────────────────────────────────────────────────────────────────────────
@@ -408,7 +270,7 @@ def run_atomic(b: Builder, op: Atomic) -> Run:
         else:
             there = tile_box(fr, src)
             watch(fr, READ, there, needed(there, box))
-            got = fit(read_box(there), box.extents, op)
+            got = fit(read_box(there), box.extents)
             got = np.asarray(cast_fn(there.mem.dtype, dtype)(got))
         if box.is_empty:
             return
@@ -462,3 +324,203 @@ def atomic_elements(
     else:
         out[ok] = fold_in(mem, places, given, fn)
     return out[()]
+
+
+# ── barriers, groups and fences ──────────────────────────────────────────────────────────────────
+
+
+# ── barriers in shared memory ────────────────────────────────────────────────────────────────
+
+
+def of_lane(value: Value, lane: int) -> int:
+    return int(value[lane] if value.ndim else value)
+
+
+def _places(fr: Frame, tile: TileRegion, lane: int) -> list[tuple[str, tuple[int, ...]]]:
+    """The names and indices of a region's barriers, as thread `lane` sees it."""
+    buffer = tile.buffer
+    starts = [of_lane(s(fr), lane) for s in tile.starts]
+    found = []
+    for place in itertools.product(
+        *(range(s, s + e) for s, e in zip(starts, extents_of(fr, tile), strict=True))
+    ):
+        name = buffer.name + (f"[{', '.join(map(str, place))}]" if place else "")
+        if any(not 0 <= i < n for i, n in zip(place, buffer.static_shape, strict=True)):
+            raise RunError(
+                f"out-of-range: {name} is outside {buffer.name}, which has shape "
+                f"{buffer.static_shape}",
+            )
+        found.append((name, place))
+    return found
+
+
+def home(fr: Frame, tile: TileRegion, lane: int) -> Block:
+    """The block that a region's memory is in, for one thread."""
+    block = fr.agent.block
+    return block if tile.cta is None else block.cluster.block(of_lane(tile.cta(fr), lane))
+
+
+def ranks_of(fr: Frame, mask: int) -> list[int]:
+    """The blocks of the cluster that a multicast mask names."""
+    blocks = len(fr.agent.block.cluster.blocks)
+    ranks = [rank for rank in range(blocks) if mask >> rank & 1]
+    if not ranks or mask >> blocks:
+        raise RunError(f"multicast mask {mask:#x} names no block, or blocks outside the cluster")
+    return ranks
+
+
+def find_cells(
+    builder: Builder, fr: Frame, tile: TileRegion, lane: int, block: Block | None = None
+) -> Generator[Blocked | None, None, list[Cell]]:
+    """The barriers of a region; waits for their initialisation where the compiler orders it."""
+    block = home(fr, tile, lane) if block is None else block
+    block.require_alive(tile.buffer.name)
+    cells: list[Cell] = []
+    for name, place in _places(fr, tile, lane):
+        key = (tile.buffer.name, place)
+        if key not in block.cells and not builder.explicit:
+            yield Blocked(partial(block.cells.__contains__, key), lambda: "its initialisation")
+        if key not in block.cells:
+            raise RunError(
+                f"barrier {name} is used before anything initialised it",
+                fix="initialise it, then `fence barrier_init`, then synchronise, before its use",
+            )
+        cells.append(block.cells[key])
+    return cells
+
+
+def _where(fr: Frame, tile: TileRegion) -> list[tuple[Value, str]]:
+    """What says which barriers a region stands for."""
+    ranks = [] if tile.cta is None else [(tile.cta(fr), "a cluster rank")]
+    return [*((s(fr), "a barrier's index") for s in tile.starts), *ranks]
+
+
+@meaning(BarrierInit)
+def run_barrier_init(op: BarrierInit, barrier: TileRegion, count: Eval, fr: Frame) -> None:
+    agent = fr.agent
+    party = agent.one(fr)
+    if party is None:
+        return
+    block = agent.block
+    number = uniform_int(fr, count(fr), "a barrier's count")
+    if number <= 0:
+        raise RunError("a barrier needs at least one arrival", got=number)
+    where = "" if len(block.cluster.blocks) == 1 else f" of block {block.index}"
+    for name, place in _places(fr, barrier, int(party.lanes[0])):
+        cell = Cell(agent.clocks, name + where, number, int(party.ids[0]), block)
+        block.cells[barrier.buffer.name, place] = cell
+        agent.apart = True
+
+
+@meaning(Arrive)
+def run_arrive(
+    builder: Builder, op: Arrive, barrier: TileRegion, count: Eval, bytes: Eval | None, fr: Frame
+) -> Flow:
+    agent, clocks = fr.agent, fr.agent.clocks
+    times, size = count(fr), np.int64(0) if bytes is None else bytes(fr)
+    given = [(times, "an arrival count"), (size, "a byte count")]
+    for party in agent.parties(fr, [*_where(fr, barrier), *given]):
+        many, lane = party.lanes.size, int(party.lanes[0])
+        for cell in (yield from find_cells(builder, fr, barrier, lane)):
+            remote = cell.home is not agent.block
+            if builder.explicit:
+                cell.require_ready(party.knows, fenced=remote)
+            if remote:
+                cell.remote.append((party, clocks.now, op))
+            knowledge = clocks.release(party.ids, party.shares)
+            cell.arrive(many * of_lane(times, lane), many * of_lane(size, lane), knowledge, op)
+    yield None
+
+
+@meaning(Wait)
+@thread_meaning("wait_cluster")
+def run_wait(builder: Builder, op: Op, barrier: TileRegion, phase: Eval, fr: Frame) -> Flow:
+    agent, parity = fr.agent, phase(fr)
+    for party in agent.parties(fr, [*_where(fr, barrier), (parity, "a phase")]):
+        lane = int(party.lanes[0])
+        wanted = of_lane(parity, lane)
+        if wanted not in (0, 1):
+            raise RunError("a phase is 0 or 1", got=wanted)
+        for cell in (yield from find_cells(builder, fr, barrier, lane)):
+            if builder.explicit:
+                cell.require_ready(party.knows, fenced=False)
+            yield None
+            yield from cell.wait(wanted)
+            if not builder.threads:
+                cell.passed.append((party, agent.clocks.now, op))
+            agent.clocks.learn(party.learns, cell.known)
+            agent.apart = agent.apart or not party.whole
+
+
+# ── barriers of threads ──────────────────────────────────────────────────────────────────────
+
+
+@meaning(Sync)
+def run_sync(op: Sync, id: Eval, fr: Frame) -> Flow:
+    agent, cluster = fr.agent, fr.agent.block.cluster
+    if agent.syncs_alone(fr, op):
+        return
+    party, meetings = agent.party(fr), agent.block.meetings
+    if op.scope == "named":
+        name = f"named barrier {uniform_int(fr, id(fr), 'an id')}"
+        size = op.threads or party.size
+    else:
+        blocks = cluster.blocks if op.scope == "cluster" else [agent.block]
+        size = sum(a.ids.size for block in blocks for a in block.agents)
+        meetings = cluster.meetings if op.scope == "cluster" else meetings
+        name = f"the {op.scope}'s barrier"
+    meeting = meetings.get(name)
+    if meeting is None:
+        meeting = meetings[name] = Meeting(agent.clocks, size, name)
+    if meeting.here == 0:
+        meeting.threads = size
+    if meeting.threads != size:
+        raise RunError(
+            f"{name} is used with different numbers of threads",
+            expected=meeting.threads,
+            got=size,
+        )
+    mine = meeting.join(party)
+    yield None
+    if not op.arrive:
+        yield from meeting.wait(party, mine)
+        agent.apart = agent.apart and not party.whole
+
+
+@tile_meaning(Turn)
+def run_turn(fr: Frame) -> None:
+    """One agent stands for all warpgroups of the role: they come to it together."""
+    if fr.is_partial:
+        raise RunError("some threads of a role do not reach its turn")
+
+
+# ── groups and fences ────────────────────────────────────────────────────────────────────────
+
+
+@meaning(Commit)
+def run_commit(op: Commit, fr: Frame) -> None:
+    for groups in fr.agent.groups_of(fr, op.unit, "a commit of matrix instructions"):
+        groups.commit()
+
+
+@meaning(WaitGroup)
+def run_wait_group(builder: Builder, op: WaitGroup, fr: Frame) -> Flow:
+    agent = fr.agent
+    for groups in agent.groups_of(fr, op.unit, "a wait for matrix instructions"):
+        over = groups.wait(op.pending, op.read)
+        agent.note_over(groups, over, read=op.read, strict=builder.explicit)
+    yield None
+
+
+@meaning(Fence)
+def run_fence(op: Fence, fr: Frame) -> None:
+    agent = fr.agent
+    if op.kind == "proxy_async":
+        agent.show_writes(fr)
+    elif op.kind == "wgmma":
+        agent.fenced = agent.tick()
+    elif op.kind == "barrier_init":
+        ids = agent.party(fr).ids
+        for cell in agent.block.cells.values():
+            if cell.fence is None and cell.maker in ids:
+                cell.fence = agent.clocks.now

@@ -14,12 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.core import *
-from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.lanes import NOTHING, Box, lane_axes, narrow, narrow_not
-from tilewright.machine.memory import Memory
-from tilewright.machine.numbers import Array
-from tilewright.machine.state import Frame, Where
+from tilewright.machine.core import *
 from tilewright.support.errors import SanitizerWarning
 
 DATA, OUTSIDE, FLOOR, BLANK = 0, 1, 2, 3  # FLOOR: outside, among values that are not below zero
@@ -100,7 +95,7 @@ def copied(op: Copy | Relayout, src: Box, dst: Box) -> None:
     _set_box(dst, None if marks is None else marks.reshape(dst.extents))
 
 
-def multiplied(op: Gemm, x: Box, y: Box, c: Box, before: Array | None, fresh: bool) -> None:
+def mark_gemm(op: Gemm, x: Box, y: Box, c: Box, before: Array | None, fresh: bool) -> None:
     """A product's rows and columns whose operand lies outside altogether lie outside, too."""
     left, right = box_marks(x), box_marks(y)
     if left is None and right is None:
@@ -139,7 +134,7 @@ def _harmed(op: str, marks: Array, tile: Array, dtype: DType) -> Any:
     return (tile != 0) | (not floor and marks != FLOOR)
 
 
-def reduced(
+def mark_reduce(
     fr: Frame, op: Reduce, tile: Array, marks: Array | None, dst: Box, before: Array | None,
     axis: int,
 ) -> None:  # fmt: skip

@@ -1,37 +1,231 @@
-"""The entry point: bind arguments, compile the program's steps once, run its kernels in order."""
+"""Kernels of tile code and of thread code, what is known of them before they run; and the entry
+point: bind arguments, compile the program's steps once, run its kernels in order.
+
+A block is run by *agents*, one per outermost role instance (one for the block where a kernel has
+no roles; in thread code, one for each warpgroup of a role that takes turns). The threads of an
+agent run in step, agents are interleaved as the seed says, and asynchronous ops complete at
+moments of the scheduler's choice. Lockstep hides nothing: accesses of shared memory that no
+barrier orders are errors whatever the interleaving. In thread code a wait by one thread holds its
+whole agent, so warps that wait for each other need roles.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 
+from tilewright.ir.atoms import ATOMS
 from tilewright.ir.bind import array_sizes, describe
-from tilewright.ir.core import *
-from tilewright.machine.conflicts import Conflicts
-from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.kernels import CompiledKernel, ThreadKernel, is_thread_ir
-from tilewright.machine.meaning import Family
-from tilewright.machine.memory import Memory, allocate
-from tilewright.machine.numbers import pack, unpack
-from tilewright.machine.sanitizer import unwritten
-from tilewright.machine.state import (
-    Agent,
-    Cluster,
-    Compiled,
-    Frame,
-    Launch,
-    Options,
-    describe_op,
-    tell,
-)
+from tilewright.ir.messages import label_kernel
+from tilewright.ir.tensor_map import MapHint
+from tilewright.machine import flow, thread_async  # noqa: F401  (fill the table)
+from tilewright.machine import threads as across  # noqa: F401
+from tilewright.machine.core import *
+from tilewright.machine.events import HazardWatch
+from tilewright.machine.sanitizer import Sanitizer, unwritten
 from tilewright.machine.step import Stepper
-from tilewright.support.errors import LaunchError, RunError, SanitizerWarning
+from tilewright.machine.thread_agents import Plan, ThreadAgent, ThreadBlock
+from tilewright.machine.thread_ops import ThreadWatch
+from tilewright.machine.tile_agents import KNOWERS, TileAgent, TileBlock
+from tilewright.support.errors import SanitizerWarning, locating
+
+
+def outer_roles(body: Body) -> Iterator[Role]:
+    for op in body:
+        if isinstance(op, Role):
+            yield op
+        else:
+            for inner in bodies(op):
+                yield from outer_roles(inner)
+
+
+def find_crews(kernel: Kernel, explicit: bool, parts: Callable[[Role], int]) -> list[Crew]:
+    """The block's warps, cut wherever an outermost role or one of its parts begins or ends."""
+    total = -(-prod(kernel.threads) // WARP)
+    roles = list(outer_roles(kernel.body))
+    pieces = []  # the first warp of each, their number, what to call it
+    for role in roles:
+        count = parts(role)
+        share = max(role.warps // count, 1)
+        for k in range(count):
+            label = role.name if count == 1 else f"{role.name}[{k}]"
+            pieces.append((role.first + k * share, share, label, role))
+    crews = []
+    edges = {0, total, *(f for f, *_ in pieces), *(f + share for f, share, *_ in pieces)}
+    for first, last in pairwise(sorted(edges)):
+        names = {}
+        for start, share, label, role in pieces:
+            if not start <= first < start + share:
+                continue
+            if last - first == share:
+                names[label] = role
+            elif explicit:
+                raise RunError(
+                    f"role {role.name} is cut in two by another role's warps",
+                    loc=role.loc,
+                    fix="let roles cover equal or disjoint ranges of warps",
+                )  # else its agents come together for it
+        idle = "warps outside roles" if roles else "all threads"
+        crews.append(Crew(first, last - first, "/".join(names) or idle))
+    return crews
+
+
+def is_scheduled(kernel: Kernel) -> bool:
+    """The kernel places asynchronous operations or roles itself."""
+    return any(_schedules(op) for op in walk_ops(kernel))
+
+
+def _schedules(op: Op) -> bool:
+    if isinstance(op, (Role, BarrierInit, Arrive, Wait, Commit, WaitGroup)):
+        return True
+    if isinstance(op, Sync):
+        return op.scope == "named"
+    atom = getattr(op, "atom", None)
+    return atom in ATOMS and ATOMS[atom].is_async
+
+
+def is_explicit(kernel: Kernel) -> bool:
+    """Every instruction is chosen, so every synchronisation must be there too."""
+    tiles = list(walk_ops(kernel, Copy, Gemm))
+    return bool(tiles) and all(op.atom is not None for op in tiles)
+
+
+def needs_block_order(kernel: Kernel) -> bool:
+    """Results may depend on the order of blocks."""
+    for op in walk_ops(kernel):
+        if isinstance(op, Intrinsic):
+            reduces = op.name == "bulk_store" and "reduce" in op.fields
+            found = reduces or op.name.startswith("atomic")
+        elif isinstance(op, Copy):
+            found = op.reduce is not None and op.dst.dtype.is_float
+        else:
+            found = isinstance(op, Atomic) and (op.result is not None or op.dst.dtype.is_float)
+        if found:
+            return True
+    return False
+
+
+class CompiledKernel(Compiled):
+    """A kernel with its ops turned into steps."""
+
+    def __init__(
+        self, kernel: Kernel, options: Options, wrap: Callable[[Step], Step] | None = None
+    ) -> None:
+        kernel = label_kernel(kernel)
+        self.kernel, self.options = kernel, options
+        self.scheduled = is_scheduled(kernel) or prod(kernel.cluster) > 1
+        explicit = options.explicit
+        if explicit is None:
+            explicit = self.scheduled and is_explicit(kernel)
+        self.explicit, self.scheduled = explicit, self.scheduled or explicit
+        evaluate = Evaluator(sanitize=options.sanitize, nan=options.nan)
+        builder = Builder(kernel, evaluate, explicit=explicit, wrap=wrap)
+        self.grid = [evaluate(g) for g in kernel.grid]
+        self.body = builder.body(kernel.body)
+        self.crews = find_crews(kernel, explicit, lambda role: role.instances)
+        self.knowers = KNOWERS * len(self.crews)
+        # shuffled blocks would be hard to follow step by step
+        self.in_order = wrap is not None or needs_block_order(kernel)
+        self.families = builder.families
+
+    def make_block(
+        self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int
+    ) -> TileBlock:
+        return TileBlock(cluster, index, rank, linear)
+
+    def make_agent(self, block: Block, crew: Crew) -> TileAgent:
+        first = block.rank * self.knowers + KNOWERS * self.crews.index(crew)
+        return TileAgent(block, crew, self.options.sanitize, first)
+
+    def watches(self, agent: Agent) -> tuple[Watch, ...]:
+        found: list[Watch] = []
+        if self.scheduled:
+            found.append(HazardWatch(typing.cast("TileAgent", agent), strict=self.explicit))
+        if self.options.sanitize:
+            races = agent.block.cluster.launch.races
+            found.append(Sanitizer(agent, races, threads=not self.scheduled))
+        return tuple(found)
+
+
+# what only programs at stage THREAD contain
+_LOWERED = frozenset(
+    "warp_index elect descriptor wgmma mma ldmatrix stmatrix bulk_load bulk_store store_remote "
+    "store_cluster "
+    "load_shared store_shared load_global store_global store_packed wait_cluster".split()
+)
+
+
+_STORES = frozenset("store_global store_packed atomic atomic_of_warp".split())
+
+
+def is_thread_ir(program: Program) -> bool:
+    """Whether tile ops of `program` have become thread code."""
+    return any(op.name in _LOWERED for k in program.kernels for op in walk_ops(k, Intrinsic))
+
+
+def _parts(role: Role) -> int:
+    """Agents that run a role: its instances; its warpgroups where they wait for each other, each at
+    a barrier of its own."""
+    groups, rest = divmod(role.warps, 4)
+    apart = not all(op.id is None or isinstance(op.id, Const) for op in walk_ops(role.body, Sync))
+    return groups if apart and role.instances == 1 and not rest else role.instances
+
+
+class ThreadKernel(Compiled):
+    """A kernel with its ops turned into steps."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        kernel = label_kernel(kernel)
+        self.kernel = kernel
+        self.plan = Plan(kernel)
+        self.scheduled = True
+        self.knowers = -(-prod(kernel.threads) // WARP) * WARP
+        evaluate = Evaluator()
+        builder = Builder(kernel, evaluate, explicit=True, threads=True)
+        intrinsics = list(walk_ops(kernel, Intrinsic))
+        for op in walk_ops(kernel, Hint):
+            if op.name == "tensor_map" and op.buffer is not None:
+                said = MapHint.of(op)
+                builder.maps[said.name] = TensorMap(op.buffer, said.swizzle, said.box, said.sizes)
+        builder.registers = {
+            a.buffer.name
+            for op in intrinsics
+            if op.name == "wgmma"
+            for a in op.args
+            if isinstance(a, Region)
+        }
+        # tensors of which two threads may disturb each other
+        stores = [op.args[0] for op in intrinsics if op.name in _STORES]
+        self.written = {
+            *(b.name for op in walk_ops(kernel) for b in written_buffers(op)),
+            *(a.buffer.name for a in stores if isinstance(a, Region)),
+            *(builder.maps[op.fields["map"]].tensor.name
+              for op in intrinsics if op.name == "bulk_store"),
+        }  # fmt: skip
+        self.grid = [evaluate(g) for g in kernel.grid]
+        self.body = builder.body(kernel.body)
+        self.crews = find_crews(kernel, False, _parts)
+        self.in_order = needs_block_order(kernel)
+
+    def make_block(
+        self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int
+    ) -> ThreadBlock:
+        return ThreadBlock(cluster, index, rank, linear, self.plan, self.written)
+
+    def make_agent(self, block: Block, crew: Crew) -> ThreadAgent:
+        return ThreadAgent(typing.cast("ThreadBlock", block), crew)
+
+    def watches(self, agent: Agent) -> tuple[Watch, ...]:
+        return (ThreadWatch(),)
+
 
 NOBODY: Any = None
 
@@ -89,7 +283,8 @@ def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 def run_cluster(cluster: Cluster, rng: random.Random) -> None:
     """Interleave the agents until all are done."""
     try:
-        _interleave(cluster, rng)
+        with locating(cluster.where):
+            _interleave(cluster, rng)
     except RunError as error:
         if cluster.running is not None:
             tell(error, cluster.running)
@@ -195,9 +390,8 @@ def run(
         if stepper is None or threads:
             kernels = compiled_kernels(program, options)
         else:
-            kernels = [stepper.compiled(kernel, options) for kernel in program.kernels]
-        packed = _PackedArrays(program, args, threads)
-        call = _Call(packed, kernels, options)
+            kernels = [CompiledKernel(k, options, stepper.wrap(k)) for k in program.kernels]
+        call = _Call(program, args, kernels, options)
         call.forget(made)
         launch = Launch(call.memories, call.values, options, call.say)
         rng = random.Random(seed)
@@ -205,7 +399,6 @@ def run(
             run_kernel(launch, kernel, rng)
         call.result.warnings += launch.warnings.values()
         call.warn_unwritten(made)
-        packed.unpack()
         return call.finish()
 
 
@@ -221,35 +414,18 @@ def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> 
     return run(program, args, seed=seed, threads=True)
 
 
-class _PackedArrays:
-    """Arrays of elements of less than a byte, given for tensors that are bytes: `declared` has
-    the tensors as they were before they became bytes."""
-
-    def __init__(self, program: Program, args: Mapping[str, Any], threads: bool) -> None:
-        self.args = dict(args)
-        self.bytes: dict[str, tuple[Buffer, np.ndarray[Any, Any]]] = {}
-        self.kinds: dict[str, DType] = {}
-        params: list[Buffer | Var] = []
-        for param in program.params:
-            array = args.get(param.name)
-            if isinstance(param, Buffer) and isinstance(array, np.ndarray):
-                kind = next(
-                    (d for d in DTYPES.values() if d.packed and d.numpy == array.dtype), None
-                )
-                if threads and kind is not None and param.dtype.name == "uint8":
-                    self.kinds[param.name] = kind
-                    self.bytes[param.name] = (param, pack(array, kind))
-                    row = param.shape[-1]
-                    halved = isinstance(row, Bin) and row.op == "//"
-                    last = row.a if isinstance(row, Bin) and halved else row * (8 // kind.bits)
-                    param = replace(param, dtype=kind, shape=(*param.shape[:-1], last))
-            params.append(param)
-        self.declared = replace(program, params=tuple(params)) if self.kinds else program
-
-    def unpack(self) -> None:
-        for name, kind in self.kinds.items():
-            if self.args[name].flags.writeable:
-                self.args[name][...] = unpack(self.bytes[name][1], kind)
+def _as_given(param: Parameter, args: Mapping[str, Any]) -> Parameter:
+    """`param`, of bytes, as the tensor that it was where elements of less than a byte are given."""
+    array = args.get(param.name)
+    if not isinstance(param, Buffer) or not isinstance(array, np.ndarray):
+        return param
+    kind = next((d for d in DTYPES.values() if d.packed and d.numpy == array.dtype), None)
+    if kind is None or param.dtype.name != "uint8":
+        return param
+    row = param.shape[-1]
+    halved = isinstance(row, Bin) and row.op == "//"
+    last = row.a if isinstance(row, Bin) and halved else row * (8 // kind.bits)
+    return replace(param, dtype=kind, shape=(*param.shape[:-1], last))
 
 
 class _Call:
@@ -257,25 +433,57 @@ class _Call:
 
     def __init__(
         self,
-        packed: _PackedArrays,
+        program: Program,
+        args: Mapping[str, Any],
         kernels: list[CompiledKernel | ThreadKernel],
         options: Options,
     ) -> None:
-        program, args, self.track = packed.declared, packed.args, options.sanitize
+        self.track, self.lowered = options.sanitize, dict[str, Parameter]()
+        if options.threads:
+            self.lowered = {p.name: p for p in program.params}
+            given = tuple(_as_given(p, args) for p in program.params)
+            program = replace(program, params=given)
         families = {name: f for k in kernels for name, f in k.families.items()}
-        self.arrays = {t.name: _array(t, args) for t in program.tensors}
-        sizes = array_sizes(program, self.arrays)
+        arrays = {t.name: _array(t, args) for t in program.tensors}
+        sizes = array_sizes(program, arrays)
         self.values: dict[str, Any] = {v.name: v.dtype.numpy.type(n) for v, n in sizes.items()}
         for scalar in program.scalars:
             self.values[scalar.name] = _scalar(scalar, args)
-        self.memories, self.copied = _tensors(
-            program, self.arrays, self.values, families, self.track
-        )
-        for name, (buffer, raw) in packed.bytes.items():
-            self.memories[name] = allocate(buffer, raw.shape, array=raw)
+        self.probe = Frame(NOBODY, ())
+        self.probe.vars = dict(self.values)
+        # arrays that are not the memory themselves, and what they become
+        self.back: list[tuple[np.ndarray[Any, Any], Callable[[], Any]]] = []
+        self.memories = {
+            t.name: self.memory(t, arrays.get(t.name), families.get(t.name), bool(program.kernels))
+            for t in (*program.tensors, *program.scratch)
+        }
         for memory in self.memories.values():
             memory.pads = not options.threads  # thread code carries its guards
         self.result = RunResult({v.name: n for v, n in sizes.items()})
+
+    def memory(self, tensor: Buffer, given: Any, family: Family | None, checked: bool) -> Memory:
+        evaluate, array = Evaluator(), given
+        shape = tuple(int(evaluate(s)(self.probe)) for s in tensor.shape)
+        if array is not None and checked and array.shape != shape:
+            raise LaunchError(
+                f"{tensor.name} has the wrong shape",
+                expected=f"{describe(tensor.shape)} = {shape}",
+                got=array.shape,
+            )
+        shape = shape if array is None else array.shape
+        lowered = self.lowered.get(tensor.name, tensor)
+        if isinstance(lowered, Buffer) and lowered is not tensor:
+            raw = pack(array, tensor.dtype)
+            if given.flags.writeable:
+                self.back.append((given, lambda: unpack(raw, tensor.dtype)))
+            return allocate(lowered, raw.shape, array=raw)
+        if array is not None and family and (family.packed or not array.flags.c_contiguous):
+            array = np.ascontiguousarray(array)
+        unit, packed = (family.unit, family.packed) if family else (0, False)
+        found = allocate(tensor, shape, array=array, unit=unit, packed=packed, track=self.track)
+        if array is not given or (array is not None and packed):
+            self.back.append((given, lambda: found.data))
+        return found
 
     def say(self, line: str) -> None:
         self.result.printed.append(line)
@@ -294,8 +502,8 @@ class _Call:
                 self.result.warnings.append(found)
 
     def finish(self) -> RunResult:
-        for name, memory in self.copied.items():
-            self.arrays[name][...] = memory.data
+        for array, value in self.back:
+            array[...] = value()
         return self.result
 
 
@@ -310,8 +518,8 @@ def _array(tensor: Buffer, args: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     if value.dtype != tensor.dtype.numpy:
         raise LaunchError(
             f"{tensor.name} has the wrong element type",
-            expected=str(tensor.dtype.numpy),
-            got=str(value.dtype),
+            expected=tensor.dtype.numpy,
+            got=value.dtype,
         )
     return value
 
@@ -320,38 +528,3 @@ def _scalar(var: Var, args: Mapping[str, Any]) -> Any:
     if var.name not in args:
         raise LaunchError(f"no argument for {var.name}")
     return np.asarray(args[var.name]).astype(var.dtype.numpy)[()]
-
-
-def _tensors(
-    program: Program,
-    arrays: dict[str, np.ndarray[Any, Any]],
-    values: dict[str, Any],
-    families: Mapping[str, Family],
-    track: bool,
-) -> tuple[dict[str, Memory], dict[str, Memory]]:
-    """Memory of every tensor, and of those that were copied because their array will not do."""
-    evaluate = Evaluator()
-    probe = Frame(NOBODY, ())
-    probe.vars = dict(values)
-    memories: dict[str, Memory] = {}
-    copied: dict[str, Memory] = {}
-    for tensor in (*program.tensors, *program.scratch):
-        shape = tuple(int(evaluate(s)(probe)) for s in tensor.shape)
-        family = families.get(tensor.name, Family(0, False))
-        given = array = arrays.get(tensor.name)
-        if array is not None:
-            if program.kernels and array.shape != shape:
-                raise LaunchError(
-                    f"{tensor.name} has the wrong shape",
-                    expected=f"{describe(tensor.shape)} = {shape}",
-                    got=str(array.shape),
-                )
-            shape = array.shape
-            if tensor.name in families and (family.packed or not array.flags.c_contiguous):
-                array = np.ascontiguousarray(array)
-        memory = memories[tensor.name] = allocate(
-            tensor, shape, array=array, unit=family.unit, packed=family.packed, track=track
-        )
-        if array is not given or (array is not None and family.packed):
-            copied[tensor.name] = memory
-    return memories, copied

@@ -6,20 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.core import *
 from tilewright.machine import padding
-from tilewright.machine.conflicts import (
-    ATOMIC,
-    READ,
-    UPDATE,
-    WRITE,
-    Conflicts,
-    ThreadRaces,
-    Touch,
-)
-from tilewright.machine.memory import Memory, describe_index
-from tilewright.machine.state import Agent, Frame, Watch, Where, of_owner
-from tilewright.support.errors import Loc, SanitizerError, SanitizerWarning
+from tilewright.machine.core import *
+from tilewright.support.errors import SanitizerWarning
 
 TILE_OPS = (Copy, Fill, Gemm, Map, Reduce, Relayout, Scan)
 

@@ -19,7 +19,7 @@ from tilewright.machine.conflicts import Conflicts, Touch
 from tilewright.machine.memory import Memory
 from tilewright.machine.numbers import Array, Value
 from tilewright.machine.sync import Blocked, Cell, Clocks, Groups, Meeting, Party, Transfer
-from tilewright.support.errors import Loc, RunError, SanitizerWarning, occurrence
+from tilewright.support.errors import SanitizerWarning, occurrence
 
 Where = tuple[Any, ...]
 
@@ -135,6 +135,14 @@ class Agent:
     sanitize = False
     joint = False  # stands for several agents that came together
     witnesses: Array  # of whom one has to know what happens to the block's memory
+    # what barriers and groups mean to its threads:
+    party: Callable[[Frame], Party]  # those that run this,
+    parties: Callable[[Frame, Sequence[tuple[Value, str]]], list[Party]]  # that agree on all values
+    one: Callable[[Frame], Party | None]  # that initialises barriers, where it is this agent's
+    syncs_alone: Callable[[Frame, Sync], bool]  # a barrier of threads concerns nobody else
+    groups_of: Callable[[Frame, str, str], list[Groups]]  # of the running threads, of a unit
+    note_over: Callable[..., None]  # they have waited for all groups up to a number
+    show_writes: Callable[[Frame], None]  # what they wrote, to the async proxy
 
     def __init__(self, block: Block, crew: Crew) -> None:
         self.block, self.crew = block, crew
@@ -147,7 +155,7 @@ class Agent:
         self.clocks: Clocks = block.cluster.clocks
         self.groups: dict[Any, Groups] = {}
         self.blocked: Blocked | None = None
-        self.frame = Frame(self, (self.ids.size,), (self.positions,))
+        self.frame = self.current = Frame(self, (self.ids.size,), (self.positions,))
         self.flow: Iterator[Any] = iter(())
         self.done = False
         self.fenced = 0  # tick of the last `fence wgmma`
@@ -179,43 +187,21 @@ class Agent:
     def lane_ids(self, fr: Frame) -> Array:
         return np.arange(prod(fr.lanes)).reshape(fr.lanes) if fr.in_map else self.ids
 
-    # what barriers and groups mean to its threads
+    def divergent(self, fr: Frame, op: Sync) -> RunError:
+        """A barrier that only some of the threads reach hangs."""
+        count = int((~fr.active(fr.lanes)).sum())
+        message = f"{count} threads do not reach this barrier of the {op.scope}"
+        fix = "move the barrier out of the guard that differs between threads"
+        if self.sanitize:
+            return SanitizerError("divergent-barrier", message, fix=fix)
+        return RunError(f"divergent-barrier: {message}", fix=fix)
 
-    def party(self, fr: Frame) -> Party:
-        """The threads that run this."""
-        raise NotImplementedError
-
-    def parties(self, fr: Frame, values: Sequence[tuple[Value, str]]) -> list[Party]:
-        """The threads that run this, in groups that agree on all `values`."""
-        raise NotImplementedError
-
-    def one(self, fr: Frame, op: Op) -> Party | None:
-        """The thread that initialises barriers, where it is this agent's."""
-        raise NotImplementedError
-
-    def syncs_alone(self, fr: Frame, op: Sync) -> bool:
-        """Whether a barrier of threads, which all have to reach, concerns nobody else."""
-        raise NotImplementedError
-
-    def groups_of(self, fr: Frame, unit: str, what: str) -> list[Groups]:
-        """Those of the running threads."""
-        raise NotImplementedError
-
-    def note_over(self, groups: Groups, over: int, *, read: bool, strict: bool) -> None:
-        """The running threads have waited for all groups up to number `over`."""
-        raise NotImplementedError
-
-    def show_writes(self, fr: Frame) -> None:
-        """What the running threads wrote becomes visible to the async proxy."""
-        raise NotImplementedError
-
-    def require_fenced(self, mem: Memory, loc: Loc | None) -> None:
+    def require_fenced(self, mem: Memory) -> None:
         """A matrix instruction is about to use these registers."""
         if mem.storage.touched >= self.fenced:
             raise RunError(
                 f"ordinary code touched the registers of {mem.name}, and no fence orders that "
                 "before this matrix instruction",
-                loc=loc,
                 fix="execute `fence wgmma` between the two",
             )
 
@@ -249,11 +235,11 @@ class Block:
             self.memories[buffer.name].storage.owner = self
         return self.memories[buffer.name]
 
-    def existing(self, name: str, fr: Frame) -> Memory:
+    def existing(self, name: str) -> Memory:
         """Shared memory that another block may use."""
         if name not in self.memories:
             raise RunError(
-                f"{name} does not exist yet in block {self.index}", loc=fr.loc(),
+                f"{name} does not exist yet in block {self.index}",
                 fix="synchronise the cluster before using another block's memory",
             )  # fmt: skip
         return self.memories[name]
@@ -276,11 +262,10 @@ class Block:
                     )
         self.exited = True
 
-    def require_alive(self, name: str, loc: Loc | None) -> None:
+    def require_alive(self, name: str) -> None:
         if self.exited:
             raise RunError(
                 f"{name} is in block {self.index}, which has ended",
-                loc=loc,
                 fix="keep the block alive: synchronise the cluster, or drain its barriers, at the "
                 "end",
             )
@@ -298,11 +283,13 @@ class Cluster:
         self.meetings: dict[Any, Meeting] = {}
         self.running: Agent | None = None  # who is to be asked when something fails
 
-    def block(self, rank: int, fr: Frame) -> Block:
+    def where(self) -> Loc | None:
+        """The op that runs, to which errors point."""
+        return None if self.running is None else self.running.current.loc()
+
+    def block(self, rank: int) -> Block:
         if not 0 <= rank < len(self.blocks):
-            raise RunError(
-                f"there is no block {rank} in a cluster of {len(self.blocks)}", loc=fr.loc()
-            )
+            raise RunError(f"there is no block {rank} in a cluster of {len(self.blocks)}")
         return self.blocks[rank]
 
 
@@ -317,17 +304,10 @@ class Compiled:
     in_order: bool  # blocks run in linear order, since results may depend on it
     knowers: int  # of a block, to the clocks
     families: Mapping[str, Any] = {}  # buffers that share memory
+    make_block: Callable[[Cluster, tuple[int, ...], int, int], Block]  # index, rank, linear
+    make_agent: Callable[[Block, Crew], Agent]
+    watches: Callable[[Agent], tuple[Watch, ...]]  # what sees the accesses of an agent
     most = 1 << 24  # entries of the clocks; larger clusters run unwatched
-
-    def make_block(self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int) -> Block:
-        raise NotImplementedError
-
-    def make_agent(self, block: Block, crew: Crew) -> Agent:
-        raise NotImplementedError
-
-    def watches(self, agent: Agent) -> tuple[Watch, ...]:
-        """What sees the accesses of an agent."""
-        return ()
 
 
 @dataclass

@@ -14,15 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.core import *
 from tilewright.ir.symbols import Symbols
 from tilewright.ir.text import print_op
-from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.kernels import CompiledKernel
-from tilewright.machine.meaning import Step
-from tilewright.machine.state import Frame, Options
-from tilewright.machine.sync import Flow
-from tilewright.support.errors import Loc, RunError
+from tilewright.machine.core import *
 
 
 class State:
@@ -120,12 +114,7 @@ class Stepper:
     def failed(self, state: State, error: Exception) -> None:
         """`state.op` raised `error`, which goes on its way behind this."""
 
-    def compiled(self, kernel: Kernel, options: Options) -> CompiledKernel:
-        made = CompiledKernel(kernel, options, self._wrap(kernel))
-        made.in_order = True  # shuffled blocks would be hard to follow
-        return made
-
-    def _wrap(self, kernel: Kernel) -> Callable[[Step], Step]:
+    def wrap(self, kernel: Kernel) -> Callable[[Step], Step]:
         def wrap(step: Step) -> Step:
             op = step.op
             if op.loc is None or isinstance(op, Hint):

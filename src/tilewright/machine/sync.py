@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.ir.op import Op
+from tilewright.ir.core import *
 from tilewright.machine.numbers import Array
-from tilewright.support.errors import Loc, RunError
+from tilewright.support.errors import at
 
 NEVER = np.int32(2**31 - 1)
 
@@ -154,7 +154,6 @@ class Cell:
         if times > self.pending:
             raise RunError(
                 f"too many arrivals on {self.name}",
-                loc=op.loc,
                 expected=f"{self.count} per phase, {self.pending} left in this one",
                 got=f"{times} more",
             )
@@ -177,7 +176,6 @@ class Cell:
         if self.bytes < 0:
             raise RunError(
                 f"more bytes came to {self.name} than were expected",
-                loc=op.loc,
                 got=f"{-self.bytes} bytes too many",
                 fix="expect the bytes of every copy that completes on the barrier",
             )
@@ -206,21 +204,19 @@ class Cell:
                 )
         self.passed, self.before = [], self.clocks.fresh()
 
-    def require_ready(self, knows: Array, loc: Loc | None, *, fenced: bool) -> None:
+    def require_ready(self, knows: Array, *, fenced: bool) -> None:
         """Those who use the barrier know that it has been initialised; `fenced`: and that bulk
         copies and other blocks see it."""
         others = knows[knows != self.maker]
         if not self.clocks.all_have(others, self.maker, self.made):
             raise RunError(
                 f"nothing orders the initialisation of {self.name} before this use of it",
-                loc=loc,
                 fix="synchronise the block after `barrier_init`",
             )
         seen = self.fence is not None and self.clocks.all_have(others, self.maker, self.fence)
         if fenced and not seen:
             raise RunError(
                 f"the initialisation of {self.name} is not visible to bulk copies and other blocks",
-                loc=loc,
                 fix="execute `fence barrier_init` between initialisation and synchronisation",
             )
 
@@ -249,13 +245,12 @@ class Meeting:
         self.gathering = clocks.fresh()
         self.known: dict[int, Array] = {}
 
-    def join(self, party: Party, op: Op) -> int:
+    def join(self, party: Party) -> int:
         """Come; the generation to wait for."""
         mine, agent = self.generation, party.agent
         if agent in self.members:
             raise RunError(
                 f"{agent} comes to {self.name} a second time before the others have come once",
-                loc=op.loc,
                 fix="let the others wait there (sync) between the two arrivals",
             )
         # an agent is many warps: unless the last phase is known to be over, some of them may still
@@ -263,7 +258,6 @@ class Meeting:
         if not self.clocks.all_have(party.knows, self.entity, mine):
             raise RunError(
                 f"{agent} comes to {self.name} without knowing that its last phase is over",
-                loc=op.loc,
                 fix="use another barrier id, or wait for something that follows that phase",
             )
         self.here += party.size
@@ -273,9 +267,8 @@ class Meeting:
         if self.here > self.threads:
             raise RunError(
                 f"too many threads come to {self.name}",
-                loc=op.loc,
                 expected=f"{self.threads} threads",
-                got=str(self.here),
+                got=self.here,
             )
         if self.here == self.threads:
             if self.clocks.watching:
@@ -322,8 +315,9 @@ class Transfer:
             self.before.complete()
         self.done, self.before = True, None
         self.pending.remove(self)
-        self.read_source()
-        self.store(self.value)
+        with at(self.op.loc):
+            self.read_source()
+            self.store(self.value)
 
 
 @dataclass

@@ -3,49 +3,19 @@ products by warpgroups. What they touch is checked when they are issued; their d
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from tilewright.ir.atoms import MATRIX_TYPES, MatrixType
-from tilewright.ir.dtype import DTYPES
-from tilewright.ir.op import Intrinsic
-from tilewright.ir.warps import WARPGROUP
-from tilewright.machine.barriers import at, find_cells, home, ranks_of
-from tilewright.machine.conflicts import ATOMIC, READ, WRITE
-from tilewright.machine.lanes import Box, TileRegion, clip, uniform_int
-from tilewright.machine.meaning import Builder, Run, TensorMap, thread_meaning
-from tilewright.machine.memory import Memory
-from tilewright.machine.numbers import Array, bin_fn, multiplied
-from tilewright.machine.state import Frame
-from tilewright.machine.sync import Cell, Flow, Groups, Transfer
-from tilewright.machine.thread_agents import (
-    Registers,
-    ThreadBlock,
-    active,
-    agent_block,
-    agent_of,
-    in_threads,
-    operand_addresses,
-    size_of,
-    swizzled,
-    whole_groups,
-)
-from tilewright.machine.thread_ops import (
-    as_tile,
-    elements,
-    first_register,
-    fragment_table,
-    note_elements,
-    read_registers,
-    require_inside,
-)
-from tilewright.support.errors import RunError
-
-_REDUCE = {"add": "+", "min": "min", "max": "max", "and": "&", "or": "|", "xor": "^"}
+from tilewright.ir.atoms import MATRIX_TYPES
+from tilewright.machine.core import *
+from tilewright.machine.ops import find_cells, home, of_lane, ranks_of
+from tilewright.machine.thread_agents import *
+from tilewright.machine.thread_ops import *
 
 
 def _launch(
@@ -73,8 +43,8 @@ def _send(
     ids = agent_of(fr).gids[lane : lane + 1]
     targets: list[tuple[ThreadBlock, Cell, Array]] = []
     for cell in cells:
-        block = cast("ThreadBlock", cell.home)
-        cell.require_ready(ids, fr.loc(), fenced=True)
+        block = typing.cast("ThreadBlock", cell.home)
+        cell.require_ready(ids, fenced=True)
         units = block.shadow.units(addresses, size)
         block.shadow.async_write(units, np.repeat(ids, units.size), cell.entity, op)
         block.incoming.append((cell, units, op))
@@ -93,31 +63,28 @@ def _send(
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
 
 
-def _box(b: Builder, fr: Frame, tile: TileRegion, lane: int, spot: list[Any],
-         op: Intrinsic) -> tuple[Box, Array]:  # fmt: skip
+def _box(
+    fr: Frame, found: TensorMap, tile: TileRegion, lane: int, spot: list[Any]
+) -> tuple[Box, Array]:
     """One box of a tensor, as far as it lies inside, and its elements' addresses in shared memory,
     shaped like the box."""
-    found = b.maps[op.fields["map"]]
     size, box = found.tensor.dtype.bytes, found.box
-    corner = [at(c(fr), lane) for c in reversed(spot)]
+    corner = [of_lane(c(fr), lane) for c in reversed(spot)]
     tensor, buffer = fr.bufs[found.tensor.name], tile.buffer
     part = clip(tensor, corner, box, found.seen(tensor.data).shape)
     shared = agent_block(fr).shared
     place = shared.plan.places[buffer.name]
-    start = int(shared.address(buffer.name, at(tile.starts[0](fr), lane)))
+    start = int(shared.address(buffer.name, of_lane(tile.starts[0](fr), lane)))
     if (start % 128 and not found.swizzle) or start % 16:
-        raise RunError(
-            f"a bulk copy's part of {buffer.name} does not begin on 128 bytes", loc=op.loc
-        )
+        raise RunError(f"a bulk copy's part of {buffer.name} does not begin on 128 bytes")
     if corner[-1] * size % 16:
         raise RunError(
             "a bulk copy starts at a multiple of 16 bytes along the innermost dimension",
-            loc=op.loc,
             got=f"element {corner[-1]} of {found.tensor.name}",
         )
     flat = swizzled(start + np.arange(prod(box)) * size, found.swizzle)
     if flat.min() < place or flat.max() + size > place + size_of(buffer):
-        raise RunError(f"out-of-range: a bulk copy's box leaves {buffer.name}", loc=op.loc)
+        raise RunError(f"out-of-range: a bulk copy's box leaves {buffer.name}")
     return part, flat.reshape(box)
 
 
@@ -131,248 +98,210 @@ def _note_part(fr: Frame, mem: Memory, found: TensorMap, box: Box, lane: int, ki
 
 
 @thread_meaning("bulk_load")
-def bulk_load(b: Builder, op: Intrinsic) -> Run:
-    where, barrier, *rest = b.operands(*op.args)
-    words = op.fields
-    found = b.maps[words["map"]]
-    kind = found.tensor.dtype
+def bulk_load(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> Flow:
+    for lane in active(fr).tolist():
+        yield from _load_box(builder, op, args, lane, fr)
+    yield None
+
+
+def _load_box(builder: Builder, op: Intrinsic, args: list[Any], lane: int, fr: Frame) -> Flow:
+    found = builder.maps[op.fields["map"]]
+    where, barrier, *rest = args
     spot, mask = rest[: len(found.box)], rest[len(found.box) :]
-
-    def issue(fr: Frame, lane: int) -> Flow:
-        box, addresses = _box(b, fr, where, lane, spot, op)
+    box, addresses = _box(fr, found, where, lane, spot)
+    blocks = [home(fr, barrier, lane)]
+    if mask:
         cluster = fr.agent.block.cluster
-        blocks = [home(fr, barrier, lane)]
-        if mask:
-            blocks = [cluster.block(r, fr) for r in ranks_of(fr, at(mask[0](fr), lane))]
-        cells: list[Cell] = []
-        for block in blocks:
-            cells += yield from find_cells(b, fr, barrier, lane, block)
-        tensor = fr.bufs[found.tensor.name]
-        _note_part(fr, tensor, found, box, lane, READ)
+        blocks = [cluster.block(r) for r in ranks_of(fr, of_lane(mask[0](fr), lane))]
+    cells: list[Cell] = []
+    for block in blocks:
+        cells += yield from find_cells(builder, fr, barrier, lane, block)
+    tensor, kind = fr.bufs[found.tensor.name], found.tensor.dtype
+    _note_part(fr, tensor, found, box, lane, READ)
 
-        def fetch() -> Array:
-            value = np.zeros(found.box, kind.numpy)
-            value[box.inner] = found.seen(tensor.data)[box.where]
-            return value
+    def fetch() -> Array:
+        value = np.zeros(found.box, kind.numpy)
+        value[box.inner] = found.seen(tensor.data)[box.where]
+        return value
 
-        _send(fr, op, lane, cells, addresses, kind.bytes, fetch)
-
-    def run(fr: Frame) -> Flow:
-        for lane in active(fr):
-            yield from issue(fr, int(lane))
-        yield None
-
-    return run
+    _send(fr, op, lane, cells, addresses, kind.bytes, fetch)
 
 
 @thread_meaning("bulk_store")
-def bulk_store(b: Builder, op: Intrinsic) -> Run:
-    where, *spot = b.operands(*op.args)
-    words = op.fields
-    found = b.maps[words["map"]]
-    kind = found.tensor.dtype
-    reduce = bin_fn(_REDUCE[words["reduce"]], kind) if "reduce" in words else None
-
-    def issue(fr: Frame, lane: int) -> None:
-        agent, block = agent_of(fr), agent_block(fr)
-        box, addresses = _box(b, fr, where, lane, spot, op)
+def bulk_store(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> None:
+    agent, block, found = agent_of(fr), agent_block(fr), builder.maps[op.fields["map"]]
+    tensor, kind, how = fr.bufs[found.tensor.name], found.tensor.dtype, op.fields.get("reduce")
+    where, *spot = args
+    for lane in active(fr).tolist():
+        box, addresses = _box(fr, found, where, lane, spot)
         ids = agent.gids[lane : lane + 1]
         groups = agent.groups_in("bulk", ids)
         units = block.shadow.units(addresses, kind.bytes)
         row = agent.clocks.common(ids)
         block.shadow.async_read(units, row, int(ids[0]), groups.entity, groups.number, op)
-        tensor = fr.bufs[found.tensor.name]
-        _note_part(fr, tensor, found, box, lane, WRITE if reduce is None else ATOMIC)
+        _note_part(fr, tensor, found, box, lane, WRITE if how is None else ATOMIC)
 
-        def store(value: Array) -> None:
+        def store(value: Array, box: Box = box) -> None:
             new, data = value[box.inner], found.seen(tensor.data)
-            if reduce is not None:
-                new = reduce(data[box.where], new)
+            if how is not None:
+                new = atomic_fn(how, kind)(data[box.where], new)
             data[box.where] = new
 
-        _launch(fr, op, lambda: block.shared.read(addresses, kind.numpy), store, groups)
-
-    def run(fr: Frame) -> None:
-        for lane in active(fr):
-            issue(fr, int(lane))
-
-    return run
+        _launch(fr, op, partial(block.shared.read, addresses, kind.numpy), store, groups)
 
 
 # ── stores into peers ────────────────────────────────────────────────────────────────────────
 
 
-def _peer_words(
-    fr: Frame, to: TileRegion, lane: int, count: int, op: Intrinsic, block: ThreadBlock
-) -> Array:
+def _peer_words(fr: Frame, to: TileRegion, lane: int, count: int, block: ThreadBlock) -> Array:
     """The addresses of `count` elements in a peer's memory, which one store of a thread fills."""
-    buffer, first = to.buffer, at(to.starts[0](fr), lane)
+    buffer, first = to.buffer, of_lane(to.starts[0](fr), lane)
     if not 0 <= first <= buffer.static_shape[0] - count:
-        raise RunError(f"out-of-range: a remote store leaves {buffer.name}", loc=op.loc)
+        raise RunError(f"out-of-range: a remote store leaves {buffer.name}")
     addresses: Array = block.shared.address(buffer.name, first + np.arange(count))
     if int(addresses[0]) % (count * buffer.dtype.bytes):
-        raise RunError(f"a remote store to {buffer.name} is not aligned", loc=op.loc)
+        raise RunError(f"a remote store to {buffer.name} is not aligned")
     return addresses
 
 
 @thread_meaning("store_remote", "store_cluster")
-def store_peer(b: Builder, op: Intrinsic) -> Run:
+def store_peer(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> Flow:
     """`words` words of registers into a peer's memory. With a barrier there their bytes count on
     it when they have come; without one they come in order with what the thread does."""
-    to, of, *barriers = b.operands(*op.args)
-    size = 4 * int(op.fields["words"])
+    to, of, *barriers = args
     kind = of.buffer.dtype
-    count = size // kind.bytes
-
-    def issue(fr: Frame, lane: int, value: Array) -> Flow:
-        block = cast("ThreadBlock", home(fr, to, lane))
-        addresses = _peer_words(fr, to, lane, count, op, block)
+    count = 4 * int(op.fields["words"]) // kind.bytes
+    values = read_registers(fr, of, count)
+    for lane in active(fr).tolist():
+        value, block = values[lane].copy(), typing.cast("ThreadBlock", home(fr, to, lane))
+        addresses = _peer_words(fr, to, lane, count, block)
         if not barriers:
             units = block.shadow.units(addresses, kind.bytes)
             block.shadow.write(units, np.full(units.size, agent_of(fr).gids[lane]), op)
             block.shared.write(addresses, value)
-            return
-        (cell,) = yield from find_cells(b, fr, barriers[0], lane)
+            continue
+        (cell,) = yield from find_cells(builder, fr, barriers[0], lane)
         if cell.home is not block:
-            raise RunError("the barrier of a remote store is in another block", loc=op.loc)
-        _send(fr, op, lane, [cell], addresses, kind.bytes, lambda: value)
-
-    def run(fr: Frame) -> Flow:
-        values = read_registers(fr, of, count)
-        for lane in active(fr):
-            yield from issue(fr, int(lane), values[lane].copy())
-        if barriers:
-            yield None
-
-    return run
+            raise RunError("the barrier of a remote store is in another block")
+        _send(fr, op, lane, [cell], addresses, kind.bytes, partial(np.asarray, value))
+    if barriers:
+        yield None
 
 
 # ── copies by threads that do not wait ───────────────────────────────────────────────────────
 
 
 @thread_meaning("cp_async")
-def cp_async(b: Builder, op: Intrinsic) -> Run:
+def cp_async(op: Intrinsic, to: TileRegion, of: TileRegion, amount: Eval, fr: Frame) -> None:
     """`bytes` bytes from global to shared memory by each thread, of which the last argument says
     how many are read; the rest are zeros. A wait tells the thread that copied, and no other."""
-    to, of, amount = b.operands(*op.args)
     size = int(op.fields["bytes"])
     kind = to.buffer.dtype
     count = size // kind.bytes
+    agent, block, lanes = agent_of(fr), agent_block(fr), active(fr)
+    ids = agent.gids[lanes]
+    groups = agent.groups_in("cp_async", agent.gids)
+    tensor, (target, (places,)) = of.memory(fr), elements(fr, to, count)
+    addresses = block.shared.address(target.name, places)
+    taken = in_threads(fr, amount(fr), lanes) // kind.bytes
+    starts = [in_threads(fr, s(fr), lanes) for s in of.starts]
+    valid = np.arange(count) < taken[:, None]
+    where = [np.broadcast_to(s[:, None], valid.shape)[valid] for s in starts[:-1]]
+    where.append((starts[-1][:, None] + np.arange(count))[valid])
+    if valid.any():
+        require_inside(fr, tensor, where)
+        fr.touch(READ, tensor, tuple(where), agent.ids[lanes].repeat(count)[valid.reshape(-1)])
+    if (addresses[:, 0] % size).any():
+        raise RunError(f"a copy of {size} bytes to {target.name} is not aligned")
+    units = block.shadow.units(addresses, kind.bytes)
+    actors = np.repeat(ids, units.size // ids.size)
+    block.shadow.async_write(units, actors, groups.entity, op)
 
-    def run(fr: Frame) -> None:
-        agent, block, lanes = agent_of(fr), agent_block(fr), active(fr)
-        ids = agent.gids[lanes]
-        groups = agent.groups_in("cp_async", agent.gids)
-        tensor, (target, (places,)) = of.memory(fr), elements(fr, to, count)
-        addresses = block.shared.address(target.name, places)
-        taken = in_threads(fr, amount(fr), lanes) // kind.bytes
-        starts = [in_threads(fr, s(fr), lanes) for s in of.starts]
-        valid = np.arange(count) < taken[:, None]
-        where = [np.broadcast_to(s[:, None], valid.shape)[valid] for s in starts[:-1]]
-        where.append((starts[-1][:, None] + np.arange(count))[valid])
-        if valid.any():
-            require_inside(fr, tensor, where)
-            fr.touch(READ, tensor, tuple(where), agent.ids[lanes].repeat(count)[valid.reshape(-1)])
-        if (addresses[:, 0] % size).any():
-            raise RunError(f"a copy of {size} bytes to {target.name} is not aligned", loc=op.loc)
-        units = block.shadow.units(addresses, kind.bytes)
-        actors = np.repeat(ids, units.size // ids.size)
-        block.shadow.async_write(units, actors, groups.entity, op)
+    def fetch() -> Array:
+        value = np.zeros(valid.shape, kind.numpy)
+        value[valid] = tensor.data[tuple(where)]
+        return value
 
-        def fetch() -> Array:
-            value = np.zeros(valid.shape, kind.numpy)
-            value[valid] = tensor.data[tuple(where)]
-            return value
+    def seen() -> None:
+        block.shadow.became(units, groups.entity, actors)
+        agent.unfenced.append(units)
+        agent.apart = True
 
-        def seen() -> None:
-            block.shadow.became(units, groups.entity, actors)
-            agent.unfenced.append(units)
-            agent.apart = True
-
-        block.shared.poison(addresses, kind.bytes)
-        store = partial(block.shared.write, addresses)
-        _launch(fr, op, fetch, store, groups).seen = seen
-
-    return run
+    block.shared.poison(addresses, kind.bytes)
+    store = partial(block.shared.write, addresses)
+    _launch(fr, op, fetch, store, groups).seen = seen
 
 
 # ── products by warpgroups ───────────────────────────────────────────────────────────────────
 
 
 @thread_meaning("descriptor")
-def descriptor(b: Builder, op: Intrinsic) -> Run:
-    (where,) = b.operands(*op.args)
+def descriptor(op: Intrinsic, where: TileRegion, fr: Frame) -> None:
     words = {k: int(v) for k, v in op.fields.items()}
     high = words["leading"] << 16 | words["stride"] << 32 | words["swizzle"] << 62
     assert op.result is not None
     name = op.result.name
-
-    def run(fr: Frame) -> None:
-        address = agent_block(fr).shared.address(where.buffer.name, where.starts[0](fr))
-        mine = address[active(fr)] if address.ndim else address
-        if (mine % 16).any():
-            raise RunError("a matrix descriptor's tile does not begin on 16 bytes", loc=op.loc)
-        low = (address & 0x3FFFF) >> 4
-        fr.vars[name] = (low.astype(np.uint64) | np.uint64(high))[()]
-
-    return run
+    address = agent_block(fr).shared.address(where.buffer.name, where.starts[0](fr))
+    mine = address[active(fr)] if address.ndim else address
+    if (mine % 16).any():
+        raise RunError("a matrix descriptor's tile does not begin on 16 bytes")
+    low = (address & 0x3FFFF) >> 4
+    fr.vars[name] = (low.astype(np.uint64) | np.uint64(high))[()]
 
 
 @thread_meaning("wgmma")
-def wgmma(b: Builder, op: Intrinsic) -> Run:
-    c, left, right, keep = b.operands(*op.args)
-    words = op.fields
-    n, a_kind, b_kind = int(words["n"]), MATRIX_TYPES[words["a"]], MATRIX_TYPES[words["b"]]
-    types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
-    from_registers = words["from"] == "rs"
-    c_table, c_shape = fragment_table("wgmma", a_kind.name, n, "c")
-    a_table, a_shape = fragment_table("wgmma", a_kind.name, n, "a")
+def wgmma(op: Intrinsic, c: TileRegion, left: Any, right: Eval, keep: Eval, fr: Frame) -> None:
+    for lanes in whole_groups(fr, WARPGROUP, "wgmma"):
+        _multiply(op, c, left, right, keep, lanes, fr)
 
-    def shared_operand(
-        fr: Frame, code: Any, lanes: Array, groups: Groups, mn: int, kind: MatrixType, flag: str
-    ) -> Array:
-        """The addresses of an operand in shared memory, which is read from now on."""
-        block, size = agent_block(fr), kind.bits // 8
+
+def _multiply(
+    op: Intrinsic, c: TileRegion, left: Any, right: Eval, keep: Eval, lanes: Array, fr: Frame
+) -> None:
+    """One warpgroup begins a product."""
+    words, agent, shared = op.fields, agent_of(fr), agent_block(fr).shared
+    types, n, a = [DTYPES[words[which]] for which in "abd"], int(words["n"]), words["a"]
+    c_table, c_shape = fragment_table("wgmma", a, n, "c")
+    a_table, a_shape = fragment_table("wgmma", a, n, "a")
+    groups = agent.groups_in("wgmma", agent.gids[lanes])
+    accumulate = bool(uniform_int(fr, keep(fr), "accumulate", lanes))
+    accumulator = _in_flight(fr, c, c_table.shape[1], lanes, groups, written=True)
+
+    def addresses(code: Eval, mn: int, which: str) -> Array:
+        """Of an operand in shared memory, which is read from now on."""
+        block, size = agent_block(fr), MATRIX_TYPES[words[which]].bits // 8
         number = uniform_int(fr, code(fr), "a descriptor", lanes)
-        addresses = operand_addresses(number, mn, a_kind.k, size, words.get(flag) == "1")
-        if addresses.max() + size > block.shared.bytes.size:
-            raise RunError("a matrix descriptor reaches outside of shared memory", loc=op.loc)
-        row, units = fr.agent.clocks.common(groups.owners), block.shadow.units(addresses, size)
+        k, transposed = MATRIX_TYPES[a].k, words.get(f"t{which}") == "1"
+        found = operand_addresses(number, mn, k, size, transposed)
+        if found.max() + size > shared.bytes.size:
+            raise RunError("a matrix descriptor reaches outside of shared memory")
+        row, units = agent.clocks.common(groups.owners), block.shadow.units(found, size)
         block.shadow.async_read(units, row, -1, groups.entity, groups.number, op)
-        return addresses
+        return found
 
-    def issue(fr: Frame, lanes: Array) -> None:
-        agent, shared = agent_of(fr), agent_block(fr).shared
-        groups = agent.groups_in("wgmma", agent.gids[lanes])
-        accumulate = bool(uniform_int(fr, keep(fr), "accumulate", lanes))
-        accumulator = _in_flight(fr, c, c_table.shape[1], lanes, groups, written=True)
-        b_at = shared_operand(fr, right, lanes, groups, n, b_kind, "tb")
-        a_at: Array
+    b_at = addresses(right, n, "b")
+    a_at: Array
+    from_registers = words["from"] == "rs"
+    if from_registers:
+        a_at = _in_flight(fr, left, a_table.shape[1], lanes, groups, written=False)
+    else:
+        a_at = addresses(left, 64, "a")
+
+    def fetch() -> Array:
         if from_registers:
-            a_at = _in_flight(fr, left, a_table.shape[1], lanes, groups, written=False)
+            left_tile = as_tile(a_at[lanes], a_table, a_shape)
         else:
-            a_at = shared_operand(fr, left, lanes, groups, 64, a_kind, "ta")
+            left_tile = shared.read(a_at, types[0].numpy)
+        old = np.zeros(c_shape, types[2].numpy)
+        if accumulate:
+            old = as_tile(accumulator[lanes], c_table, c_shape)
+        right_tile = shared.read(b_at, types[1].numpy).T
+        return multiplied(left_tile, right_tile, old, (types[0], types[1], types[2]))
 
-        def fetch() -> Array:
-            if from_registers:
-                left_tile = as_tile(a_at[lanes], a_table, a_shape)
-            else:
-                left_tile = shared.read(a_at, types[0].numpy)
-            old = np.zeros(c_shape, types[2].numpy)
-            if accumulate:
-                old = as_tile(accumulator[lanes], c_table, c_shape)
-            return multiplied(left_tile, shared.read(b_at, types[1].numpy).T, old, types)
+    def store(tile: Array) -> None:
+        accumulator[lanes] = tile.reshape(-1)[c_table]
 
-        def store(tile: Array) -> None:
-            accumulator[lanes] = tile.reshape(-1)[c_table]
-
-        _launch(fr, op, fetch, store, groups)
-
-    def run(fr: Frame) -> None:
-        for lanes in whole_groups(fr, WARPGROUP, "wgmma"):
-            issue(fr, lanes)
-
-    return run
+    _launch(fr, op, fetch, store, groups)
 
 
 def _in_flight(
@@ -380,7 +309,7 @@ def _in_flight(
 ) -> Array:
     """Registers that a matrix instruction uses from now on: [thread, register]."""
     agent, mem = agent_of(fr), tile.memory(fr)
-    agent.require_fenced(mem, fr.loc())
+    agent.require_fenced(mem)
     first = first_register(fr, mem, tile.index(fr), count, lanes)
     used = Registers(mem.name, first, first + count, lanes, written, groups, groups.number)
     agent.in_flight.append(used)

@@ -15,30 +15,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.dtype import DTYPES
-from tilewright.ir.op import Intrinsic
-from tilewright.ir.warps import WARP
-from tilewright.machine.conflicts import ATOMIC, READ, WRITE, Touch
-from tilewright.machine.lanes import TileRegion, not_inside, outside, uniform_int
-from tilewright.machine.meaning import THREADS, Builder, Run, thread_meaning
-from tilewright.machine.memory import Memory, describe_index
-from tilewright.machine.numbers import Array, atomic_fn, cast_fn, multiplied
+from tilewright.machine.core import *
 from tilewright.machine.ops import fold_in
 from tilewright.machine.sanitizer import meets
-from tilewright.machine.state import Frame, Watch, Where
-from tilewright.machine.thread_agents import (
-    active,
-    agent_block,
-    agent_of,
-    converge,
-    in_threads,
-    spread,
-    whole_groups,
-)
-from tilewright.machine.thread_races import Shadow
-from tilewright.machine.threads import require_lanes
-from tilewright.support.errors import RunError
+from tilewright.machine.thread_agents import *
 
 # ── accesses of memory ───────────────────────────────────────────────────────────────────────
 
@@ -58,7 +38,7 @@ class ThreadWatch(Watch):
             _, first = np.unique(flat, return_index=True)
             if first.size < flat.size:
                 values = np.broadcast_to(t.value, np.shape(t.where[-1])) if mem.shape else t.value
-                require_same(fr, mem, flat, values.reshape(-1))
+                require_same(mem, flat, values.reshape(-1))
                 flat, owners = flat[first], owners[first]
         note_elements(fr, mem, flat, owners + block.first, t.kind)
 
@@ -126,13 +106,12 @@ def require_apart(fr: Frame, mem: Memory, units: Array, kind: str) -> None:
         place = tuple(map(int, np.unravel_index(at, mem.shape)))
         raise RunError(
             f"block-race: {describe_index(mem, place)} is {meets(kind, 'block')}",
-            loc=fr.loc(),
             notes=races.lines.other(touch),
             fix="let blocks write disjoint elements, use atomics, or split the kernel in two",
         )
 
 
-def require_same(fr: Frame, mem: Memory, flat: Array, values: Array) -> None:
+def require_same(mem: Memory, flat: Array, values: Array) -> None:
     """Threads that store to one element at once store one value."""
     order = np.argsort(flat, kind="stable")
     flat, bits = flat[order], np.ascontiguousarray(values[order]).view(np.uint8)
@@ -142,7 +121,6 @@ def require_same(fr: Frame, mem: Memory, flat: Array, values: Array) -> None:
         at = int(flat[1:][np.argmax(clash)])
         raise RunError(
             f"race on {mem.name}[{at}]: two threads store different values to it at once",
-            loc=fr.loc(),
         )
 
 
@@ -157,7 +135,6 @@ def use_registers(fr: Frame, mem: Memory, first: int, last: int, *, writes: bool
             raise RunError(
                 f"{mem.name}[{first}] is in use by a matrix instruction that has not been "
                 "waited for",
-                loc=fr.loc(),
                 fix="wait for its group (wait_group wgmma) first",
             )
 
@@ -199,7 +176,6 @@ def first_register(
     if len(idx) > 1 or not 0 <= first <= size - count:
         raise RunError(
             f"out-of-range: {mem.name}[{first}:+{count}] is outside {mem.name}",
-            loc=fr.loc(),
             expected=f"registers inside {mem.shape}",
         )
     return first
@@ -223,59 +199,32 @@ def _result(op: Intrinsic) -> tuple[str, np.dtype[Any]]:
 
 
 @thread_meaning("warp_index")
-def warp_index(b: Builder, op: Intrinsic) -> Run:
-    (thread,), (name, kind) = b.operands(op.args[0]), _result(op)
-
-    def run(fr: Frame) -> None:
-        found = (thread(fr) // WARP).astype(kind)
-        same = found.ndim and (found == found[0]).all()
-        fr.vars[name] = found[0] if same else found
-
-    return run
+def warp_index(op: Intrinsic, thread: Eval, fr: Frame) -> None:
+    name, kind = _result(op)
+    found = (thread(fr) // WARP).astype(kind)
+    same = found.ndim and (found == found[0]).all()
+    fr.vars[name] = found[0] if same else found
 
 
 @thread_meaning("elect")
-def elect(b: Builder, op: Intrinsic) -> Run:
+def elect(op: Intrinsic, cond: Eval, fr: Frame) -> None:
     """True in one thread of each warp for which the condition holds; which one, the seed says."""
-    (cond,), (name, _) = b.operands(op.args[0]), _result(op)
-
-    def run(fr: Frame) -> None:
-        lanes = fr.agent.positions % WARP
-        seed = fr.agent.block.cluster.launch.options.seed
-        chosen = seed * 13 % WARP % min(WARP, lanes.size)
-        fr.vars[name] = spread(fr, cond(fr)) & (lanes == chosen)
-
-    return run
+    name, _ = _result(op)
+    lanes = fr.agent.positions % WARP
+    seed = fr.agent.block.cluster.launch.options.seed
+    chosen = seed * 13 % WARP % min(WARP, lanes.size)
+    fr.vars[name] = spread(fr, cond(fr)) & (lanes == chosen)
 
 
 @thread_meaning("prefetch_map", "pin", "settle")
-def nothing(b: Builder, op: Intrinsic) -> Run:
-    return lambda fr: None
-
-
-@thread_meaning(
-    *(f"shfl_{kind}" for kind in ("sync", "xor", "up", "down")),
-    *(f"warp_reduce_{kind}" for kind in ("sum", "max", "min", "and", "or")),
-    *("ballot", "any_sync", "all_sync"),
-)
-def across_lanes(b: Builder, op: Intrinsic) -> Run:
-    inner = THREADS[Intrinsic](b, op)
-    some = "mask=active" in op.text
-    by = b.operands(*op.args)[1] if op.name.startswith("shfl_") else None
-
-    def run(fr: Frame) -> None:
-        converge(fr, op.name, some=some)
-        if by is not None:
-            require_lanes(fr, op, by(fr))
-        inner(fr)
-
-    return run
+def nothing(fr: Frame) -> None:
+    """It changes no result."""
 
 
 # ── vectors ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _vector(fr: Frame, tile: TileRegion, count: int, op: Intrinsic) -> tuple[Memory, Where]:
+def _vector(fr: Frame, tile: TileRegion, count: int) -> tuple[Memory, Where]:
     """`elements` that are aligned."""
     mem, where = elements(fr, tile, count)
     first = where[-1][:, 0]
@@ -283,7 +232,6 @@ def _vector(fr: Frame, tile: TileRegion, count: int, op: Intrinsic) -> tuple[Mem
         raise RunError(
             f"a vector of {count} elements of {mem.name} begins at "
             f"{int(first[first % count > 0][0])}, which is no multiple of its length",
-            loc=op.loc,
         )
     return mem, where
 
@@ -295,54 +243,39 @@ def _touch(fr: Frame, kind: str, mem: Memory, where: Where, value: Array | None 
 
 
 @thread_meaning("load_shared", "load_global")
-def load_vector(b: Builder, op: Intrinsic) -> Run:
-    to, of = b.operands(*op.args)
+def load_vector(op: Intrinsic, to: TileRegion, of: TileRegion, fr: Frame) -> None:
     count = int(op.fields["count"])
-
-    def run(fr: Frame) -> None:
-        mem, where = _vector(fr, of, count, op)
-        _touch(fr, READ, mem, where)
-        kind = to.buffer.dtype
-        values = np.zeros((fr.lanes[0], count), kind.numpy)
-        values[active(fr)] = cast_fn(mem.dtype, kind)(mem.data[where])
-        write_registers(fr, to, values)
-
-    return run
+    mem, where = _vector(fr, of, count)
+    _touch(fr, READ, mem, where)
+    kind = to.buffer.dtype
+    values = np.zeros((fr.lanes[0], count), kind.numpy)
+    values[active(fr)] = cast_fn(mem.dtype, kind)(mem.data[where])
+    write_registers(fr, to, values)
 
 
 @thread_meaning("store_shared", "store_global")
-def store_vector(b: Builder, op: Intrinsic) -> Run:
-    to, of = b.operands(*op.args)
+def store_vector(op: Intrinsic, to: TileRegion, of: TileRegion, fr: Frame) -> None:
     count = int(op.fields["count"])
-
-    def run(fr: Frame) -> None:
-        mem, where = _vector(fr, to, count, op)
-        values = read_registers(fr, of, count)
-        new = cast_fn(of.buffer.dtype, mem.dtype)(values)[active(fr)]
-        _touch(fr, WRITE, mem, where, new)
-        mem.data[where] = new
-
-    return run
+    mem, where = _vector(fr, to, count)
+    values = read_registers(fr, of, count)
+    new = cast_fn(of.buffer.dtype, mem.dtype)(values)[active(fr)]
+    _touch(fr, WRITE, mem, where, new)
+    mem.data[where] = new
 
 
 @thread_meaning("store_packed")
-def store_packed(b: Builder, op: Intrinsic) -> Run:
+def store_packed(op: Intrinsic, to: TileRegion, word: Eval, fr: Frame) -> None:
     """A word of 32 bits over elements that fill it."""
-    to, word = b.operands(*op.args)
     kind = to.buffer.dtype.numpy
-
-    def run(fr: Frame) -> None:
-        words = np.array(spread(fr, word(fr)), np.uint32)[:, None]
-        values = of_words(words, kind)
-        if to.buffer.space is Space.LOCAL:
-            write_registers(fr, to, values)
-            return
-        mem, where = _vector(fr, to, values.shape[1], op)
-        new = values[active(fr)]
-        _touch(fr, WRITE, mem, where, new)
-        mem.data[where] = new
-
-    return run
+    words = np.array(spread(fr, word(fr)), np.uint32)[:, None]
+    values = of_words(words, kind)
+    if to.buffer.space is Space.LOCAL:
+        write_registers(fr, to, values)
+        return
+    mem, where = _vector(fr, to, values.shape[1])
+    new = values[active(fr)]
+    _touch(fr, WRITE, mem, where, new)
+    mem.data[where] = new
 
 
 # ── matrices of 8 rows of 16 bytes ───────────────────────────────────────────────────────────
@@ -358,10 +291,10 @@ def _rows(fr: Frame, memory: TileRegion, count: int, op: Intrinsic) -> tuple[Arr
     where = start[givers]
     per_row = 16 // mem.dtype.bytes
     if (where < 0).any() or (where > mem.shape[0] - per_row).any():
-        raise RunError(f"out-of-range: a row lies outside {mem.name}", loc=op.loc)
+        raise RunError(f"out-of-range: a row lies outside {mem.name}")
     address = agent_block(fr).shared.address(mem.name, where)
     if (address % 16).any():
-        raise RunError(f"a row of {mem.name} does not begin on 16 bytes", loc=op.loc)
+        raise RunError(f"a row of {mem.name} does not begin on 16 bytes")
     return warps, address.reshape(len(warps), count, 8)
 
 
@@ -377,48 +310,39 @@ def _note_rows(fr: Frame, warps: Array, address: Array, kind: str) -> None:
 
 
 @thread_meaning("ldmatrix")
-def ldmatrix(b: Builder, op: Intrinsic) -> Run:
-    to, of = b.operands(*op.args)
+def ldmatrix(op: Intrinsic, to: TileRegion, of: TileRegion, fr: Frame) -> None:
     words = op.fields
     count, trans = int(words["count"]), words["trans"] == "1"
     kind = to.buffer.dtype.numpy
-
-    def run(fr: Frame) -> None:
-        warps, address = _rows(fr, of, count, op)
-        _note_rows(fr, warps, address, READ)
-        data = agent_block(fr).shared.bytes[address[..., None] + np.arange(16)]
-        data = _transposed(data) if trans else data
-        found = np.ascontiguousarray(data).view(np.uint32).reshape(len(warps), count, WARP)
-        registers = np.zeros((fr.lanes[0], count), np.uint32)
-        registers[warps] = np.swapaxes(found, 1, 2)
-        write_registers(fr, to, of_words(registers, kind))
-
-    return run
+    warps, address = _rows(fr, of, count, op)
+    _note_rows(fr, warps, address, READ)
+    data = agent_block(fr).shared.bytes[address[..., None] + np.arange(16)]
+    data = _transposed(data) if trans else data
+    found = np.ascontiguousarray(data).view(np.uint32).reshape(len(warps), count, WARP)
+    registers = np.zeros((fr.lanes[0], count), np.uint32)
+    registers[warps] = np.swapaxes(found, 1, 2)
+    write_registers(fr, to, of_words(registers, kind))
 
 
 @thread_meaning("stmatrix")
-def stmatrix(b: Builder, op: Intrinsic) -> Run:
-    to, *given = b.operands(*op.args)
+def stmatrix(op: Intrinsic, args: list[Any], fr: Frame) -> None:
+    to, *given = args
     words = op.fields
     count, trans = int(words["count"]), words["trans"] == "1"
-
-    def run(fr: Frame) -> None:
-        warps, address = _rows(fr, to, count, op)
-        if words["from"] == "words":
-            (of,) = given
-            per = 4 // of.buffer.dtype.bytes
-            registers = as_words(read_registers(fr, of, count * per))
-        else:
-            registers = np.stack([spread(fr, w(fr)).astype(np.uint32) for w in given], axis=1)
-        data = np.ascontiguousarray(np.swapaxes(registers[warps], 1, 2))
-        rows = data.view(np.uint8).reshape(len(warps), count, 8, 16)
-        rows = _transposed(rows) if trans else rows
-        if np.unique(address).size < address.size:
-            raise RunError("two rows of a stmatrix lie at one place", loc=op.loc)
-        _note_rows(fr, warps, address, WRITE)
-        agent_block(fr).shared.bytes[address[..., None] + np.arange(16)] = rows
-
-    return run
+    warps, address = _rows(fr, to, count, op)
+    if words["from"] == "words":
+        (of,) = given
+        per = 4 // of.buffer.dtype.bytes
+        registers = as_words(read_registers(fr, of, count * per))
+    else:
+        registers = np.stack([spread(fr, w(fr)).astype(np.uint32) for w in given], axis=1)
+    data = np.ascontiguousarray(np.swapaxes(registers[warps], 1, 2))
+    rows = data.view(np.uint8).reshape(len(warps), count, 8, 16)
+    rows = _transposed(rows) if trans else rows
+    if np.unique(address).size < address.size:
+        raise RunError("two rows of a stmatrix lie at one place")
+    _note_rows(fr, warps, address, WRITE)
+    agent_block(fr).shared.bytes[address[..., None] + np.arange(16)] = rows
 
 
 # ── products by warps ────────────────────────────────────────────────────────────────────────
@@ -441,31 +365,23 @@ def as_tile(registers: Array, table: Array, shape: tuple[int, ...]) -> Array:
 
 
 @thread_meaning("mma")
-def mma(b: Builder, op: Intrinsic) -> Run:
-    c, x, y = b.operands(*op.args)
-    words = op.fields
-    types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
-    tables = {
-        which: fragment_table("mma", words["b" if which == "b" else "a"], 8, which)
-        for which in "abc"
-    }
-
-    def run(fr: Frame) -> None:
-        held = {
-            which: read_registers(fr, tile, tables[which][0].shape[1])
-            for which, tile in (("a", x), ("b", y), ("c", c))
-        }
-        out = np.array(held["c"])
-        warps = whole_groups(fr, WARP, "mma")
-        left, right, old = (
-            as_tile(_typed(held[w][warps], t), *tables[w])
-            for w, t in zip("abc", types, strict=True)
-        )
-        found = multiplied(left, right, old, types).reshape(len(warps), -1)
-        out[warps] = found[:, tables["c"][0]]
-        write_registers(fr, c, out)
-
-    return run
+def mma(op: Intrinsic, c: TileRegion, x: TileRegion, y: TileRegion, fr: Frame) -> None:
+    a, b, d = (op.fields[which] for which in "abd")
+    types = DTYPES[a], DTYPES[b], DTYPES[d]
+    tables = [fragment_table("mma", *each) for each in ((a, 8, "a"), (b, 8, "b"), (a, 8, "c"))]
+    held = [
+        read_registers(fr, tile, table.shape[1])
+        for tile, (table, _) in zip((x, y, c), tables, strict=True)
+    ]
+    out = np.array(held[2])
+    warps = whole_groups(fr, WARP, "mma")
+    left, right, old = (
+        as_tile(_typed(registers[warps], kind), *table)
+        for registers, kind, table in zip(held, types, tables, strict=True)
+    )
+    found = multiplied(left, right, old, types).reshape(len(warps), -1)
+    out[warps] = found[:, tables[2][0]]
+    write_registers(fr, c, out)
 
 
 def _typed(registers: Array, dtype: Any) -> Array:
@@ -479,36 +395,26 @@ def _typed(registers: Array, dtype: Any) -> Array:
 
 
 @thread_meaning("atomic", "atomic_of_warp")
-def atomic(b: Builder, op: Intrinsic) -> Run:
+def atomic(op: Intrinsic, args: list[Any], fr: Frame) -> None:
     """One after another, by thread; of a warp: by its first lane, which tells the others."""
-    target, *given = op.args
-    assert isinstance(target, Region)
-    where, kind = b.evaluate.region(target), target.dtype
+    where, kind, of_warp = args[0], args[0].buffer.dtype, op.name == "atomic_of_warp"
+    lanes = active(fr)
+    if of_warp:
+        converge(fr, op.name)
+        lanes = np.array([w[0] for w in whole_groups(fr, WARP, op.name)])
+    news = [
+        spread(fr, cast_fn(given.dtype, kind)(value(fr)))
+        for given, value in zip(op.args, args, strict=True)
+        if not isinstance(given, Region)
+    ] or [spread(fr, np.zeros((), kind.numpy))]
+    mem, places = elements(fr, where, len(news), lanes)  # of neighbours, each by itself
+    owners = np.repeat(fr.agent.ids[lanes], len(news)).reshape(-1, len(news))
+    fr.touch(ATOMIC, mem, places, owners)
+    old = np.zeros(fr.lanes, kind.numpy)
     combine = atomic_fn(op.fields["op"], kind)
-    values = [
-        (b.evaluate(each), cast_fn(each.dtype, kind))
-        for each in given
-        if not isinstance(each, Region)
-    ]
-    count = max(len(values), 1)  # of neighbours, each by itself
-
-    def run(fr: Frame) -> None:
-        lanes = active(fr)
-        if op.name == "atomic_of_warp":
-            converge(fr, op.name)
-            lanes = np.array([w[0] for w in whole_groups(fr, WARP, op.name)])
-        mem, places = elements(fr, where, count, lanes)
-        owners = np.repeat(fr.agent.ids[lanes], count).reshape(-1, count)
-        fr.touch(ATOMIC, mem, places, owners)
-        none = [np.zeros((), kind.numpy)]
-        news = [spread(fr, x) for x in ([to(value(fr)) for value, to in values] or none)]
-        old = np.zeros(fr.lanes, kind.numpy)
-        for k, new in enumerate(news):
-            found = fold_in(mem, tuple(p[:, k] for p in places), new[lanes], combine)
-            old[lanes] = old[lanes] if k else found
-        if op.result is not None:
-            if op.name == "atomic_of_warp":
-                old = old[agent_of(fr).positions // WARP * WARP]
-            fr.vars[op.result.name] = old.astype(op.result.dtype.numpy)
-
-    return run
+    for k, new in enumerate(news):
+        found = fold_in(mem, tuple(p[:, k] for p in places), new[lanes], combine)
+        old[lanes] = old[lanes] if k else found
+    if op.result is not None:
+        old = old[agent_of(fr).positions // WARP * WARP] if of_warp else old
+        fr.vars[op.result.name] = old.astype(op.result.dtype.numpy)

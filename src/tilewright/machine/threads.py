@@ -7,29 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Region, long_dims
-from tilewright.ir.dtype import DType
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.op import Intrinsic
-from tilewright.ir.warps import WARP
-from tilewright.machine.lanes import (
-    TileRegion,
-    extents_of,
-    gather,
-    locate,
-    read_box,
-    region_memory,
-)
-from tilewright.machine.meaning import Builder, Run, meaning
-from tilewright.machine.numbers import Array, Value, bin_fn
-from tilewright.machine.state import Frame, in_lane
-from tilewright.support.errors import RunError, SanitizerError
+from tilewright.machine.core import *
+from tilewright.machine.thread_agents import converge
 from tilewright.support.show import cut, show_line
 
 
 def _threads(fr: Frame, value: Value) -> Array:
     if fr.in_map:
-        raise RunError("threads do not exist inside an elementwise nest", loc=fr.loc())
+        raise RunError("threads do not exist inside an elementwise nest")
     return np.array(np.broadcast_to(value, fr.lanes))
 
 
@@ -54,14 +40,9 @@ def _wanted(kind: str, me: Array, by: Array, width: int) -> Array:
     return np.where(inside, me - lane + target, me)
 
 
-def shuffle(kind: str) -> Callable[..., Value]:
-    def run(fr: Frame, op: Intrinsic, value: Value, by: Value) -> Value:
-        values = _threads(fr, value)
-        if fr.agent.sanitize:
-            require_lanes(fr, op, by)
-        return values[_source(kind, fr, by, op.width or WARP)]
-
-    return run
+def shuffle(fr: Frame, op: Intrinsic, value: Value, by: Value) -> Value:
+    kind = op.name.removeprefix("shfl_")
+    return _threads(fr, value)[_source(kind, fr, by, op.width or WARP)]
 
 
 def require_lanes(fr: Frame, op: Intrinsic, by: Value) -> None:
@@ -81,7 +62,6 @@ def require_lanes(fr: Frame, op: Intrinsic, by: Value) -> None:
                 SanitizerError(
                     "shuffle-lane",
                     f"T.{op.name}: lane {lane[at]} asks for a lane {by[at]} away",
-                    loc=op.loc,
                     fix=f"shuffle by 0 … {(width if kind == 'xor' else WARP) - 1}",
                 ),
                 fr,
@@ -100,7 +80,6 @@ def require_lanes(fr: Frame, op: Intrinsic, by: Value) -> None:
                 "shuffle-lane",
                 f"T.{op.name}: lane {lane[at]} asks for the value of lane {source[at] % WARP}, "
                 + ("which does not run this" if exists else "which this block does not have"),
-                loc=op.loc,
                 notes=(f"of warp {at // WARP} lanes {_ranges(beside)} run it",),
                 fix="shuffle before the `if`, where all lanes of the warp come by; or give the "
                 "shuffle a width= that keeps it among the lanes that run",
@@ -144,74 +123,65 @@ def all_sync(fr: Frame, op: Intrinsic, pred: Value) -> Value:
     return _spread(fr, np.asarray(_warps(fr, pred != 0, True).all(axis=1)))
 
 
-def warp_reduce(name: str) -> Callable[..., Value]:
-    symbol = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}[name]
-
-    def run(fr: Frame, op: Intrinsic, value: Value) -> Value:
-        arg = op.args[0]
-        dtype: DType = arg.buffer.dtype if isinstance(arg, Region) else arg.dtype
-        fn = bin_fn(symbol, dtype)
-        values, active = _threads(fr, value), fr.active(fr.lanes)
-        width, out = op.width or WARP, values.copy()
-        for first in range(0, values.size, width):
-            group = np.flatnonzero(active[first : first + width]) + first
-            if group.size:
-                # the butterfly's order, so that targets can agree bit for bit
-                parts = [values[g] for g in group]
-                while len(parts) > 1:
-                    half = (len(parts) + 1) // 2
-                    parts = [
-                        fn(parts[k], parts[k + half]) if k + half < len(parts) else parts[k]
-                        for k in range(half)
-                    ]
-                out[group] = parts[0]
-        return out
-
-    return run
+_FOLDS = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}
 
 
-_VALUES: dict[str, Callable[..., Value]] = {
-    **{f"shfl_{kind}": shuffle(kind) for kind in ("sync", "xor", "up", "down")},
-    **{f"warp_reduce_{name}": warp_reduce(name) for name in ("sum", "max", "min", "and", "or")},
+def warp_reduce(fr: Frame, op: Intrinsic, value: Value) -> Value:
+    arg = op.args[0]
+    dtype: DType = arg.buffer.dtype if isinstance(arg, Region) else arg.dtype
+    fn = bin_fn(_FOLDS[op.name.removeprefix("warp_reduce_")], dtype)
+    values, active = _threads(fr, value), fr.active(fr.lanes)
+    width, out = op.width or WARP, values.copy()
+    for first in range(0, values.size, width):
+        group = np.flatnonzero(active[first : first + width]) + first
+        if group.size:
+            # the butterfly's order, so that targets can agree bit for bit
+            parts = [values[g] for g in group]
+            while len(parts) > 1:
+                half = (len(parts) + 1) // 2
+                parts = [
+                    fn(parts[k], parts[k + half]) if k + half < len(parts) else parts[k]
+                    for k in range(half)
+                ]
+            out[group] = parts[0]
+    return out
+
+
+_ACROSS_LANES: dict[str, Callable[..., Value]] = {
+    **{f"shfl_{kind}": shuffle for kind in ("sync", "xor", "up", "down")},
+    **{f"warp_reduce_{name}": warp_reduce for name in _FOLDS},
     "ballot": ballot,
     "any_sync": any_sync,
     "all_sync": all_sync,
 }
 
 
+@meaning(*_ACROSS_LANES)
+def across_lanes(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> None:
+    if builder.threads:
+        converge(fr, op.name, some="mask=active" in op.text)
+    given = [_value(fr, a) for a in args[: 1 + op.name.startswith("shfl_")]]
+    if len(given) > 1 and (builder.threads or fr.agent.sanitize):
+        require_lanes(fr, op, given[1])
+    got = _ACROSS_LANES[op.name](fr, op, *given)
+    if op.result is not None:
+        fr.vars[op.result.name] = got.astype(op.result.dtype.numpy)
+
+
+@meaning("pdl_wait", "pdl_launch")
+def run_pdl(fr: Frame) -> None:
+    """Kernels run one after another here."""
+
+
 @meaning(Intrinsic)
-def run_intrinsic(b: Builder, op: Intrinsic) -> Run:
+def run_other(op: Intrinsic, fr: Frame) -> None:
+    """One that is never reached does no harm."""
     if INTRINSICS[op.name].opaque:
-        # an opaque instruction that is never reached does no harm
-        def refuse(fr: Frame) -> None:
-            raise RunError(
-                f"{op.name} is foreign code, which the interpreter cannot run",
-                loc=op.loc,
-                fix='compile for a GPU: target="cuda"',
-            )
-
-        return refuse
-    args = b.operands(*op.args)
-    if op.name in ("pdl_wait", "pdl_launch"):
-        return lambda fr: None
-    if op.name == "print":
-        return lambda fr: run_print(fr, op, args)
-    if op.name == "device_assert":
-        return lambda fr: run_assert(fr, op, args)
-    if op.name not in _VALUES:
-        raise RunError(f"the interpreter has no meaning for intrinsic {op.name}", loc=op.loc)
-    fn, result = _VALUES[op.name], op.result
-
-    def run(fr: Frame) -> None:
-        got = fn(fr, op, *(_value(fr, a) for a in args[: fn_arity(op.name)]))
-        if result is not None:
-            fr.vars[result.name] = got.astype(result.dtype.numpy)
-
-    return run
-
-
-def fn_arity(name: str) -> int:
-    return 2 if name.startswith("shfl_") else 1
+        raise RunError(
+            f"{op.name} is foreign code, which the interpreter cannot run",
+            fix='compile for a GPU: target="cuda"',
+        )
+    raise RunError(f"the interpreter has no meaning for intrinsic {op.name}")
 
 
 def _value(fr: Frame, arg: Any) -> Value:
@@ -221,7 +191,8 @@ def _value(fr: Frame, arg: Any) -> Value:
     return gather(fr, arg.memory(fr), arg.index(fr), None)
 
 
-def run_print(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
+@meaning("print")
+def run_print(op: Intrinsic, args: list[Any], fr: Frame) -> None:
     """One line for uniform values and tiles, one per active lane otherwise. `op` is labelled."""
     shown, places = [_shown(fr, arg) for arg in args], op.width or 0
     lanes = [*zip(*np.nonzero(fr.active(fr.lanes)), strict=True)]
@@ -256,7 +227,8 @@ def _shown(fr: Frame, arg: Any) -> tuple[bool, Callable[[tuple[int, ...]], Any]]
     )
 
 
-def run_assert(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
+@meaning("device_assert")
+def run_assert(op: Intrinsic, args: list[Any], fr: Frame) -> None:
     """The last operand holds in every active lane. `op` is labelled."""
     *places, test = (_value(fr, a) for a in args)
     wrong = (test == 0) & fr.active(fr.lanes if test.ndim or fr.mask is not None else ())
@@ -264,4 +236,4 @@ def run_assert(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
         at = np.unravel_index(int(np.argmax(wrong)), fr.lanes) if wrong.ndim else ()
         shown = [np.broadcast_to(p, fr.lanes)[at] if p.ndim else p for p in places]
         fix = "it is the kernel's own: pass data that fulfils it"
-        raise in_lane(RunError(op.text.format(*shown), loc=op.loc, fix=fix), fr, wrong)
+        raise in_lane(RunError(op.text.format(*shown), fix=fix), fr, wrong)

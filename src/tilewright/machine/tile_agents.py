@@ -17,13 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.core import *
-from tilewright.machine.lanes import uniform_int
-from tilewright.machine.memory import Memory, allocate
-from tilewright.machine.numbers import Array, Value
-from tilewright.machine.state import Agent, Block, Cluster, Crew, Frame
-from tilewright.machine.sync import Flow, Groups, Meeting, Party
-from tilewright.support.errors import RunError, SanitizerError
+from tilewright.machine.core import *
 
 KNOWERS = 3  # of an agent
 _FIRST: Array = np.zeros(1, np.int64)
@@ -67,7 +61,7 @@ class TileAgent(Agent):
             uniform_int(fr, value, what)
         return [self.party(fr)]
 
-    def one(self, fr: Frame, op: Op) -> Party | None:
+    def one(self, fr: Frame) -> Party | None:
         return self._all if self.first_warp == 0 else None
 
     def syncs_alone(self, fr: Frame, op: Sync) -> bool:
@@ -81,7 +75,6 @@ class TileAgent(Agent):
         return op.scope == "warp"
 
     def _require_all(self, fr: Frame, op: Sync) -> None:
-        """A barrier that only some of the threads reach hangs."""
         if not fr.is_partial:
             return
         threads = fr.active(fr.lanes)
@@ -91,11 +84,7 @@ class TileAgent(Agent):
                 return
         if op.scope == "named" and int(threads.sum()) == op.threads:
             return
-        message = f"{int((~threads).sum())} threads do not reach this barrier of the {op.scope}"
-        fix = "move the barrier out of the guard that differs between threads"
-        if self.sanitize:
-            raise SanitizerError("divergent-barrier", message, loc=fr.loc(), fix=fix)
-        raise RunError(f"divergent-barrier: {message}", loc=fr.loc(), fix=fix)
+        raise self.divergent(fr, op)
 
     def groups_in(self, unit: str) -> Groups:
         if unit not in self.groups:
@@ -157,13 +146,15 @@ def together(fr: Frame, op: Role, body: Callable[[Frame], Flow], first: int, war
             name = f"all warps of role {op.name} to {side}"
             meetings[key] = Meeting(agent.clocks, size, name)
         party = agent.party(fr)
-        mine = meetings[key].join(party, op)
+        mine = meetings[key].join(party)
         yield from meetings[key].wait(party, mine)
         if side == "enter" and agent is members[0]:
             joint = _join(members, first, warps, fr, op)
             mutual = joint.party(joint.frame)
             agent.clocks.learn(mutual.learns, meetings[key].known[mine])
+            agent.current = joint.frame
             yield from body(joint.frame)
+            agent.current = agent.frame
             _part(joint, members)
             agent.clocks.learn(party.learns, agent.clocks.release(mutual.ids, mutual.shares))
 

@@ -266,8 +266,8 @@ class TilewrightError(Exception):
         message: str,
         *,
         loc: Loc | None = None,
-        expected: str = "",
-        got: str = "",
+        expected: object = "",
+        got: object = "",
         fix: str = "",
         notes: tuple[str, ...] = (),
         code: str = "",
@@ -275,8 +275,8 @@ class TilewrightError(Exception):
         repair_loc: Loc | None = None,
     ) -> None:
         self.diagnostic = Diagnostic(
-            message, loc or current_loc(), expected, got, fix, notes, code or self.code, repair,
-            repair_loc,
+            message, loc or current_loc(), str(expected), str(got), fix, notes, code or self.code,
+            repair, repair_loc,
         )  # fmt: skip
         super().__init__(message)
 

@@ -13,7 +13,6 @@ from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.analysis.uniform import PerThread
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.simplify import simplify
 from tilewright.ir.text import print_op
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tilewright.ir.core import *
-from tilewright.ir.marks import kept
 
 
 class Aliases(dict[str, str]):

@@ -21,21 +21,8 @@ from functools import wraps as wraps_method
 from math import gcd
 from typing import Any, TypeVar
 
-from tilewright.ir.analysis.intervals import (
-    BINARY,
-    BIT,
-    Value,
-    fits,
-    held,
-    join,
-    limits,
-    meet,
-    multiply,
-    single,
-    tight,
-    wraps,
-)
-from tilewright.ir.analysis.linear import Linear, combined, factors, is_ring
+from tilewright.ir.analysis.intervals import *
+from tilewright.ir.analysis.linear import *
 from tilewright.ir.core import *
 
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}

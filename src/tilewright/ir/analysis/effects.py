@@ -7,8 +7,6 @@ from collections.abc import Container, Iterable
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.core import *
-from tilewright.ir.marks import kept
-from tilewright.support.errors import CompileError
 
 
 @kept

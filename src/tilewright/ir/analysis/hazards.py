@@ -33,7 +33,6 @@ from tilewright.ir.analysis.flow import Flow, Loop, Path, paths
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.core import *
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.marks import with_loc
 
 # where accesses of groups under way are kept, by their kind
 GROUPS = {"cp_async": "cp_async", "matrix": "matrix", "bulk_read": "bulk", "bulk_put": "puts"}

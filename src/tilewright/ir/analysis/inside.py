@@ -18,9 +18,7 @@ import numpy as np
 from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.analysis.effects import leaves_early
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.arith import CMP_OPS, FOLD
 from tilewright.ir.core import *
-from tilewright.support.errors import CompileError, Loc
 
 POINTS = 4096  # at most so many are tried; of larger domains the ends and the middle
 Array: TypeAlias = Any

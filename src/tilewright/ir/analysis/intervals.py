@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import gcd
 from typing import NamedTuple
 
-from tilewright.ir.dtype import DType
+from tilewright.ir.core import *
 
 
 class Value(NamedTuple):

@@ -17,7 +17,6 @@ from tilewright.ir.analysis.uniform import TILE_OPS, PerThread, per_thread
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.core import *
 from tilewright.ir.gather import filled_by
-from tilewright.ir.layout.fragment import Fragment
 
 Span = tuple[int, int]
 Chain = tuple[tuple[int, str], ...]  # the ops around, outermost first, and which body of theirs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
-from tilewright.ir.expr import ceildiv
 
 
 def values_of(loop: For) -> range | None:

@@ -19,8 +19,6 @@ from typing import TypeAlias
 from tilewright.ir.analysis.effects import leaves_early
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.marks import kept
-from tilewright.support.errors import CompileError
 
 Name: TypeAlias = Var | Buffer
 

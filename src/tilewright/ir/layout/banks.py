@@ -17,16 +17,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import (
-    AnyLayout,
-    Indices,
-    Layout,
-    LayoutError,
-    Swizzle,
-    make_layout,
-    row_major,
-    size,
-)
+from tilewright.ir.layout.layout import *
 from tilewright.ir.layout.ops import coalesce, composition
 from tilewright.ir.warps import WARP
 from tilewright.support.distinct import distinct
@@ -63,7 +54,7 @@ class BankConflicts:
 
 
 def bank_conflicts(
-    layout: AnyLayout, accesses: Fragment | Indices, elem_bytes: int, vector: int | None = None
+    layout: MemoryLayout, accesses: Fragment | Indices, elem_bytes: int, vector: int | None = None
 ) -> BankConflicts:
     """Count the wavefronts of moving a fragment, register by register, to or from a tile laid out
     in shared memory; or of `accesses[thread, k]`, linear coordinates of the layout, -1 where a
@@ -92,7 +83,7 @@ def bank_conflicts(
 
 @lru_cache(maxsize=256)
 def _of_fragment(
-    layout: AnyLayout, fragment: Fragment, elem_bytes: int, vector: int | None
+    layout: MemoryLayout, fragment: Fragment, elem_bytes: int, vector: int | None
 ) -> BankConflicts:
     if tuple(size(mode) for mode in layout) != fragment.tile:
         raise LayoutError(f"bank_conflicts: {layout} is not the layout of a tile {fragment.tile}")
@@ -151,7 +142,7 @@ def _vectorizes(places: Indices, width: int) -> bool:
 
 def make_swizzled_layout(
     shape: Any, elem_bits: int | None = None, max_bytes: int = 128
-) -> AnyLayout:
+) -> MemoryLayout:
     """The layout of a tile, given as a shape and the bits of an element, or as the tile itself,
     that its matrix instructions read without bank conflicts: the row-major tile with Hopper's 128,
     64 or 32 byte swizzle, the widest one, up to `max_bytes`, whose span divides a row.

@@ -10,15 +10,7 @@ from xml.sax.saxutils import escape
 
 from tilewright.ir.layout.banks import BANKS, WORD
 from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import (
-    AnyLayout,
-    ComposedLayout,
-    Layout,
-    LayoutError,
-    cropped,
-    cut_note,
-    size,
-)
+from tilewright.ir.layout.layout import *
 
 # Larger tiles are cut to this many rows and columns: 64 x 64 cells are 400 KB of SVG.
 MAX_DRAWN = 64
@@ -28,11 +20,11 @@ LEGEND_WIDTH = 30
 
 
 def draw(
-    layout: AnyLayout | Fragment,
+    layout: MemoryLayout | Fragment,
     path: str | os.PathLike[str],
     *,
     elem_bytes: int = 4,
-    shared: AnyLayout | None = None,
+    shared: MemoryLayout | None = None,
 ) -> None:
     """Write an SVG picture to `path`.
 
@@ -60,7 +52,7 @@ def draw(
     Path(path).write_text(picture, encoding="utf-8")
 
 
-def _draw_layout(layout: AnyLayout, elem_bytes: int) -> str:
+def _draw_layout(layout: MemoryLayout, elem_bytes: int) -> str:
     whole = layout.rows_and_columns()
     shown = cropped(whole, MAX_DRAWN)
     indices = layout.corner(*shown)
@@ -78,7 +70,7 @@ def _draw_layout(layout: AnyLayout, elem_bytes: int) -> str:
     return _svg(repr(layout), note, cells, legend)
 
 
-def _draw_fragment(fragment: Fragment, elem_bytes: int, shared: AnyLayout | None) -> str:
+def _draw_fragment(fragment: Fragment, elem_bytes: int, shared: MemoryLayout | None) -> str:
     columns = fragment.tile[-1]
     whole = (fragment.elements // columns, columns)
     shown = cropped(whole, MAX_DRAWN)

@@ -15,22 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilewright.ir.layout.layout import (
-    AnyLayout,
-    Indices,
-    Layout,
-    LayoutError,
-    Pictured,
-    cropped,
-    cut_note,
-    evaluated,
-    format_rows,
-    leaves,
-    make_layout,
-    parse_int_tuple,
-    parse_layout,
-    row_major,
-)
+from tilewright.ir.layout.layout import *
 from tilewright.ir.layout.ops import coalesce, composition, filter
 from tilewright.ir.layout.query import fit_layout
 from tilewright.support.distinct import distinct
@@ -460,6 +445,20 @@ def row_of(fragment: Fragment, dim: int, keepdim: bool = False) -> Fragment:
     return Fragment(without(fragment.tile), layout, cover).drop_repeats()
 
 
+def reach(fragment: Fragment, dim: int) -> int:
+    """The size of the groups of consecutive threads in which those lie that share all else than the
+    coordinate in one dimension.
+
+    >>> reach(spatial(8, 4) * repeat(1, 2), 1)
+    4
+    """
+    place = found = 1
+    for extent, stride in fragment.along(dim)[0].modes():
+        place *= extent
+        found = place if stride else found
+    return found
+
+
 # What matrix instructions hold
 
 
@@ -570,7 +569,7 @@ def parse_fragment(text: str) -> Fragment:
     return Fragment(leaves(parse_int_tuple(match["tile"])), layout, cover)
 
 
-def parse_layout_or_fragment(text: str) -> AnyLayout | Fragment:
+def parse_layout_or_fragment(text: str) -> MemoryLayout | Fragment:
     """Read a layout, a swizzled layout or a fragment.
 
     >>> parse_layout_or_fragment("4:1"), parse_layout_or_fragment("frag{tile=(4) tv=(4,1):(1,0)}")

@@ -2,8 +2,8 @@
 
 A layout `shape:stride` takes a coordinate (a nested tuple, or a linear coordinate that counts the
 left-most mode fastest) to the sum of coordinate times stride. Names and results are CuTe's; the
-operations on layouts are in `layout_ops`, questions about them in `layout_query`, pictures in
-`layout_draw`. `repr` and f-strings give the one-line text; `str`, and so `print`, add the grid.
+operations on layouts are in `ops`, questions about them in `query`, pictures in `draw`. `repr` and
+f-strings give the one-line text; `str`, and so `print`, add the grid.
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ class ComposedLayout(_Function):
         return self.swizzle(self.offset + self.layout.indices())
 
 
-AnyLayout: TypeAlias = Layout | ComposedLayout
+MemoryLayout: TypeAlias = Layout | ComposedLayout
 
 
 def cropped(whole: tuple[int, int], most: int | None) -> tuple[int, int]:
@@ -432,7 +432,7 @@ def format_rows(rows: list[list[Any]]) -> str:
 # Measures
 
 
-def size(value: IntTuple | AnyLayout) -> int:
+def size(value: IntTuple | MemoryLayout) -> int:
     """The number of coordinates of a shape or layout.
 
     >>> size((4, (2, 3))), size(Layout((4, 8)))
@@ -441,7 +441,7 @@ def size(value: IntTuple | AnyLayout) -> int:
     return math.prod(leaves(_shape(value)))
 
 
-def cosize(layout: AnyLayout) -> int:
+def cosize(layout: MemoryLayout) -> int:
     """One past the largest index.
 
     >>> cosize(Layout((4, 2), (1, 10)))
@@ -450,7 +450,7 @@ def cosize(layout: AnyLayout) -> int:
     return layout.cosize()
 
 
-def rank(value: IntTuple | AnyLayout) -> int:
+def rank(value: IntTuple | MemoryLayout) -> int:
     """The number of top-level modes.
 
     >>> rank(4), rank((4, (2, 3)))
@@ -460,7 +460,7 @@ def rank(value: IntTuple | AnyLayout) -> int:
     return 1 if isinstance(shape, int) else len(shape)
 
 
-def depth(value: IntTuple | AnyLayout) -> int:
+def depth(value: IntTuple | MemoryLayout) -> int:
     """The nesting: 0 for an integer, one more than the deepest part for a tuple.
 
     >>> depth(4), depth((4, (2, 3)))
@@ -470,7 +470,7 @@ def depth(value: IntTuple | AnyLayout) -> int:
     return 0 if isinstance(shape, int) else 1 + max(map(depth, shape), default=0)
 
 
-def _shape(value: IntTuple | AnyLayout) -> IntTuple:
+def _shape(value: IntTuple | MemoryLayout) -> IntTuple:
     return value.shape if isinstance(value, (Layout, ComposedLayout)) else value
 
 
@@ -575,7 +575,7 @@ def parse_int_tuple(text: str) -> IntTuple:
     return result
 
 
-def parse_layout(text: str) -> AnyLayout:
+def parse_layout(text: str) -> MemoryLayout:
     """Read what `repr` writes of a layout.
 
     >>> parse_layout("(4,8):(1,4)"), parse_layout("S<3,4,3> o 0 o (8,64):(64,1)")

@@ -14,18 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from tilewright.ir.layout.layout import (
-    AnyLayout,
-    ComposedLayout,
-    IntTuple,
-    Layout,
-    LayoutError,
-    Mode,
-    Swizzle,
-    leaves,
-    make_layout,
-    size,
-)
+from tilewright.ir.layout.layout import *
 
 Tiler: TypeAlias = "int | Layout | tuple[Tiler, ...] | None"
 L = TypeVar("L", Layout, ComposedLayout)
@@ -150,7 +139,7 @@ def composition(left: Swizzle, right: Layout) -> ComposedLayout: ...
 def composition(left: Layout, right: Swizzle) -> ComposedLayout: ...
 @overload
 def composition(left: L, right: Tiler) -> L: ...
-def composition(left: AnyLayout | Swizzle, right: Tiler | Swizzle) -> AnyLayout:
+def composition(left: MemoryLayout | Swizzle, right: Tiler | Swizzle) -> MemoryLayout:
     """`R(c) == left(right(c))`, with R's shape a refinement of right's. A tuple composes by mode,
     `None` in it keeps the mode; an integer n stands for `n:1`; a swizzle on the left makes a
     `ComposedLayout`. A swizzle on the right goes through the layout, where one can.
@@ -178,7 +167,7 @@ def composition(left: AnyLayout | Swizzle, right: Tiler | Swizzle) -> AnyLayout:
     return _composition(left, right)
 
 
-def _through(layout: AnyLayout, swizzle: Swizzle) -> ComposedLayout:
+def _through(layout: MemoryLayout, swizzle: Swizzle) -> ComposedLayout:
     """`layout o swizzle` as `moved o layout`: the fields of the swizzle become those where the
     layout puts their bits. Linear coordinates must not leave the layout, and XOR must not carry."""
     name = f"composition({layout}, {swizzle})"
@@ -384,7 +373,7 @@ def left_inverse(layout: Layout) -> Layout:
     return _from_modes(_merged(result))
 
 
-def max_common_layout(a: AnyLayout, b: Layout) -> Layout:
+def max_common_layout(a: MemoryLayout, b: Layout) -> Layout:
     """The longest run of coordinates on which both layouts are contiguous alike: R with
     `a(R(i)) == b(R(i)) == i`. A swizzle on `a` limits the run to what it moves as a whole.
 
@@ -402,7 +391,7 @@ def max_common_layout(a: AnyLayout, b: Layout) -> Layout:
     return _prefix(inverse, len(run) if agrees.all() else int(agrees.argmin()))
 
 
-def max_common_vector(a: AnyLayout, b: Layout) -> int:
+def max_common_vector(a: MemoryLayout, b: Layout) -> int:
     """How many elements one vector access may move between two layouts of the same coordinates.
 
     >>> max_common_vector(Layout((8, 8), (8, 1)), Layout((8, 8), (16, 1)))

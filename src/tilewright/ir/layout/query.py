@@ -5,21 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.ir.layout.layout import (
-    AnyLayout,
-    ComposedLayout,
-    Indices,
-    IntTuple,
-    Layout,
-    LayoutError,
-    Swizzle,
-    make_layout,
-)
+from tilewright.ir.layout.layout import *
 from tilewright.ir.layout.ops import coalesce
 from tilewright.support.distinct import distinct
 
 
-def same(a: AnyLayout, b: AnyLayout) -> bool:
+def same(a: MemoryLayout, b: MemoryLayout) -> bool:
     """Whether two layouts are one function of the linear coordinate.
 
     >>> same(Layout((2, (1, 6)), (1, (6, 2))), Layout(12)), same(Layout(8), Layout((2, 4), (4, 1)))
@@ -30,7 +21,7 @@ def same(a: AnyLayout, b: AnyLayout) -> bool:
     return a.size() == b.size() and bool(np.array_equal(a.indices(), b.indices()))
 
 
-def injective(layout: AnyLayout) -> bool:
+def injective(layout: MemoryLayout) -> bool:
     """Whether no two coordinates share an index.
 
     >>> injective(Layout((3, 2), (2, 3))), injective(Layout((3, 2), (1, 2)))
@@ -39,7 +30,7 @@ def injective(layout: AnyLayout) -> bool:
     return _distinct(layout.indices()) == layout.size()
 
 
-def covers(layout: AnyLayout, count: int) -> bool:
+def covers(layout: MemoryLayout, count: int) -> bool:
     """Whether every index below `count` is hit.
 
     >>> covers(Layout((3, 2), (1, 2)), 5), covers(Layout(4, 2), 4)
@@ -49,7 +40,7 @@ def covers(layout: AnyLayout, count: int) -> bool:
     return _distinct(indices[indices < count]) == count
 
 
-def bijective(layout: AnyLayout) -> bool:
+def bijective(layout: MemoryLayout) -> bool:
     """Whether the layout permutes `[0, size)`.
 
     >>> bijective(Layout((4, 8), (8, 1))), bijective(Layout((4, 8), (1, 5)))
@@ -94,7 +85,7 @@ def fit_layout(indices: Indices) -> Layout:
     return layout
 
 
-def recast(layout: AnyLayout, old_bits: int, new_bits: int) -> AnyLayout:
+def recast(layout: MemoryLayout, old_bits: int, new_bits: int) -> MemoryLayout:
     """The same memory seen as elements of `new_bits`, by linear coordinate, where `layout` places
     elements of `old_bits`. `LayoutError` where a wider element would not lie in one piece.
 

@@ -65,24 +65,5 @@ are written in backquotes.
 
 from __future__ import annotations
 
-from tilewright.ir.text.parse import parse_body, parse_expr, parse_program
-from tilewright.ir.text.printer import (
-    print_buffer,
-    print_expr,
-    print_op,
-    print_program,
-    print_region,
-    print_signature,
-)
-
-__all__ = [
-    "parse_program",
-    "parse_body",
-    "parse_expr",
-    "print_program",
-    "print_signature",
-    "print_op",
-    "print_expr",
-    "print_region",
-    "print_buffer",
-]
+from tilewright.ir.text.parse import *
+from tilewright.ir.text.printer import *

@@ -7,13 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import INT32, DType
-from tilewright.ir.expr import Expr, Var
-from tilewright.ir.op import Body, Dim, Let, Op, Param, Program, Store
-from tilewright.ir.text.expr import ExprParser
+from tilewright.ir.core import *
+from tilewright.ir.text.expr import END, ExprParser, Scope, did_you_mean
 from tilewright.ir.text.printer import FORMS, Form, Hole
-from tilewright.ir.text.scan import END, Scope, did_you_mean
 from tilewright.support import limits
 
 
@@ -164,7 +160,7 @@ class _Parser(ExprParser):
         self.expect("{")
         kernels_at = self.header_scalars()
         dims: list[Dim] = []
-        params: list[Param] = []
+        params: list[Parameter] = []
         scratch: list[Buffer] = []
         sources: list[str] = []
         for start in self.header:

@@ -20,28 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir import arith
-from tilewright.ir.arith import round_constant
-from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.dtype import BARRIER, BOOL, DTYPES, FLOAT32, INT32, INT64, DType
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
+from tilewright.ir.core import *
 from tilewright.ir.intrinsics import FUNCTIONS
-from tilewright.ir.op import (
-    OPS,
-    Alloc,
-    Atomic,
-    Body,
-    Dim,
-    Fill,
-    For,
-    If,
-    Let,
-    Op,
-    Param,
-    Program,
-    Store,
-)
 from tilewright.ir.op import View as ViewOp
-from tilewright.support.errors import CompileError
 
 # ── templates ────────────────────────────────────────────────────────────────────────────────
 
@@ -440,6 +421,6 @@ def print_signature(program: Program) -> str:
     >>> print_signature(parse_program("program p { dim m\\n param A: float16[m, 8] global }"))
     'p(A: float16[m, 8])'
     """
-    sizes: dict[Param, str] = {p: _Printer().indices(p.shape) for p in program.tensors}
+    sizes: dict[Parameter, str] = {p: _Printer().indices(p.shape) for p in program.tensors}
     params = (f"{p.name}: {p.dtype}{sizes.get(p, '')}" for p in program.params)
     return f"{program.name}({', '.join(params)})"

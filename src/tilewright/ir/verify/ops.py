@@ -8,11 +8,12 @@ from tilewright.ir.atoms import ATOMS, GROUP_UNITS
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.ptx_text import written_operands
-from tilewright.ir.verify.core import Context, block_warps, rule
-from tilewright.ir.verify.values import (
+from tilewright.ir.verify.core import (
     DATA,
     TILES,
+    Context,
     Extents,
+    block_warps,
     check_buffer,
     check_expr,
     check_indices,
@@ -20,10 +21,10 @@ from tilewright.ir.verify.values import (
     in_space,
     need_cluster,
     one_barrier,
+    rule,
     same_tile,
     shape_text,
 )
-from tilewright.ir.warps import NAMED_BARRIERS
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
@@ -134,8 +135,8 @@ def _copy_atom(op: Copy, name: str, context: Context) -> None:
     if atom.is_async and op.src.dtype != op.dst.dtype:
         context.fail(
             f"{name} does not convert",
-            expected=str(op.src.dtype),
-            got=str(op.dst.dtype),
+            expected=op.src.dtype,
+            got=op.dst.dtype,
             fix="copy with atom=threads, or convert in a map",
         )
 
@@ -293,7 +294,7 @@ def _barrier_init(op: BarrierInit, context: Context) -> None:
     in_space(op.barrier, "the barrier", (Space.BARRIER,), context)
     context.integer(op.count, "the count")
     if isinstance(op.count, Const) and op.count.value < 1:
-        context.fail("a barrier needs at least one arrival", got=str(op.count.value))
+        context.fail("a barrier needs at least one arrival", got=op.count.value)
 
 
 @rule
@@ -320,7 +321,7 @@ def _group(op: Commit | WaitGroup, context: Context) -> None:
     context.one_of(op.unit, GROUP_UNITS, "unit")
     if isinstance(op, WaitGroup):
         if op.pending < 0:
-            context.fail("pending must not be negative", got=str(op.pending))
+            context.fail("pending must not be negative", got=op.pending)
         if op.read and op.unit != "bulk":
             context.fail("read= is for bulk stores", got=f"wait_group {op.unit}")
 
@@ -350,7 +351,7 @@ def _sync(op: Sync, context: Context) -> None:
         context.fail(
             "there is no such named barrier",
             expected=f"0 … {NAMED_BARRIERS - 1}",
-            got=str(op.id.value),
+            got=op.id.value,
             fix="use a smaller number, or T.sync_threads() for the whole block",
         )
     assert context.kernel is not None
@@ -359,7 +360,7 @@ def _sync(op: Sync, context: Context) -> None:
         context.fail(
             "a named barrier counts whole warps of the block",
             expected=f"a multiple of {WARP} up to {most}",
-            got=str(op.threads),
+            got=op.threads,
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilewright.ir import scope
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.core import *
-from tilewright.ir.rewrite import Names
+from tilewright.ir.rewrite import TakenNames
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.shared_tiles import as_copy, turned
@@ -26,7 +26,7 @@ def choose_copies(at: Facts) -> Kernel:
     """An atom for each copy; roles of their author's stay as they are."""
     if by_hand(at.kernel):
         return at.kernel
-    low = lowering_of(at.kernel, at.program, Names(at.names), at.target)
+    low = lowering_of(at.kernel, at.program, TakenNames(at.names), at.target)
     low.unrolled = unrolled(at.kernel)
     block, roles = low.instance, role_of(at.kernel)
     shares = {

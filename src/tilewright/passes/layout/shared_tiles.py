@@ -24,10 +24,10 @@ from tilewright.ir.core import *
 from tilewright.ir.layout.banks import make_swizzled_layout
 from tilewright.ir.layout.fragment import Fragment, repeat, spatial
 from tilewright.ir.layout.layout import (
-    AnyLayout,
     ComposedLayout,
     Layout,
     LayoutError,
+    MemoryLayout,
     leaves,
     make_layout,
     row_major,
@@ -138,7 +138,7 @@ def lay_out_shared(kernel: Kernel, target: Target) -> Kernel:
     return replace_buffers(kernel, changes)
 
 
-def seen_through(op: View, source: Buffer) -> AnyLayout:
+def seen_through(op: View, source: Buffer) -> MemoryLayout:
     """Where the elements of a view lie, which follows from where those of its source do."""
     old = source.layout
     if old is None or isinstance(old, Fragment) or same(old, plain(source)):
@@ -162,17 +162,17 @@ def _bits(buffer: Buffer) -> int:
     return max(4, buffer.dtype.bits)
 
 
-def plain(buffer: Buffer) -> AnyLayout:
+def plain(buffer: Buffer) -> MemoryLayout:
     return row_major(buffer.static_shape or (1,))
 
 
-def padded(buffer: Buffer, amount: int) -> AnyLayout:
+def padded(buffer: Buffer, amount: int) -> MemoryLayout:
     """Rows `amount` elements longer than the tile's."""
     *outer, row = shape = buffer.static_shape
     return Layout(shape, row_major((*outer, row + amount)).stride)
 
 
-def operand(buffer: Buffer) -> AnyLayout:
+def operand(buffer: Buffer) -> MemoryLayout:
     """Panels as wide as the widest swizzle that divides a row; rows that none divides, but whole
     blocks of 16 bytes, lie in such blocks."""
     shape, bits = buffer.static_shape, buffer.dtype.bits
@@ -227,7 +227,7 @@ def as_copy(op: Map, x: Buffer, y: Buffer, name: str) -> tuple[View, Copy]:
     return View(other, x, loc=op.loc), Copy(whole(other), whole(y), loc=op.loc)
 
 
-def reversed_modes(layout: AnyLayout) -> AnyLayout:
+def reversed_modes(layout: MemoryLayout) -> MemoryLayout:
     """The same places, under coordinates in the opposite order."""
     if isinstance(layout, ComposedLayout):
         return layout.with_layout(make_layout(*reversed(tuple(layout.layout))))
