@@ -18,13 +18,13 @@ from tilewright.ir.op import Intrinsic, Sync, Wait, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.support.errors import HangError, LaunchError, RunError
+from tilewright.targets.arrays import ArrayView
 from tilewright.targets.cuda import driver as real
 from tilewright.targets.cuda.backend import headers
 from tilewright.targets.cuda.diagnose import RECORDS, DiagnosticModule, Record, Standing
 from tilewright.targets.cuda.emit import HEADER
 from tilewright.targets.cuda.kernel import CudaKernel, compile_program
 from tilewright.targets.cuda.launch import CudaModule
-from tilewright.targets.cuda.views import ArrayView
 
 SCHEDULES = Path(__file__).parent.parent / "schedules"
 

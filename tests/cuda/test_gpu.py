@@ -224,7 +224,7 @@ def run_hang():
 def run_wild():
     import torch
 
-    from tilewright.targets.cuda.views import ArrayView
+    from tilewright.targets.arrays import ArrayView
 
     torch.zeros(1, device="cuda")
     module(ONE["wild"]).launch({"p": ArrayView(0x10, (1,), (1,), INT32, 0)})

@@ -12,6 +12,7 @@ from tilewright.ir.dtype import INT32, dtype
 from tilewright.ir.expr import Var, wrap
 from tilewright.ir.op import Dim, Program
 from tilewright.support.errors import CompileError, LaunchError, RunError
+from tilewright.targets.arrays import ArrayView, ProgramCheck, stream_handle
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.launch import (
     CudaModule,
@@ -26,7 +27,6 @@ from tilewright.targets.cuda.launch import (
 )
 from tilewright.targets.cuda.nvrtc import Resources
 from tilewright.targets.cuda.tensormap import SM_COUNT, TensorMapSpec
-from tilewright.targets.cuda.views import ArrayView, ProgramCheck, stream_handle
 from tilewright.targets.torch_tensors import guards_work
 
 BF16, FLOAT = dtype("bfloat16"), dtype("float32")
@@ -153,7 +153,7 @@ def test_what_cannot_fit_fails_before_launching(change, text):
         ({"A": view(0x10008)}, {"M": 512}, "start is not aligned"),
         ({"A": view(0x10000, device=1)}, {"M": 512}, "different GPUs"),
         ({"A": view(1 << 16, stream=5), "C": view(0, stream=6)}, {"M": 512}, "different streams"),
-        ({"alpha": "x"}, {"M": 512}, "alpha must be a float32 scalar"),
+        ({"alpha": "x"}, {"M": 512}, "alpha must be a number of type float32"),
         ({}, {"M": 384}, "clusters do not divide the grid"),
         ({}, {}, "no size is called 'M'"),
     ],
@@ -258,6 +258,11 @@ class Tensor:
     def is_contiguous(self):
         return self.strides == (self.shape[1], 1)
 
+    def is_neg(self):
+        return False
+
+    is_conj = is_neg
+
     def get_device(self):
         return self.device
 
@@ -320,7 +325,7 @@ def test_caller(caller, torch):
         (Tensor(0x30000, device=1), Tensor(0x20000), 1, "different GPUs"),
         (Tensor(0x10000), Tensor(0x10100), 1, "C is written and overlaps A"),
         (Tensor(0x10000), Tensor(0x20001), 1, "C does not start at a multiple of 2"),
-        (Tensor(0x10000), Tensor(0x20000), "x", "alpha must be a float32 scalar"),
+        (Tensor(0x10000), Tensor(0x20000), "x", "alpha must be a number of type float32"),
         (Tensor(0x10000), None, 1, "C must be an array in GPU memory"),
     ],
 )

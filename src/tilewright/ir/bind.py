@@ -7,6 +7,8 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tilewright.ir.analysis import bounds
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.arith import fold
@@ -337,3 +339,28 @@ def does_not_fit(name: str, value: Any, dtype: DType) -> LaunchError:
         if dtype.is_int
         else "pass a smaller number, or float('inf') where that is meant",
     )
+
+
+def checked_scalar(name: str, dtype: DType, value: Any) -> Any:
+    """A number that a caller passes, as NumPy's scalar of its type.
+
+    >>> checked_scalar("n", INT32, 3.0).dtype
+    dtype('int32')
+    """
+    try:
+        number = value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value
+        if not isinstance(number, (int, float)) or (dtype.is_int and number != int(number)):
+            raise TypeError
+        if dtype.is_int and not dtype.min_value <= number <= dtype.max_value:
+            raise does_not_fit(name, number, dtype)
+        with np.errstate(over="ignore"):
+            return dtype.numpy.type(number)
+    except OverflowError:
+        raise does_not_fit(name, value, dtype) from None
+    except (TypeError, ValueError):
+        raise LaunchError(
+            f"{name} must be a number of type {dtype}",
+            expected=str(dtype),
+            got=f"{type(value).__name__}: {brief(value)}",
+            fix=f"pass a plain {'int' if dtype.is_int else 'number'}, or declare it otherwise",
+        ) from None

@@ -17,8 +17,8 @@ import numpy as np
 
 from tilewright.ir.bind import describe, solve, unused_params, written_params
 from tilewright.ir.core import *
-from tilewright.runtime.arrays import HostArray, stored_as, torch_dtype
 from tilewright.runtime.launch import Launcher
+from tilewright.runtime.outputs import HostArray, stored_as, torch_dtype
 from tilewright.support.errors import CompileError, LaunchError
 
 _SCALARS = {"float": "float", "int": "SymInt", "uint": "SymInt", "bool": "bool"}

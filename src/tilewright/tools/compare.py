@@ -142,8 +142,8 @@ def run_kernel(kernel: CompiledKernel, given: dict[str, Any], program: Program) 
 def _run_on_device(
     kernel: CompiledKernel, given: dict[str, Any], program: Program
 ) -> dict[str, Array]:
+    from tilewright.targets.arrays import ArrayView
     from tilewright.targets.cuda.driver import DeviceMemory, driver
-    from tilewright.targets.cuda.views import ArrayView
 
     found = driver()
     device = found.device(found.current_ordinal())

@@ -22,6 +22,7 @@ from tilewright.ir.target import Target
 from tilewright.support import env
 from tilewright.support.cache import UNREADABLE
 from tilewright.support.errors import CompileError, warn_of
+from tilewright.targets.arrays import ProgramCheck
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, end_within, in_words
@@ -35,7 +36,6 @@ from tilewright.targets.cuda.nvrtc import (
     Serialized,
 )
 from tilewright.targets.cuda.record import Record
-from tilewright.targets.cuda.views import ProgramCheck
 from tilewright.targets.entries import Kept
 
 if TYPE_CHECKING:

@@ -20,13 +20,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tilewright.ir.bind import does_not_fit
+from tilewright.ir.bind import checked_scalar
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.chips import CHIPS, Chip
 from tilewright.ir.dtype import INT32, DType
 from tilewright.support.errors import CompileError, LaunchError, Loc, TilewrightError
-from tilewright.support.show import brief
-from tilewright.targets.cuda.dlpack import row_major
+from tilewright.targets.arrays import ArrayView, common_device, read_arrays
 from tilewright.targets.cuda.driver import (
     CLUSTER_DIMENSION,
     NO_CONTEXT,
@@ -52,7 +51,7 @@ from tilewright.targets.cuda.tensormap import (
     evaluate,
     resolve,
 )
-from tilewright.targets.cuda.views import ArrayView, common_device, read_arrays
+from tilewright.targets.dlpack import row_major
 
 
 @dataclass(frozen=True)
@@ -137,30 +136,7 @@ def encode_scalar(name: str, dtype: DType, value: Any) -> bytes:
     >>> encode_scalar("n", INT32, 3).hex()
     '03000000'
     """
-    try:
-        number = value.item() if hasattr(value, "item") else value
-        if isinstance(number, (str, bytes, complex)):  # NumPy would read them
-            raise TypeError
-        if dtype.is_int and not dtype.min_value <= number <= dtype.max_value:
-            raise does_not_fit(name, number, dtype)
-        if dtype.is_int and number != int(number):
-            raise LaunchError(
-                f"{name} must be an integer",
-                expected=str(dtype),
-                got=str(number),
-                fix="pass a plain int, or declare it otherwise",
-            )
-        with np.errstate(over="ignore"):
-            return np.asarray(number).astype(dtype.numpy).tobytes()
-    except OverflowError:
-        raise does_not_fit(name, number, dtype) from None
-    except (TypeError, ValueError):
-        raise LaunchError(
-            f"{name} must be a {dtype} scalar",
-            expected=str(dtype),
-            got=brief(value),
-            fix=f"pass a plain {'int' if dtype.is_int else 'number'}, or declare it otherwise",
-        ) from None
+    return bytes(np.asarray(checked_scalar(name, dtype, value)).tobytes())
 
 
 def read_arguments(

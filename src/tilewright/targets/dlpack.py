@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.support.errors import LaunchError
 
-CUDA, CUDA_MANAGED = 2, 13
+CPU, CUDA, CUDA_MANAGED = 1, 2, 13  # kinds of devices
 
 _WORDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 _NAMES = {
