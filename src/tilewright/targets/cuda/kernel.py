@@ -32,8 +32,8 @@ from tilewright.targets.cuda.nvrtc import (
     NO_WARPGROUPS,
     CompiledCuda,
     NoCompiler,
+    Remedied,
     Resources,
-    Serialized,
 )
 from tilewright.targets.cuda.record import Record
 from tilewright.targets.entries import Kept
@@ -117,7 +117,7 @@ class CudaKernel:
         return self.trace.result
 
     @property
-    def serialized(self) -> Serialized | None:
+    def serialized(self) -> Remedied | None:
         """What the assembler said against products by warpgroups, where they were given up."""
         said = self.record.serialized
         return said if said is not None and said.remedy == NO_WARPGROUPS else None
@@ -192,19 +192,11 @@ class Uncompiled:
         self.resources: dict[str, Resources] = {}
         self.figures = Figures(missing, emitted.kernels)
 
-    def caller(self) -> Callable[..., None]:
+    def _refuse(self, *_: Any) -> Any:
         raise self.missing
 
-    def __call__(self, args: Mapping[str, Any]) -> None:
-        raise self.missing
-
-    @property
-    def ptx(self) -> str:
-        raise self.missing
-
-    @property
-    def cubin(self) -> bytes:
-        raise self.missing
+    caller = __call__ = _refuse
+    ptx = cubin = property(_refuse)
 
 
 def compile_program(program: Program, target: Target) -> CudaKernel | Uncompiled:
