@@ -14,10 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilewright.ir.bind import static_value
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.dtype import DType, dtype
-from tilewright.ir.expr import Var
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype
 from tilewright.ir.target import Target
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.timing import measure

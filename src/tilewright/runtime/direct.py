@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.expr import Const
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
 from tilewright.lang.trace import DirectTrace, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from tilewright.ir.chips import CHIPS, DEFAULT
-from tilewright.ir.op import Gemm, Program, walk_ops
+from tilewright.ir.core import *
 from tilewright.ir.schedule import word
 from tilewright.ir.target import Target
 from tilewright.passes.memory.place_shared import TooMuchShared

@@ -13,8 +13,7 @@ from math import prod
 from typing import TypeAlias
 
 from tilewright.ir.bind import static_value
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Expr, variables
+from tilewright.ir.core import *
 from tilewright.support.errors import CompileError, LaunchError
 from tilewright.targets.dlpack import row_major
 
