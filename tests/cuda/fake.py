@@ -7,6 +7,14 @@ from enum import IntEnum
 from types import SimpleNamespace
 
 from tilewright.targets.cuda import driver as real
+from tilewright.targets.cuda.launch import (
+    Map,
+    Prepared,
+    Scalar,
+    TensorArg,
+    TensorPointer,
+    read_arguments,
+)
 
 
 class Status(IntEnum):
@@ -253,3 +261,16 @@ class FakeApi:
 def fake_driver(devices: int = 1, **kernels: dict) -> tuple[FakeApi, real.Driver]:
     api = FakeApi(devices, **kernels)
     return api, real.Driver(api)
+
+
+def launch(module, args, sizes=None, stream=None) -> None:
+    """Run a module once on `args`, arrays and numbers by name."""
+    every = [p for spec in module.specs for p in spec.params]
+    tensors = [p.name for p in every if isinstance(p, TensorPointer)]
+    tensors += [p.spec.tensor for p in every if isinstance(p, Map)]
+    made = {b.name for b in module.scratch}
+    params = [TensorArg(name) for name in dict.fromkeys(tensors) if name not in made]
+    scalars = [p for p in dict.fromkeys(every) if isinstance(p, Scalar)]
+    views, where, numbers = read_arguments([*params, *scalars], args, stream)
+    Prepared(module, views, numbers, sizes or {}, where).run()
+    module.hold(views, where)

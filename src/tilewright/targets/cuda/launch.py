@@ -371,25 +371,6 @@ class CudaModule:
                 loaded = self._loaded[ordinal]
         return loaded
 
-    # ------------------------------------------------------------------------------ launching
-
-    def launch(
-        self, args: Mapping[str, Any], sizes: Sizes | None = None, stream: Any = None
-    ) -> None:
-        """Run once on `args`, arrays and numbers by name; `sizes` go into grids, maps, parameters.
-
-        Without `stream`, the one the arrays' library is working on is taken.
-        """
-        every = [p for spec in self.specs for p in spec.params]
-        tensors = [p.name for p in every if isinstance(p, TensorPointer)]
-        tensors += [p.spec.tensor for p in every if isinstance(p, Map)]
-        made = {b.name for b in self.scratch}
-        params = [TensorArg(name) for name in dict.fromkeys(tensors) if name not in made]
-        scalars = [p for p in dict.fromkeys(every) if isinstance(p, Scalar)]
-        views, where, numbers = read_arguments([*params, *scalars], args, stream)
-        Prepared(self, views, numbers, sizes or {}, where).run()
-        self.hold(views, where)
-
     def maps(self) -> MapCache:
         if self._maps is None:
             found = self.driver
