@@ -16,7 +16,9 @@ from tilewright.ir.bind import (
     unused_params,
     written_params,
 )
-from tilewright.ir.core import *
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.expr import Var
+from tilewright.ir.op import Program
 from tilewright.runtime.outputs import delivered, empty_like_library, maker, unpack
 from tilewright.support.errors import LaunchError
 from tilewright.targets.arrays import (
@@ -90,6 +92,7 @@ class Launcher:
         made: dict[str, Any] = {}
         for i in self.outputs:
             param = self.params[i]
+            assert isinstance(param, Buffer)
             made[param.name] = empty_like_library(library, shape_of(param, sizes), param.dtype)
         for tensor in self.program.tensors:
             if tensor.name in made:

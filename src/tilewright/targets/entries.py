@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
-from tilewright.ir.core import *
-from tilewright.ir.dtype import dtype
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.dtype import DType, dtype
+from tilewright.ir.expr import Expr, Var, variables
+from tilewright.ir.op import Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_expr, print_expr, print_program
 from tilewright.support import env
@@ -105,6 +108,6 @@ def from_json(value: Json, *classes: Callable[..., Any]) -> Any:
         return dtype(parts)
     if kind == "Mapping":
         return {key: from_json(v, *classes) for key, v in parts}
-    known = {c.__name__: c for c in (Loc, *classes)}
-    given = from_json(parts, *classes)
-    return Buffer(*given, Space.GLOBAL) if kind == "Buffer" else known[kind](*given)
+    known: dict[str, Callable[..., Any]] = {"Buffer": partial(Buffer, space=Space.GLOBAL)}
+    known |= {c.__name__: c for c in (Loc, *classes)}
+    return known[kind](*from_json(parts, *classes))

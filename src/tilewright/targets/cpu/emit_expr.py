@@ -21,23 +21,7 @@ from tilewright.ir.expr import compare as compare_expr
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.llvm_text import Function, Module, Size
 from tilewright.targets.cpu.math import function
-from tilewright.targets.cpu.numbers import (
-    Val,
-    binary,
-    cast,
-    choose,
-    compare,
-    constant,
-    convert,
-    extract,
-    gather,
-    item_bytes,
-    memory_type,
-    splat,
-    type_of,
-    vector,
-    wrap,
-)
+from tilewright.targets.cpu.numbers import *
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,8 @@ class Code:
     @staticmethod
     def from_entry(header: Mapping[str, Json], data: bytes) -> Code:
         end = header["image"]
-        return Code(*from_json(header["found"]), data[end:].decode(), data[:end])
+        kernels, scratch, imports = from_json(header["found"])
+        return Code(kernels, scratch, imports, data[end:].decode(), data[:end])
 
 
 def thread_count() -> int:

@@ -192,11 +192,11 @@ class Uncompiled:
         self.resources: dict[str, Resources] = {}
         self.figures = Figures(missing, emitted.kernels)
 
-    def _refuse(self, *_: Any) -> Any:
+    def __call__(self, args: Mapping[str, Any] | None = None) -> Any:
         raise self.missing
 
-    caller = __call__ = _refuse
-    ptx = cubin = property(_refuse)
+    caller = __call__
+    ptx = cubin = property(__call__)
 
 
 def compile_program(program: Program, target: Target) -> CudaKernel | Uncompiled:
