@@ -33,7 +33,7 @@ from tilewright.support.sources import Sources
 from tilewright.targets import entries
 from tilewright.targets.cuda import backend, nvrtc
 from tilewright.targets.cuda import kernel as cuda
-from tilewright.targets.cuda.record import Record
+from tilewright.targets.cuda.launch import Record
 from tilewright.targets.dlpack import export
 from zoo.gemm.gemm import gemm_relu
 

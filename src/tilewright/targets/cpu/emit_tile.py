@@ -15,7 +15,7 @@ from tilewright.ir.op import Alloc, Atomic, For, Map, Reduce, Scan, Store
 from tilewright.passes.lower.reduce import FOLDS, TRUTHS, accumulates_in, element_value, identity
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.emit_expr import Mem, Strided
-from tilewright.targets.cpu.folds import Folded
+from tilewright.targets.cpu.emit_nest import Folded
 from tilewright.targets.cpu.gemm import GemmEmitter
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.numbers import *

@@ -24,7 +24,14 @@ from tilewright.passes.run import Trace, run_pipeline
 from tilewright.support.errors import CompileError, Cost, VerifyError
 from tilewright.targets.cuda.blame import blamed, with_tiles
 from tilewright.targets.cuda.emit import HEADER, PARTS, KernelSource, MapParam, Source, emit_program
-from tilewright.targets.cuda.launch import LaunchSpec, Param, Scalar, Size, TensorPointer
+from tilewright.targets.cuda.launch import (
+    LaunchSpec,
+    Param,
+    Record,
+    Scalar,
+    Size,
+    TensorPointer,
+)
 from tilewright.targets.cuda.launch import (
     Map as MapArg,
 )
@@ -36,7 +43,6 @@ from tilewright.targets.cuda.nvrtc import (
     Serialized,
     compile_cuda,
 )
-from tilewright.targets.cuda.record import Record
 from tilewright.targets.cuda.remedies import LEVELS, SERIALIZED, explain, search
 from tilewright.targets.cuda.tensormap import TensorMapSpec
 

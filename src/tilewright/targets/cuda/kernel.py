@@ -26,7 +26,15 @@ from tilewright.targets.arrays import ProgramCheck
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, end_within, in_words
-from tilewright.targets.cuda.launch import CudaModule, Form, LaunchSpec, Map, Scalar, TensorArg
+from tilewright.targets.cuda.launch import (
+    CudaModule,
+    Form,
+    LaunchSpec,
+    Map,
+    Record,
+    Scalar,
+    TensorArg,
+)
 from tilewright.targets.cuda.limits import blocks_per_sm
 from tilewright.targets.cuda.nvrtc import (
     NO_WARPGROUPS,
@@ -35,7 +43,6 @@ from tilewright.targets.cuda.nvrtc import (
     Remedied,
     Resources,
 )
-from tilewright.targets.cuda.record import Record
 from tilewright.targets.entries import Kept
 
 if TYPE_CHECKING:

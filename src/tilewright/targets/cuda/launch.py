@@ -24,7 +24,7 @@ from tilewright.ir.bind import checked_scalar
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.chips import CHIPS, Chip
 from tilewright.ir.dtype import INT32, DType
-from tilewright.support.errors import CompileError, LaunchError, Loc, TilewrightError
+from tilewright.support.errors import CompileError, Cost, LaunchError, Loc, TilewrightError
 from tilewright.targets.arrays import ArrayView, common_device, read_arrays
 from tilewright.targets.cuda.driver import (
     CLUSTER_DIMENSION,
@@ -38,7 +38,7 @@ from tilewright.targets.cuda.driver import (
     driver,
 )
 from tilewright.targets.cuda.limits import GRID, registers_of_block
-from tilewright.targets.cuda.nvrtc import Resources
+from tilewright.targets.cuda.nvrtc import Remedied, Resources
 from tilewright.targets.cuda.tensormap import (
     MAP_ALIGN,
     MAP_BYTES,
@@ -52,6 +52,7 @@ from tilewright.targets.cuda.tensormap import (
     resolve,
 )
 from tilewright.targets.dlpack import row_major
+from tilewright.targets.entries import Json, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,39 @@ class LaunchSpec:
     def sizes(self) -> tuple[int, ...]:
         """Bytes of each parameter."""
         return tuple(p.bytes for p in self.params)
+
+
+# ── what is kept of a compiled program ───────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Record:
+    """`align` says on which bytes tensors must begin, by name; `serialized` what the assembler had
+    against products by warpgroups, with what helped; `costs` what the passes left slow."""
+
+    specs: tuple[LaunchSpec, ...]
+    scratch: tuple[Buffer, ...] = ()
+    align: Mapping[str, int] = field(default_factory=dict)
+    serialized: Remedied | None = None
+    costs: tuple[Cost, ...] = ()
+
+    def to_json(self) -> Json:
+        return to_json(self)
+
+    @staticmethod
+    def from_json(value: Json) -> Record:
+        found = from_json(value, *_PARTS)
+        if not isinstance(found, Record):
+            raise ValueError
+        return found
+
+
+_PARTS = (
+    Record, LaunchSpec, TensorPointer, Scalar, Size, Map, TensorMapSpec, Remedied, Cost,
+)  # fmt: skip
+
+
+# ── the parameters of a launch ───────────────────────────────────────────────────────────────
 
 
 def block_layout(params: Sequence[Param]) -> tuple[tuple[int, ...], int]:
