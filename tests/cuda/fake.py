@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
+from collections import Counter
 from enum import IntEnum
 from types import SimpleNamespace
 
@@ -274,3 +276,15 @@ def launch(module, args, sizes=None, stream=None) -> None:
     views, where, numbers = read_arguments([*params, *scalars], args, stream)
     Prepared(module, views, numbers, sizes or {}, where).run()
     module.hold(views, where)
+
+
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.M)
+
+
+def opcodes(sass: str) -> Counter[str]:
+    """How often each instruction occurs, by the word before its first dot.
+
+    >>> opcodes("  /*0010*/  @!P0 HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4] ;")["HGMMA"]
+    1
+    """
+    return Counter(word.partition(".")[0] for word in _INSTRUCTION.findall(sass))

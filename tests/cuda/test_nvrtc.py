@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cuda.fake import opcodes
 from tilewright.ir.chips import CHIPS
 from tilewright.support.cache import Store
 from tilewright.support.errors import CompileError
@@ -244,7 +245,7 @@ def test_registers_come_in_units():
 def test_sass(store):
     compiled = compile_cuda(WGMMA.replace("BETWEEN", ""), "k.cu", "sm_90a", store=store)
     text = sass.disassemble(compiled.cubin)
-    assert sass.opcodes(text)["HGMMA"] == 1
+    assert opcodes(text)["HGMMA"] == 1
 
 
 def test_without_a_disassembler_it_says_what_to_install(monkeypatch):

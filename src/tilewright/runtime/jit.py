@@ -18,7 +18,7 @@ from tilewright.ir.schedule import HOME, Schedule
 from tilewright.ir.target import Target
 from tilewright.lang.trace import DirectTrace, PrimFunc, is_direct
 from tilewright.runtime.backends import compiled_for, resolve
-from tilewright.runtime.direct import Direct, bind, key_of
+from tilewright.runtime.direct import Direct, key_of
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.content_key import Context, content_key
 from tilewright.support.errors import CompileError, entry, swap
@@ -213,12 +213,13 @@ class Jit:
             sizes = {n: v for n, v in kwargs.items() if n not in self.signature.parameters}
             given = {n: v for n, v in kwargs.items() if n not in sizes}
             return self._direct.known(self._direct.bind(args, given, partial=True), sizes).kernel
-        bound = bind(self.fn, self.signature, args, kwargs)
+        bound = self._direct.bind(args, kwargs)
         values = (key_of(self.fn, name, value) for name, value in bound.items())
         key = (resolve(self.target), self.context.key(), *values)
         kernel = self._kernels.get(key)
         if kernel is None:
-            kernel = self._kernels[key] = self._compile(self.prim_func(*args, **kwargs))
+            made = self.prim_func(*args, **kwargs).program
+            kernel = self._kernels[key] = self._compile(made, self.out_idx)
         return kernel
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
@@ -299,10 +300,10 @@ class Jit:
     def __content_parts__(self) -> tuple[Any, ...]:
         return (self.fn, self.out_idx, str(self.target), self.pass_configs)
 
-    def _compile(self, made: PrimFunc) -> CompiledKernel:
+    def _compile(self, made: Program, out_idx: OutIdx) -> CompiledKernel:
         kernel = compile(
             made,
-            out_idx=self.out_idx,
+            out_idx=out_idx,
             target=self.target,
             pass_configs=self.pass_configs,
             verbose=self.verbose,
@@ -316,12 +317,7 @@ class Jit:
 
     def _compile_direct(self, traced: DirectTrace) -> CompiledKernel:
         names = [p.name for p in traced.program.params]
-        return CompiledKernel(
-            traced.program,
-            target=self.target,
-            out_idx=[names.index(o) for o in traced.outputs],
-            options=options_from(self.pass_configs),
-        )
+        return self._compile(traced.program, [names.index(o) for o in traced.outputs])
 
     def par_compile(self, configs: Iterable[Any], **kwargs: Any) -> list[CompiledKernel]:
         """One kernel per configuration (a mapping, or a tuple of positional arguments)."""

@@ -49,12 +49,8 @@ class ArrayView:
         >>> ArrayView(0, (4, 1, 3), (3, 99, 1), dtype("int8"), 0).contiguous
         True
         """
-        expected = 1
-        for extent, step in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if extent > 1 and step != expected:
-                return 0 in self.shape
-            expected *= extent
-        return True
+        lies = zip(self.shape, self.strides, row_major(self.shape), strict=True)
+        return 0 in self.shape or all(n == 1 or step == dense for n, step, dense in lies)
 
     @property
     def reach(self) -> tuple[int, int]:

@@ -108,12 +108,12 @@ def read(capsule: Any, name: str) -> Contents:
     )
 
 
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+def row_major(shape: tuple[int, ...], step: int = 1) -> tuple[int, ...]:
     """
     >>> row_major((2, 3, 4))
     (12, 4, 1)
     """
-    strides, step = [], 1
+    strides = []
     for extent in reversed(shape):
         strides.append(step)
         step *= extent

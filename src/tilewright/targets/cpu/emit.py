@@ -14,7 +14,7 @@ from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
 from tilewright.support.errors import CompileError, at
-from tilewright.targets.cpu.emit_expr import Mem, row_major
+from tilewright.targets.cpu.emit_expr import Mem
 from tilewright.targets.cpu.emit_nest import Folded, conjuncts, paired
 from tilewright.targets.cpu.emit_tile import TileEmitter
 from tilewright.targets.cpu.llvm_text import Function, Module, Size, plain, symbol
@@ -27,6 +27,7 @@ from tilewright.targets.cpu.numbers import (
     splat,
     type_of,
 )
+from tilewright.targets.dlpack import row_major
 
 ARENA_ALIGN = 64
 

@@ -87,14 +87,6 @@ class _Scope:
 ZEROS = 1024
 
 
-def row_major(shape: tuple[int, ...], step: int = 1) -> tuple[int, ...]:
-    strides = []
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
-
-
 class ExprEmitter:
     """Values of expressions, appended to `fn`."""
 

@@ -15,9 +15,10 @@ from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.core import *
-from tilewright.targets.cpu.emit_expr import ExprEmitter, Lanes, Mem, row_major
+from tilewright.targets.cpu.emit_expr import ExprEmitter, Lanes, Mem
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.numbers import memory_type
+from tilewright.targets.dlpack import row_major
 
 _VECTOR_OPS = (Store, Let, If, For, Alloc, Atomic, Hint)
 
