@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.core import *
 from tilewright.targets.cpu.emit_expr import ExprEmitter, Lanes, Mem
@@ -67,9 +68,7 @@ class NestEmitter(ExprEmitter):
     def map(self, op: Map, fold: RowFold | None = None) -> bool:
         """`fold` meets every row; where the nest is not made of whole vectors along its last axis
         it does not, and the answer is False."""
-        ranges = self.ranges
-        for var, extent in zip(op.vars, op.extents, strict=True):
-            ranges = ranges.loop(var, const(0, var.dtype), extent, const(1, var.dtype))
+        ranges = scope.inside(op, "body", self.ranges)
         touches = list(self._touches(op.body, ranges))
         axis, lanes = self._plan(op, touches)
         order = [i for i in range(len(op.vars)) if i != axis] + [axis]
@@ -90,22 +89,13 @@ class NestEmitter(ExprEmitter):
     # ── choosing ─────────────────────────────────────────────────────────────────────────────
 
     def _touches(self, body: Body, ranges: Ranges) -> Iterator[_Touch]:
-        for op in body:
-            for load in (load for e in expressions(op) for load in loads(e)):
-                yield _Touch(load.buffer, load.indices, ranges)
-            match op:
-                case Store():
-                    yield _Touch(op.buffer, op.indices, ranges)
-                case Atomic():
-                    yield _Touch(op.dst.buffer, op.dst.starts, ranges)
-                case Let():
-                    ranges = ranges.let(op.var, op.value)
-                case For():
-                    inner = ranges.loop(op.var, op.start, op.stop, op.step)
-                    yield from self._touches(op.body, inner)
-                case If():
-                    yield from self._touches(op.then, ranges.given(op.cond))
-                    yield from self._touches(op.orelse, ranges.given(op.cond, False))
+        for op, here in scope.walk_body(body, ranges):
+            for load in op_loads(op):
+                yield _Touch(load.buffer, load.indices, here)
+            if isinstance(op, Store):
+                yield _Touch(op.buffer, op.indices, here)
+            elif isinstance(op, Atomic):
+                yield _Touch(op.dst.buffer, op.dst.starts, here)
 
     def _plan(self, op: Map, touches: list[_Touch]) -> tuple[int, int]:
         """The vector axis, the last of the best, and how many lanes it gets (1: none)."""
@@ -209,11 +199,8 @@ class NestEmitter(ExprEmitter):
                 bounds.update(dict.fromkeys(new))
         ranges = self.ranges
         for inner in op.body:
-            if isinstance(inner, Let):
-                ranges = ranges.let(inner.var, inner.value)
-            if not isinstance(inner, If):
-                continue
-            for cond in conjuncts(inner.cond):
+            ranges = scope.after(inner, ranges)
+            for cond in conjuncts(inner.cond) if isinstance(inner, If) else ():
                 bound = self._condition_bound(cond, var, ranges)
                 if bound is not None:
                     bounds[bound] = None

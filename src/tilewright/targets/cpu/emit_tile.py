@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Const, Expr, Load, Var, const
 from tilewright.ir.expr import cast as cast_expr
@@ -52,15 +52,6 @@ def _squeezed(side: Strided) -> Strided:
     return side.kept(_long(side.shape))
 
 
-def _element(region: Region, places: Sequence[Expr]) -> tuple[Expr, ...]:
-    """The indices of a region's element, by its dimensions that are not 1."""
-    left = iter(places)
-    return tuple(
-        start if isinstance(extent, Const) and extent.value == 1 else start + next(left)
-        for start, extent in zip(region.starts, region.extents, strict=True)
-    )
-
-
 def _old(op: Reduce, value: Expr, kind: DType) -> Expr:
     """What was there before, as a partial result."""
     return element_value(op.op, value, kind) if op.op in TRUTHS else cast_expr(value, kind)
@@ -88,9 +79,9 @@ class TileEmitter(GemmEmitter):
         places: list[Expr] = [*names]
         if isinstance(op, Scan) and op.reverse:
             places[axis] = const(sizes[axis] - 1) - r
-        new = element_value(op.op, Load(op.src.buffer, _element(op.src, places)), kind)
+        new = element_value(op.op, Load(op.src.buffer, op.src.at(places)), kind)
         step = Store(total, (), FOLDS[op.op].fold(Load(total, ()), new))
-        goal = _element(op.dst, places if isinstance(op, Scan) else others)
+        goal = op.dst.at(places if isinstance(op, Scan) else others)
         result: Expr = Load(total, ())
         if isinstance(op, Reduce) and not op.clear:
             result = FOLDS[op.op].fold(result, _old(op, Load(op.dst.buffer, goal), kind))
@@ -108,11 +99,10 @@ class TileEmitter(GemmEmitter):
 
     def scan(self, op: Scan) -> None:
         src, _ = self.tile(op.src), self.tile(op.dst)
-        sizes = _squeezed(src).shape
-        if op.dim < len(sizes):
-            self._lines(op, sizes, op.dim)
-        else:  # along one element: all of them are what they were
-            self._lines(op, (*sizes, 1), len(sizes))
+        long, dim = _long(src.shape), op.dim
+        if dim >= len(long):  # of all extents; along one element all of them stay what they are
+            dim = long.index(dim) if dim in long else len(long)
+        self._lines(op, [src.shape[d] for d in long] + [1] * (dim == len(long)), dim)
 
     def _reduced_axis(self, op: Reduce, src: Strided, dst: Strided) -> tuple[Strided, int]:
         """`dim` counts the dimensions that are not 1, or all of them when the reduced one is 1
