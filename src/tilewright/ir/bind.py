@@ -68,7 +68,7 @@ def bind_sizes(
     given: list[tuple[Expr, int, str, bool]] = []
     for tensor in program.tensors:
         got = shapes[tensor.name]
-        _check_rank(tensor, got)
+        check_rank(tensor, got)
         for axis, (size, value) in enumerate(zip(tensor.shape, got, strict=True)):
             given.append((size, value, f"dimension {axis} of {tensor.name}", False))
     for tensor in program.tensors:
@@ -131,7 +131,7 @@ def shape_of(tensor: Buffer, sizes: Mapping[Var, int]) -> tuple[int, ...]:
     return tuple(static_value(size, sizes) for size in tensor.shape)
 
 
-def _check_rank(tensor: Buffer, shape: tuple[int, ...]) -> None:
+def check_rank(tensor: Buffer, shape: tuple[int, ...]) -> None:
     if len(shape) != tensor.rank:
         raise LaunchError(
             f"{tensor.name} must have {tensor.rank} dimensions",
@@ -149,7 +149,7 @@ def check_shape(
     sizes: Mapping[Var, int],
 ) -> None:
     """Refuse an array whose shape, or strides in elements, are not what `tensor` declares."""
-    _check_rank(tensor, shape)
+    check_rank(tensor, shape)
     want = shape_of(tensor, sizes)
     for axis, (a, b) in enumerate(zip(shape, want, strict=True)):
         if a != b:
