@@ -18,6 +18,7 @@ from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import INT32, dtype
 from tilewright.ir.expr import Var, wrap
 from tilewright.ir.op import Dim, Program
+from tilewright.targets.arrays import ProgramCheck
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.driver import driver
 from tilewright.targets.cuda.launch import (
@@ -31,7 +32,6 @@ from tilewright.targets.cuda.launch import (
 )
 from tilewright.targets.cuda.nvrtc import compile_cuda
 from tilewright.targets.cuda.tensormap import TensorMapSpec
-from tilewright.targets.cuda.views import ProgramCheck
 
 GOAL = 1.5
 SOURCE = """
@@ -73,7 +73,7 @@ def contenders(kind: str) -> dict[str, Callable[[], object]]:
     ours(a, b, c)
     torch.cuda.synchronize()
 
-    from tilewright.targets.cuda.views import view_of
+    from tilewright.targets.arrays import view_of
 
     views = {name: view_of(x, name) for name, x in zip("ABC", (a, b, c))}
     (step,) = Prepared(module, views, {}, check(views), 0).steps(0)

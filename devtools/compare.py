@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -81,4 +81,34 @@ def _schedule(program: Program, seed: int, given: dict[str, Any]) -> Mapping[str
     return given
 
 
-against = partial(compare.against, runs=runs)
+@dataclass
+class Verdict(compare.Verdict):
+    """A verdict that a report counts, with what each target took."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def found(self) -> bool:
+        """Whether this is something to look at."""
+        return self.kind not in ("ok", "illegal")
+
+    def same(self, other: Verdict) -> bool:
+        """The same failure, also if its numbers differ."""
+        if (self.kind, self.target) != (other.kind, other.target):
+            return False
+        return self.kind == "mismatch" or self.headline == other.headline
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.target}: {self.detail.partition(chr(10))[0]}"
+
+    @property
+    def headline(self) -> str:
+        """The detail without what changes from program to program."""
+        first = self.detail.split("\n")[0]
+        return "".join("#" if c.isdigit() else c for c in first)
+
+
+def against(*given: Any) -> Verdict | None:
+    """`tools.compare.against`, for these targets."""
+    found = partial(compare.against, runs=runs)(*given)
+    return None if found is None else Verdict(**vars(found))

@@ -118,7 +118,7 @@ def from_device(tensor: Any, like: np.ndarray, kind: DType) -> np.ndarray:
     import torch
 
     if kind.packed:
-        from tilewright.runtime.arrays import unpack
+        from tilewright.runtime.outputs import unpack
 
         return unpack(tensor.cpu().numpy(), kind)[0]
     word = _WORDS[like.dtype.itemsize]

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from devtools.compare import UNITS, against
+from devtools.compare import UNITS, Verdict, against
 from devtools.host import target as host
 from tilewright.ir import schedule
 from tilewright.ir.op import Program
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import TilewrightError
-from tilewright.tools.compare import SIGNED, Arguments, Verdict, internal, run_kernel
+from tilewright.tools.compare import SIGNED, Arguments, internal, run_kernel
 
 # thread code with whatever `drawn` says for a seed: interpreted, or its source run by the host
 DRAWN, HOST_DRAWN = "threads-drawn", "host-drawn"

@@ -19,13 +19,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from devtools.compare import Verdict
 from devtools.fuzz.check import check_source, for_seed
 from devtools.fuzz.programs import make
 from devtools.fuzz.recipe import Recipe, render
 from devtools.fuzz.shrink import shrink
 from devtools.host.target import without_compiler
 from tilewright.support import env
-from tilewright.tools.compare import Verdict
 
 Jobs = dict[str, Callable[..., Any]]  # what a worker can do, by name
 

@@ -28,7 +28,8 @@ from tilewright.ir.bind import written_params
 from tilewright.ir.dtype import FLOAT32, DType
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
-from tilewright.runtime.arrays import unpack
+from tilewright.runtime.outputs import unpack
+from tilewright.targets.arrays import ArrayView, ProgramCheck
 from tilewright.targets.cuda.backend import alignments, launch_spec, lower
 from tilewright.targets.cuda.emit import Source, emit_program
 from tilewright.targets.cuda.launch import (
@@ -41,7 +42,6 @@ from tilewright.targets.cuda.launch import (
     encode_scalar,
 )
 from tilewright.targets.cuda.tensormap import SM_COUNT, Encoding, Sizes, evaluate, resolve
-from tilewright.targets.cuda.views import ArrayView, ProgramCheck
 
 __all__ = ["Excluded", "Fault", "NoCompiler", "NotForHost", "Ready", "ready", "run"]
 

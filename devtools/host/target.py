@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from devtools.compare import lowered
+from devtools.compare import Verdict, lowered
 from devtools.host import build, judge
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError, TilewrightError
-from tilewright.tools.compare import Arguments, Array, Verdict, difference, internal
+from tilewright.tools.compare import Arguments, Array, difference, internal
 
 # the road each takes, as `devtools.compare` names it; choices go the way of drawn ones
 ROADS = {"host": "threads", "host-sm80": "threads -arch=sm_80", "host-roles": "threads-roles"}

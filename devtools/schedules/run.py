@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from random import Random
 from typing import Any
 
-from devtools.compare import small_chips
+from devtools.compare import Verdict, small_chips
 from devtools.fuzz.check import WORDS
 from devtools.fuzz.run import Worker
 from devtools.schedules.subjects import Subject, draw_program, legal, subject
@@ -33,7 +33,7 @@ from tilewright.passes.run import run_pipeline
 from tilewright.support import env
 from tilewright.support.errors import CompileError, RunError, TilewrightError
 from tilewright.targets.cuda.remedies import PING_PONG, search
-from tilewright.tools.compare import Verdict, internal
+from tilewright.tools.compare import internal
 
 RUNS = 2  # interleavings of a schedule, at least: one for each launch of its program
 EACH = 3  # schedules of one program: it is traced, and judged, once

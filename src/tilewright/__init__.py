@@ -9,10 +9,9 @@ __version__ = "0.1.0"
 
 # where names live; resolved on first use so that `import tilewright` stays light
 _HOMES = {
-    "runtime.jit": "jit compile par_compile",
+    "runtime.jit": "jit compile par_compile PassConfigKey",
     "runtime.tune": "autotune AutoTuner set_autotune_inputs",
     "runtime.kernel": "CompiledKernel JITKernel",
-    "runtime.configs": "PassConfigKey",
     "runtime.backends": "resolve current_target parse_ir",
     "runtime.bench": "TensorSupplyType Profiler",
     "runtime.timing": "measure Race",
@@ -72,8 +71,7 @@ if TYPE_CHECKING:
     from tilewright.ir.target import Target
     from tilewright.runtime.backends import current_target, parse_ir, resolve
     from tilewright.runtime.bench import Profiler, TensorSupplyType
-    from tilewright.runtime.configs import PassConfigKey
-    from tilewright.runtime.jit import compile, jit, par_compile
+    from tilewright.runtime.jit import PassConfigKey, compile, jit, par_compile
     from tilewright.runtime.kernel import CompiledKernel, JITKernel
     from tilewright.runtime.timing import Race, measure
     from tilewright.runtime.tune import AutoTuner, autotune, set_autotune_inputs

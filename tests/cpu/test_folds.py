@@ -7,7 +7,7 @@ from tests.cpu.common import check, draw
 from tests.cpu.test_tiles import program
 from tilewright.ir.text import parse_program
 from tilewright.passes.canonicalize.rules import expand_copies
-from tilewright.targets.cpu.folds import Folded, paired
+from tilewright.targets.cpu.emit_nest import Folded, paired
 
 HEAD = """
     alloc x: float32[8, 32] fragment

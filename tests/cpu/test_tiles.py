@@ -344,6 +344,17 @@ def test_scans(dim, reverse, op):
     check(text, {"A": draw((9, 40), "int8").astype(np.float32), "C": np.zeros((9, 40), np.float32)})
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_scans_of_one_row(dim):
+    """`dim` counts the dimensions that are not 1, or all of them."""
+    text = program(
+        f"alloc t: float32[9, 40] shared\ncopy A -> t\n"
+        f"scan sum t[3:+1, 0:+40] -> t[4:+1, 0:+40] dim {dim}\ncopy t -> C",
+        ["A: float32[9, 40]", "C: float32[9, 40]"],
+    )
+    check(text, {"A": draw((9, 40), "int8").astype(np.float32), "C": np.zeros((9, 40), np.float32)})
+
+
 # ── nests, control flow, atomics ─────────────────────────────────────────────────────────────
 
 

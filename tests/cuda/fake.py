@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import re
+from collections import Counter
 from enum import IntEnum
 from types import SimpleNamespace
 
 from tilewright.targets.cuda import driver as real
+from tilewright.targets.cuda.launch import (
+    Map,
+    Prepared,
+    Scalar,
+    TensorArg,
+    TensorPointer,
+    read_arguments,
+)
 
 
 class Status(IntEnum):
@@ -253,3 +263,28 @@ class FakeApi:
 def fake_driver(devices: int = 1, **kernels: dict) -> tuple[FakeApi, real.Driver]:
     api = FakeApi(devices, **kernels)
     return api, real.Driver(api)
+
+
+def launch(module, args, sizes=None, stream=None) -> None:
+    """Run a module once on `args`, arrays and numbers by name."""
+    every = [p for spec in module.specs for p in spec.params]
+    tensors = [p.name for p in every if isinstance(p, TensorPointer)]
+    tensors += [p.spec.tensor for p in every if isinstance(p, Map)]
+    made = {b.name for b in module.scratch}
+    params = [TensorArg(name) for name in dict.fromkeys(tensors) if name not in made]
+    scalars = [p for p in dict.fromkeys(every) if isinstance(p, Scalar)]
+    views, where, numbers = read_arguments([*params, *scalars], args, stream)
+    Prepared(module, views, numbers, sizes or {}, where).run()
+    module.hold(views, where)
+
+
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.M)
+
+
+def opcodes(sass: str) -> Counter[str]:
+    """How often each instruction occurs, by the word before its first dot.
+
+    >>> opcodes("  /*0010*/  @!P0 HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4] ;")["HGMMA"]
+    1
+    """
+    return Counter(word.partition(".")[0] for word in _INSTRUCTION.findall(sass))

@@ -7,9 +7,10 @@ from functools import cache
 import pytest
 
 from tests.cuda.atom_programs import CASES
+from tests.cuda.fake import opcodes
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.kernel import compile_program
-from tilewright.targets.cuda.sass import disassemble, opcodes
+from tilewright.targets.cuda.sass import disassemble
 
 
 @cache

@@ -10,9 +10,10 @@ from tilewright.ir.dtype import INT32, dtype
 from tilewright.ir.expr import Var, wrap
 from tilewright.ir.op import Dim, Program
 from tilewright.support.errors import LaunchError
+from tilewright.targets import arrays as views
 from tilewright.targets import torch_tensors
+from tilewright.targets.arrays import ArrayView, ProgramCheck
 from tilewright.targets.cuda import caller as roads
-from tilewright.targets.cuda import views
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.launch import (
     CudaModule,
@@ -22,7 +23,6 @@ from tilewright.targets.cuda.launch import (
     TensorArg,
     TensorPointer,
 )
-from tilewright.targets.cuda.views import ArrayView, ProgramCheck
 from tilewright.targets.torch_tensors import guards_work
 
 BF16, FLOAT = dtype("bfloat16"), dtype("float32")
@@ -165,13 +165,13 @@ def torch(monkeypatch):
     )
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: state["device"], raising=False)
 
-    def read(t, name):
+    def read(t, name, *_):
         return ArrayView(
             t.data_ptr(), tuple(t.shape), tuple(t.stride()), dtype(t.dtype), 0, state["stream"],
             owner=t, recorded=torch_tensors.is_recorded(t),
         )  # fmt: skip
 
-    monkeypatch.setattr(views, "_torch", read)
+    monkeypatch.setitem(views._READERS, "torch", read)
     torch.state = state
     yield torch
     del torch.state
@@ -329,7 +329,7 @@ def test_scalars_on_the_first_road(torch):
     sent = [struct.unpack("<f", done.params[1])[0] for done in api.launches]
     assert sent == [1.0, 1.0, -0.0, 0.0, 1.0, 1.0]
     assert str(sent[2]) == "-0.0" and str(sent[3]) == "0.0"
-    with pytest.raises(LaunchError, match="x must be a float32 scalar"):
+    with pytest.raises(LaunchError, match="x must be a number of type float32"):
         call(a, b, c, "1")
 
 

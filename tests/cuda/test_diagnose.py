@@ -11,6 +11,7 @@ import pytest
 
 import tilewright as tw
 from tests.cuda.fake import FakeApi, Status
+from tests.cuda.fake import launch as launch_module
 from tests.cuda.test_emit import NAMES
 from tests.cuda.test_forms import product, sizes
 from tilewright.ir.dtype import dtype
@@ -18,13 +19,13 @@ from tilewright.ir.op import Intrinsic, Sync, Wait, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.support.errors import HangError, LaunchError, RunError
+from tilewright.targets.arrays import ArrayView
 from tilewright.targets.cuda import driver as real
 from tilewright.targets.cuda.backend import headers
 from tilewright.targets.cuda.diagnose import RECORDS, DiagnosticModule, Record, Standing
 from tilewright.targets.cuda.emit import HEADER
 from tilewright.targets.cuda.kernel import CudaKernel, compile_program
 from tilewright.targets.cuda.launch import CudaModule
-from tilewright.targets.cuda.views import ArrayView
 
 SCHEDULES = Path(__file__).parent.parent / "schedules"
 
@@ -161,7 +162,7 @@ def launch(answers, records):
     views = {n: ArrayView(0x10000 * (i + 1), (256, 256), (256, 1), bf16, 0)
              for i, n in enumerate("ABC")}  # fmt: skip
     sizes = {"m": 256, "n": 256, "k": 256}
-    module.launch({**views, "blocks": 2}, sizes, stream=0x77)
+    launch_module(module, {**views, "blocks": 2}, sizes, stream=0x77)
     return api
 
 

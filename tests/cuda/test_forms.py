@@ -12,12 +12,12 @@ from tests.cuda.test_caller import PROGRAM, tensor, view
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.support.errors import CompileError, LaunchError
+from tilewright.targets.arrays import ProgramCheck
 from tilewright.targets.cuda import kernel as cuda
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.forms import aligned_rows
 from tilewright.targets.cuda.launch import CudaModule, Form, LaunchSpec, TensorArg, TensorPointer
-from tilewright.targets.cuda.views import ProgramCheck
 
 CUDA = "cuda -arch=sm_90a"
 

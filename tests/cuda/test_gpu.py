@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from tests.cuda.fake import launch
 from tilewright.ir.dtype import INT32, dtype
 from tilewright.support.errors import CompileError, LaunchError, RunError
 from tilewright.targets.cuda.caller import make_caller
@@ -120,7 +121,7 @@ def run_axpy():
     for n in (1, 1000, 100_000):
         x, y = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
         want = y + 2 * x + 3 * x
-        m.launch({"x": x, "y": y, "a": 2}, {"n": n})
+        launch(m, {"x": x, "y": y, "a": 2}, {"n": n})
         call(x, y, 3)
         torch.testing.assert_close(y, want)
     side = torch.cuda.Stream()
@@ -153,11 +154,11 @@ def run_tile():
     padded[:200, :136] = t
     for row, col in ((0, 0), (64, 64), (150, 96), (5, 8)):
         out = torch.full((64, 64), -1, device="cuda", dtype=torch.bfloat16)
-        m.launch({"t": t, "out": out, "row": row, "col": col})
+        launch(m, {"t": t, "out": out, "row": row, "col": col})
         assert torch.equal(out, padded[row : row + 64, col : col + 64]), (row, col)
     for wrong, text in ((t[:, 1:], "not aligned"), (t[:, :135].contiguous(), "270 bytes")):
         with pytest.raises(LaunchError, match=text):
-            m.launch({"t": wrong, "out": out, "row": 0, "col": 0})
+            launch(m, {"t": wrong, "out": out, "row": 0, "col": 0})
 
 
 def run_capture():
@@ -167,7 +168,7 @@ def run_capture():
     m = module(AXPY)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # the module's first launch, its loading included
-        m.launch({"x": x, "y": y, "a": 2}, {"n": 1000})
+        launch(m, {"x": x, "y": y, "a": 2}, {"n": 1000})
     assert float(y.sum()) == 0
     for _ in range(3):
         graph.replay()
@@ -179,11 +180,11 @@ def run_clusters():
     import torch
 
     out = torch.zeros(8, device="cuda", dtype=torch.int32)
-    module(RANKS).launch({"out": out}, {"n": 8})
+    launch(module(RANKS), {"out": out}, {"n": 8})
     assert out.tolist() == [4, 104, 204, 304] * 2
     large = LaunchSpec(**{**vars(RANKS), "cluster": (16, 1, 1), "shared": 210_000})
     out = torch.zeros(16, device="cuda", dtype=torch.int32)
-    module(large).launch({"out": out}, {"n": 16})
+    launch(module(large), {"out": out}, {"n": 16})
     assert out.tolist() == [100 * i + 16 for i in range(16)]
     with pytest.raises(CompileError, match="too many"):
         module(LaunchSpec(**{**vars(RANKS), "shared": 240_000}))
@@ -196,10 +197,10 @@ def run_libraries():
         import cupy
 
         x, y = cupy.ones(1000, cupy.float32), cupy.zeros(1000, cupy.float32)
-        m.launch({"x": x, "y": y, "a": 2}, {"n": 1000})
+        launch(m, {"x": x, "y": y, "a": 2}, {"n": 1000})
         with cupy.cuda.Stream(non_blocking=True) as stream:
             stream.synchronize()
-            m.launch({"x": x, "y": y, "a": 2}, {"n": 1000})
+            launch(m, {"x": x, "y": y, "a": 2}, {"n": 1000})
         cupy.cuda.Device().synchronize()
         assert float(y.min()) == 4 == float(y.max())
         tried.append("cupy")
@@ -208,7 +209,7 @@ def run_libraries():
         import torch
 
         x, y = jax.numpy.ones(1000), torch.zeros(1000, device="cuda")
-        m.launch({"x": x, "y": y, "a": 2}, {"n": 1000})
+        launch(m, {"x": x, "y": y, "a": 2}, {"n": 1000})
         assert float(y.min()) == 2
         tried.append("jax")
     return tried
@@ -217,17 +218,17 @@ def run_libraries():
 def run_hang():
     import torch
 
-    module(ONE["hang"]).launch({"p": torch.zeros(1, device="cuda", dtype=torch.int32)})
+    launch(module(ONE["hang"]), {"p": torch.zeros(1, device="cuda", dtype=torch.int32)})
     torch.cuda.synchronize()
 
 
 def run_wild():
     import torch
 
-    from tilewright.targets.cuda.views import ArrayView
+    from tilewright.targets.arrays import ArrayView
 
     torch.zeros(1, device="cuda")
-    module(ONE["wild"]).launch({"p": ArrayView(0x10, (1,), (1,), INT32, 0)})
+    launch(module(ONE["wild"]), {"p": ArrayView(0x10, (1,), (1,), INT32, 0)})
     with pytest.raises(RunError, match="ILLEGAL_ADDRESS"):
         driver().synchronize()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilewright.ir.dtype import dtype
-from tilewright.targets.cuda import dlpack
+from tilewright.targets import dlpack
 
 CPU = (1, 0)
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cuda.fake import opcodes
 from tilewright.ir.chips import CHIPS
 from tilewright.support.cache import Store
 from tilewright.support.errors import CompileError
@@ -244,7 +245,7 @@ def test_registers_come_in_units():
 def test_sass(store):
     compiled = compile_cuda(WGMMA.replace("BETWEEN", ""), "k.cu", "sm_90a", store=store)
     text = sass.disassemble(compiled.cubin)
-    assert sass.opcodes(text)["HGMMA"] == 1
+    assert opcodes(text)["HGMMA"] == 1
 
 
 def test_without_a_disassembler_it_says_what_to_install(monkeypatch):
@@ -258,7 +259,7 @@ def test_without_a_disassembler_it_says_what_to_install(monkeypatch):
 def test_importing_loads_no_cuda():
     code = (
         "import sys\n"
-        "import tilewright.targets.cuda.views, tilewright.targets.cuda.sass\n"
+        "import tilewright.targets.arrays, tilewright.targets.cuda.sass\n"
         "assert not {'cuda', 'torch', 'cupy', 'jax'} & set(sys.modules), sorted(sys.modules)"
     )
     path = os.pathsep.join(map(str, sys.path))

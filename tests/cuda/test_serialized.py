@@ -10,8 +10,8 @@ from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.targets.cuda import backend
 from tilewright.targets.cuda.kernel import CudaKernel
+from tilewright.targets.cuda.launch import Record
 from tilewright.targets.cuda.nvrtc import NO_WARPGROUPS, Serialized
-from tilewright.targets.cuda.record import Record
 from zoo.attention.backward import keys_gradient
 
 CUDA = Target.parse("cuda")

@@ -9,9 +9,9 @@ from tests.cuda.fake import fake_driver
 from tilewright.ir.dtype import dtype
 from tilewright.ir.text import parse_program
 from tilewright.support.errors import LaunchError
+from tilewright.targets.arrays import ArrayView, ProgramCheck, read_arrays, view_of
 from tilewright.targets.cuda import driver as driver_module
-from tilewright.targets.cuda.dlpack import export
-from tilewright.targets.cuda.views import ArrayView, ProgramCheck, read_arrays, view_of
+from tilewright.targets.dlpack import export
 
 
 class Interface:

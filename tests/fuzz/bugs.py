@@ -76,7 +76,7 @@ BUGS = (
     Bug("clear=False forgotten", "targets/cpu/emit_tile.py",
         "if not op.clear:\n                old", "if False:\n                old"),
     Bug("maximum that starts from 0", "targets/cpu/emit_tile.py",
-        '"max": (keep_nan, "max", same_value, low)', '"max": (keep_nan, "max", same_value, 0)'),
+        "identity(r.op, r.kind)", "const(0, r.kind)"),
     Bug("a tail of columns left out of a scan", "targets/cpu/gemm.py",
         'with self.fn.loop(whole, size, hint="column")',
         'with self.fn.loop(whole, size - 1, hint="column")'),

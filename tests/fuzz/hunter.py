@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from devtools.compare import lowered
+from devtools.compare import Verdict, lowered
 from devtools.fuzz.check import for_seed, load
 from devtools.fuzz.programs import make
 from devtools.fuzz.recipe import render
@@ -24,7 +24,6 @@ from devtools.host import target as host
 from tilewright.ir.text import print_program
 from tilewright.targets.cuda.backend import headers
 from tilewright.targets.cuda.emit import emit_program
-from tilewright.tools.compare import Verdict
 
 EACH = 90  # seconds a program
 

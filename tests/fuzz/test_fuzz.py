@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from devtools.compare import Verdict
 from devtools.fuzz.check import check_source, load
 from devtools.fuzz.programs import make
 from devtools.fuzz.recipe import Ex, Growth, Inexact, Stmt, Tile, render, statements
@@ -17,7 +18,7 @@ from devtools.fuzz.shrink import shrink
 from tests.fuzz.bugs import BUGS
 from tests.fuzz.plant import SOURCE, Hunt, hunt
 from tilewright.targets.cpu import emit_tile
-from tilewright.tools.compare import Verdict, difference
+from tilewright.tools.compare import difference
 
 COUNT, PARTS = 60, 4
 

@@ -33,8 +33,8 @@ from tilewright.support.sources import Sources
 from tilewright.targets import entries
 from tilewright.targets.cuda import backend, nvrtc
 from tilewright.targets.cuda import kernel as cuda
-from tilewright.targets.cuda.dlpack import export
-from tilewright.targets.cuda.record import Record
+from tilewright.targets.cuda.launch import Record
+from tilewright.targets.dlpack import export
 from zoo.gemm.gemm import gemm_relu
 
 ROOT = Path(__file__).parents[2]
@@ -687,5 +687,5 @@ def test_what_the_assembler_serialized_is_remembered(monkeypatch):
     first, again = (tw.compile(given, target="cuda") for _ in range(2))
     assert from_disk(again) and "mma.sync" in again.ptx
     said, before = again.executable.serialized, first.executable.serialized
-    assert (said.message, said.diagnostic.fix) == (before.message, "wait")
+    assert (said.message, said.fix) == (before.message, "wait")
     assert again.explain() == first.explain() and "not wgmma" in again.explain()

@@ -6,11 +6,11 @@ import tilewright as tw
 import tilewright.language as T
 from tests.cuda.fake import fake_driver
 from tilewright.ir.dtype import dtype
-from tilewright.runtime import outputs
 from tilewright.support.errors import LaunchError
-from tilewright.targets.cuda import views
+from tilewright.targets import arrays as views
+from tilewright.targets.arrays import ArrayView
+from tilewright.targets.cuda import driver as driver_module
 from tilewright.targets.cuda.driver import DeviceArray
-from tilewright.targets.cuda.views import ArrayView
 
 TEXT = """
 program add {
@@ -34,7 +34,7 @@ def made(monkeypatch):
     api, found = fake_driver(**{spec.kernel: {"params": list(spec.sizes)}})
     api.contexts = [0xC0]
     kernel.executable.module._using = found
-    monkeypatch.setattr(outputs, "driver", lambda: found)
+    monkeypatch.setattr(driver_module, "driver", lambda: found)
     return kernel, api
 
 
@@ -48,7 +48,7 @@ class Foreign:
         return 2, 0
 
     def __dlpack__(self, stream=None):
-        from tilewright.targets.cuda.dlpack import export
+        from tilewright.targets.dlpack import export
 
         return export(self.address, self.shape, dtype("float32"), (2, 0), self)
 
@@ -84,10 +84,10 @@ def test_pytorch_makes_its_own(made, monkeypatch):
     kernel, api = made
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 5, raising=False)
 
-    def read(t, name):
+    def read(t, name, *_):
         return ArrayView(t.data_ptr(), tuple(t.shape), tuple(t.stride()), dtype(t.dtype), 0, 5)
 
-    monkeypatch.setattr(views, "_torch", read)
+    monkeypatch.setitem(views._READERS, "torch", read)
     for m in (3, 5, 3):
         z = kernel(torch.zeros(m, 4), torch.zeros(4), 2.0)
         assert type(z) is torch.Tensor and z.shape == (m, 6) and z.dtype == torch.float32

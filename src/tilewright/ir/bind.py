@@ -7,6 +7,8 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tilewright.ir.analysis import bounds
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.core import *
@@ -64,7 +66,7 @@ def bind_sizes(
     given: list[tuple[Expr, int, str, bool]] = []
     for tensor in program.tensors:
         got = shapes[tensor.name]
-        _check_rank(tensor, got)
+        check_rank(tensor, got)
         for axis, (size, value) in enumerate(zip(tensor.shape, got, strict=True)):
             given.append((size, value, f"dimension {axis} of {tensor.name}", False))
     for tensor in program.tensors:
@@ -127,7 +129,7 @@ def shape_of(tensor: Buffer, sizes: Mapping[Var, int]) -> tuple[int, ...]:
     return tuple(static_value(size, sizes) for size in tensor.shape)
 
 
-def _check_rank(tensor: Buffer, shape: tuple[int, ...]) -> None:
+def check_rank(tensor: Buffer, shape: tuple[int, ...]) -> None:
     if len(shape) != tensor.rank:
         raise LaunchError(
             f"{tensor.name} must have {tensor.rank} dimensions",
@@ -145,7 +147,7 @@ def check_shape(
     sizes: Mapping[Var, int],
 ) -> None:
     """Refuse an array whose shape, or strides in elements, are not what `tensor` declares."""
-    _check_rank(tensor, shape)
+    check_rank(tensor, shape)
     want = shape_of(tensor, sizes)
     for axis, (a, b) in enumerate(zip(shape, want, strict=True)):
         if a != b:
@@ -335,3 +337,28 @@ def does_not_fit(name: str, value: Any, dtype: DType) -> LaunchError:
         if dtype.is_int
         else "pass a smaller number, or float('inf') where that is meant",
     )
+
+
+def checked_scalar(name: str, dtype: DType, value: Any) -> Any:
+    """A number that a caller passes, as NumPy's scalar of its type.
+
+    >>> checked_scalar("n", INT32, 3.0).dtype
+    dtype('int32')
+    """
+    try:
+        number = value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value
+        if not isinstance(number, (int, float)) or (dtype.is_int and number != int(number)):
+            raise TypeError
+        if dtype.is_int and not dtype.min_value <= number <= dtype.max_value:
+            raise does_not_fit(name, number, dtype)
+        with np.errstate(over="ignore"):
+            return dtype.numpy.type(number)
+    except OverflowError:
+        raise does_not_fit(name, value, dtype) from None
+    except (TypeError, ValueError):
+        raise LaunchError(
+            f"{name} must be a number of type {dtype}",
+            expected=str(dtype),
+            got=f"{type(value).__name__}: {brief(value)}",
+            fix=f"pass a plain {'int' if dtype.is_int else 'number'}, or declare it otherwise",
+        ) from None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from tilewright.ir.analysis.inside import check_inside
-from tilewright.ir.op import Copy, Program, walk_ops
+from tilewright.ir.core import *
 from tilewright.ir.schedule import HOME
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program

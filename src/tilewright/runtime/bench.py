@@ -14,15 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilewright.ir.bind import static_value
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Var
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype
 from tilewright.ir.target import Target
-from tilewright.runtime.arrays import Array, as_numpy, library_of, torch_loaded
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.timing import measure
 from tilewright.support.errors import LaunchError
+from tilewright.targets.arrays import Array, ArrayView, library_of, torch_loaded, view_of
 
 
 class Profiled(Protocol):
@@ -237,9 +235,6 @@ def _in_cupy(array: Array) -> Any:
     if array.dtype.isbuiltin == 1:  # 2: one of ml_dtypes'
         return cupy.asarray(array)
     # CuPy has no such type: its bytes, looked at as what they are
-    from tilewright.ir.dtype import dtype
-    from tilewright.targets.cuda.views import ArrayView
-
     raw = cupy.asarray(array.view(np.uint8))
     strides = tuple(s // array.itemsize for s in array.strides)
     return ArrayView(
@@ -252,7 +247,7 @@ def _on_host(value: Any, name: str) -> Array:
         value = value.detach().cpu()
     elif library_of(value) == "cupy":
         value = value.get()
-    return as_numpy(value, name)
+    return view_of(value, name, host=True).numpy()
 
 
 def _bytes_of(value: Any) -> int:

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.expr import Const
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
 from tilewright.lang.trace import DirectTrace, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
@@ -154,7 +152,23 @@ class Direct:
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], partial: bool = False
     ) -> dict[str, Any]:
-        return bind(self.fn, self.signature, args, kwargs, partial)
+        """The arguments of a call by name, defaults included."""
+        name, signature = self.fn.__name__, self.signature
+        try:
+            bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
+        except TypeError as error:
+            wrong = [word for word in kwargs if word not in signature.parameters]
+            told = "pass the arguments that its signature names"
+            fix, repair = suggest(wrong[0], signature.parameters, told) if wrong else (told, None)
+            raise CompileError(
+                f"{name}: {error}",
+                expected=f"{name}{signature}",
+                fix=fix,
+                code="arguments",
+                repair=repair,
+            ) from None
+        bound.apply_defaults()
+        return dict(bound.arguments)
 
     def known(self, bound: dict[str, Any], sizes: Mapping[str, int] = _NO_SIZES) -> _Known:
         """The kernel for these arguments; arrays may be left out where `sizes` are given."""
@@ -202,31 +216,6 @@ def closed(shape: Any, free: tuple[bool, ...]) -> tuple[int, ...]:
     """The sizes that a kernel is compiled for, and -1 in place of the others."""
     free = free if len(free) == len(shape) else (False,) * len(shape)
     return tuple(-1 if is_free else int(s) for s, is_free in zip(shape, free, strict=True))
-
-
-def bind(
-    fn: Callable[..., Any],
-    signature: inspect.Signature,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    partial: bool = False,
-) -> dict[str, Any]:
-    """The arguments of a call by name, defaults included."""
-    try:
-        bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
-    except TypeError as error:
-        wrong = [name for name in kwargs if name not in signature.parameters]
-        told = "pass the arguments that its signature names"
-        fix, repair = suggest(wrong[0], signature.parameters, told) if wrong else (told, None)
-        raise CompileError(
-            f"{fn.__name__}: {error}",
-            expected=f"{fn.__name__}{signature}",
-            fix=fix,
-            code="arguments",
-            repair=repair,
-        ) from None
-    bound.apply_defaults()
-    return dict(bound.arguments)
 
 
 def key_of(fn: Callable[..., Any], name: str, value: Any) -> Key:

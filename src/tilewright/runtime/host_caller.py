@@ -26,9 +26,10 @@ import numpy as np
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Var
-from tilewright.runtime.arrays import Array, reach, torch_dtype, torch_loaded
 from tilewright.runtime.launch import Call, Launcher
+from tilewright.runtime.outputs import torch_dtype
 from tilewright.support.errors import entry
+from tilewright.targets.arrays import ArrayView, torch_loaded
 from tilewright.targets.torch_tensors import (
     MISSING,
     generated,
@@ -121,9 +122,9 @@ class _Maker:
             self.names.update(torch_empty=sys.modules["torch"].empty, count=write_counter())
         if len(kept) >= KEPT:
             kept.clear()
-        arrays = [call.args[p.name] for _, p in self.tensors]
+        views = [call.views[p.name] for _, p in self.tensors]
         made = [m for _, p in self.made for m in (call.args[p.name].shape, kind(p.dtype))]
-        found = (run, *made, *(b for i, j in self.pairs for b in _apart(arrays[i], arrays[j])))
+        found = (run, *made, *(b for i, j in self.pairs for b in _apart(views[i], views[j])))
         if key is None:
             written = [v for v, (_, p) in zip(values, self.tensors, strict=True) if self._writes(p)]
             found = self.names["recent"] = (guard_of(values, written), found)
@@ -236,11 +237,11 @@ def call({takes}*rest, **named):
 # ── facts and words ──────────────────────────────────────────────────────────────────────────
 
 
-def _apart(a: Array, b: Array) -> tuple[int, int]:
+def _apart(a: ArrayView, b: ArrayView) -> tuple[int, int]:
     """Between which distances of `b`'s address from `a`'s the two may meet."""
-    if not a.size or not b.size:
+    if 0 in a.shape + b.shape:
         return 0, 0
-    (low, high), (start, stop) = reach(a), reach(b)
+    (low, high), (start, stop) = a.reach, b.reach
     return low - stop, high - start
 
 

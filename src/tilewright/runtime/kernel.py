@@ -11,13 +11,13 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program, print_signature
-from tilewright.runtime.arrays import are_on_host
 from tilewright.runtime.backends import InterpExecutable, build, resolve
 from tilewright.runtime.host_caller import Fixable, make_caller
-from tilewright.runtime.launch import Launcher
+from tilewright.runtime.launch import Launcher, OutputMaker
 from tilewright.support import env
 from tilewright.support.errors import CompileError, entry
 from tilewright.support.key_rules import Same
+from tilewright.targets.arrays import are_on_host
 
 if TYPE_CHECKING:
     from tilewright.runtime.bench import Profiler
@@ -111,8 +111,6 @@ class CompiledKernel:
             return self._on_cpu(*args, **named)
         call = entry(self._cuda("a launch").caller)()
         if self.launcher.outputs:
-            from tilewright.runtime.outputs import OutputMaker
-
             call = entry(OutputMaker(self.launcher, call))
         self.__call__ = call
         return call(*args, **named)

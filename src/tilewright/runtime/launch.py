@@ -10,41 +10,27 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.bind import (
-    Memory,
-    array_sizes,
-    check_apart,
-    check_shape,
-    describe,
-    does_not_fit,
-    given_part,
+    checked_scalar,
     in_order,
     shape_of,
     unused_params,
     written_params,
 )
 from tilewright.ir.buffer import Buffer
-from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Var
 from tilewright.ir.op import Program
-from tilewright.runtime.arrays import (
-    Array,
-    address_of,
-    as_numpy,
-    delivered,
-    empty_like_library,
-    library_of,
-    reach,
-    unpack,
-)
+from tilewright.runtime.outputs import delivered, empty_like_library, maker, unpack
 from tilewright.support.errors import LaunchError
-from tilewright.support.show import brief
-from tilewright.targets.torch_tensors import (
-    is_recorded,
-    misaligned,
-    read_only,
-    write_counter,
-    write_refused,
+from tilewright.targets.arrays import (
+    Array,
+    ArrayView,
+    ProgramCheck,
+    library_of,
+    sizes_of,
+    torch_loaded,
+    view_of,
 )
+from tilewright.targets.torch_tensors import write_counter
 
 Args = dict[str, Any]
 
@@ -56,6 +42,7 @@ class Call:
     args: Args
     sizes: dict[Var, int]
     library: str  # the caller's
+    views: Mapping[str, ArrayView]
     outputs: tuple[Any, ...] = ()
     after: tuple[Callable[[], None], ...] = ()
 
@@ -85,89 +72,48 @@ class Launcher:
         self.inputs = tuple(i for i in range(len(self.params)) if i not in self.outputs)
         self.made = tuple(self.params[i].name for i in self.outputs)
         self.dynamic = bool(program.dims)
+        self.check = ProgramCheck(program, self.written)
 
     def prepare(self, given: Sequence[Any], named: Mapping[str, Any] | None = None) -> Call:
         given = self.in_order(given, named or {})
         library = next((found for v in given if (found := library_of(v))), "numpy")
-        arrays: dict[str, Array] = {}  # as the kernel takes them
-        memory: dict[str, Array] = {}  # as the caller has them
-        scalars: dict[str, Any] = {}
-        absent: list[str] = []
+        args: Args = {}
+        views: dict[str, ArrayView] = {}
         after: list[Callable[[], None]] = []
         for i, value in zip(self.inputs, given, strict=True):
             param = self.params[i]
             if isinstance(param, Var):
-                scalars[param.name] = _scalar(param, value)
-            elif value is None and param.name in self.unused:
-                absent.append(param.name)
-            else:
-                memory[param.name] = as_numpy(value, param.name)
-                arrays[param.name] = self._elements(param, memory[param.name], value, after)
+                args[param.name] = checked_scalar(param.name, param.dtype, value)
+            elif value is not None or param.name not in self.unused:
+                views[param.name] = view_of(value, param.name, host=True)
                 if param.name in self.written and library_of(value) == "torch":
-                    if is_recorded(value):
-                        raise write_refused(value, param.name)
                     after.append(partial(write_counter(), value))
-        sizes = self._sizes(arrays)
-        outputs = []
-        for tensor in self.program.tensors:
-            if tensor.name in absent:
-                arrays[tensor.name] = np.zeros(shape_of(tensor, sizes), tensor.dtype.numpy)
+        sizes = self.check.sizes(views)
+        made: dict[str, Any] = {}
         for i in self.outputs:
             param = self.params[i]
             assert isinstance(param, Buffer)
-            outputs.append(empty_like_library(library, shape_of(param, sizes), param.dtype))
-            memory[param.name] = as_numpy(outputs[-1], param.name)
-            arrays[param.name] = self._elements(param, memory[param.name], outputs[-1], after)
+            made[param.name] = empty_like_library(library, shape_of(param, sizes), param.dtype)
         for tensor in self.program.tensors:
-            array = arrays[tensor.name]
-            strides = tuple(s // array.itemsize for s in array.strides)
-            check_shape(tensor, array.shape, strides, array.flags.c_contiguous, sizes)
-        check_apart(
-            self.written,
-            {name: _memory(array) for name, array in memory.items()},
-            lambda a, b: np.shares_memory(memory[a], memory[b]),
-        )
-        args: Args = {
-            p.name: arrays[p.name] if isinstance(p, Buffer) else scalars[p.name]
-            for p in self.params
-        }
-        return Call(args, sizes, library, tuple(outputs), tuple(after))
+            if tensor.name in made:
+                array = view_of(made[tensor.name], tensor.name, host=True).numpy()
+            elif tensor.name in views:
+                array = views[tensor.name].numpy()
+            else:
+                array = np.zeros(shape_of(tensor, sizes), tensor.dtype.numpy)
+            args[tensor.name] = self._elements(tensor, array, after)
+        args = {p.name: args[p.name] for p in self.params}
+        return Call(args, sizes, library, views, tuple(made.values()), tuple(after))
 
     def in_order(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         return in_order(self.program.name, [self.params[i].name for i in self.inputs], given, named)
 
-    def _sizes(self, arrays: dict[str, Array]) -> dict[Var, int]:
-        if not self.dynamic:
-            return {}
-        return array_sizes(given_part(self.program, arrays), arrays)
-
-    def _elements(
-        self, param: Buffer, array: Array, value: Any, after: list[Callable[[], None]]
-    ) -> Array:
-        dtype, written = param.dtype, param.name in self.written
-        as_bytes = dtype.packed and array.dtype in (np.uint8, np.int8)
-        if array.dtype != dtype.numpy and not as_bytes:
-            raise LaunchError(
-                f"{param.name} has the wrong dtype",
-                expected=f"{dtype}, or its bytes as uint8" if dtype.packed else str(dtype),
-                got=str(array.dtype),
-                fix=f"convert it to {dtype}, or declare {param.name} as {array.dtype}",
-            )
-        if written and not array.flags.writeable:
-            raise read_only(param.name, value)
-        if not array.flags.aligned:
-            raise misaligned(param.name, array.itemsize, address_of(array))
-        if not as_bytes:
+    def _elements(self, param: Buffer, array: Array, after: list[Callable[[], None]]) -> Array:
+        """As the kernel takes them: packed ones may come as bytes."""
+        if array.dtype == param.dtype.numpy:
             return array
-        if not array.ndim:
-            raise LaunchError(
-                f"{param.name} must have {param.rank} dimensions",
-                expected=describe(param.shape),
-                got="()",
-                fix=f"reshape it to {describe(param.shape)}, {8 // dtype.bits} elements a byte",
-            )
-        elements, pack = unpack(array, dtype)
-        if written:
+        elements, pack = unpack(array, param.dtype)
+        if param.name in self.written:
             after.append(lambda: pack(elements))
         return elements
 
@@ -190,29 +136,55 @@ def _position(index: Any, count: int) -> int:
     return index % count
 
 
-def _scalar(param: Var, value: Any) -> Any:
-    dtype: DType = param.dtype
-    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-    if isinstance(value, bool) or (isinstance(value, int) and not dtype.is_bool):
-        if dtype.is_int and not dtype.min_value <= value <= dtype.max_value:
-            raise does_not_fit(param.name, value, dtype)
-        try:
-            with np.errstate(over="ignore"):
-                return dtype.numpy.type(value)
-        except OverflowError:
-            raise does_not_fit(param.name, value, dtype) from None
-    if isinstance(value, float) and dtype.is_float:
-        with np.errstate(over="ignore"):
-            return dtype.numpy.type(value)
-    raise LaunchError(
-        f"{param.name} must be a number of type {dtype}",
-        expected=str(dtype),
-        got=f"{type(value).__name__}: {brief(value)}",
-        fix=f"pass a plain {'int' if dtype.is_int else 'number'}, or declare it otherwise",
-    )
+class OutputMaker:
+    """A caller of all parameters on a GPU, as a caller of those that `out_idx` does not name."""
 
+    def __init__(self, launcher: Launcher, call: Callable[..., None]) -> None:
+        self.launcher, self.call = launcher, call
+        self.names = [launcher.params[i].name for i in launcher.inputs]
+        self.made = [p for i in launcher.outputs if isinstance(p := launcher.params[i], Buffer)]
+        self.strided = any(t.strides is not None for t in launcher.program.tensors)
+        self._shapes: dict[Any, list[tuple[int, ...]]] = {}
 
-def _memory(array: Array) -> Memory:
-    low, high = reach(array)
-    at = address_of(array)
-    return Memory(array.shape, array.strides, array.itemsize, (at + low, at + high))
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        streams = {}
+        if "stream" not in self.names and "stream" in named:
+            streams["stream"] = named.pop("stream")
+        values = self.launcher.in_order(given, named)
+        like = next((v for v in values if library_of(v) not in ("", "numpy")), None)
+        library = library_of(like) or ("torch" if torch_loaded() else "")
+        make = maker(like, library, streams.get("stream"))
+        outputs = [
+            make(shape, b.dtype) for shape, b in zip(self.shapes(values), self.made, strict=True)
+        ]
+        places = dict(zip(self.launcher.inputs, values, strict=True))
+        places.update(zip(self.launcher.outputs, outputs, strict=True))
+        self.call(*(places[i] for i in range(len(places))), **streams)
+        results = [delivered(library, output) for output in outputs]
+        return results[0] if len(results) == 1 else results
+
+    def shapes(self, values: Sequence[Any]) -> list[tuple[int, ...]]:
+        """The outputs' shapes, which follow from the inputs'."""
+        if self.strided:  # strides give sizes too
+            return self._evaluate(self.sizes(values))
+        key = tuple(getattr(v, "shape", None) for v in values) if self.launcher.dynamic else ()
+        found = self._shapes.get(key)
+        if found is None:
+            found = self._evaluate(self.sizes(values) if self.launcher.dynamic else {})
+            if None not in key:
+                if len(self._shapes) >= 1024:
+                    self._shapes.clear()
+                self._shapes[key] = found
+        return found
+
+    def _evaluate(self, sizes: Mapping[Var, int]) -> list[tuple[int, ...]]:
+        return [shape_of(b, sizes) for b in self.made]
+
+    def sizes(self, values: Sequence[Any]) -> Mapping[Var, int]:
+        params = [self.launcher.params[i] for i in self.launcher.inputs]
+        views = {
+            p.name: view_of(value, p.name)
+            for p, value in zip(params, values, strict=True)
+            if isinstance(p, Buffer) and value is not None
+        }
+        return sizes_of(self.launcher.program, views)

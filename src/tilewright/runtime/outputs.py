@@ -1,110 +1,136 @@
-"""Outputs that a call on a GPU makes: in the caller's library, on its device and stream."""
+"""Arrays that calls make, in the caller's library: in host memory, or on its device and stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tilewright.ir.bind import bind_sizes, given_part, static_value
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.dtype import DTYPES, DType
-from tilewright.ir.expr import Var
-from tilewright.runtime.arrays import check_jax_type, library_of, stored_as, torch_loaded
-from tilewright.runtime.launch import Launcher
+import numpy as np
+
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype
 from tilewright.support.errors import LaunchError
-from tilewright.targets.cuda.dlpack import is_capsule
-from tilewright.targets.cuda.driver import DeviceArray, driver
-from tilewright.targets.cuda.views import stream_handle, view_of
+from tilewright.targets.arrays import Array, stream_handle, view_of
+from tilewright.targets.dlpack import CPU, export
+
+_XLA_ALIGN = 64  # JAX copies what lies otherwise
 
 
-class OutputMaker:
-    """A caller of all parameters, as a caller of those that `out_idx` does not name."""
-
-    def __init__(self, launcher: Launcher, call: Callable[..., None]) -> None:
-        self.launcher, self.call = launcher, call
-        self.names = [launcher.params[i].name for i in launcher.inputs]
-        self.made = [p for i in launcher.outputs if isinstance(p := launcher.params[i], Buffer)]
-        self.strided = any(t.strides is not None for t in launcher.program.tensors)
-        self._shapes: dict[Any, list[tuple[int, ...]]] = {}
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        streams = {}
-        if "stream" not in self.names and "stream" in named:
-            streams["stream"] = named.pop("stream")
-        values = self.launcher.in_order(given, named)
-        make = maker(values, streams.get("stream"))
-        outputs = [
-            make(shape, b.dtype) for shape, b in zip(self.shapes(values), self.made, strict=True)
-        ]
-        places = dict(zip(self.launcher.inputs, values, strict=True))
-        places.update(zip(self.launcher.outputs, outputs, strict=True))
-        self.call(*(places[i] for i in range(len(places))), **streams)
-        results = [finish(values, output) for output in outputs]
-        return results[0] if len(results) == 1 else results
-
-    def shapes(self, values: Sequence[Any]) -> list[tuple[int, ...]]:
-        """The outputs' shapes, which follow from the inputs'."""
-        if self.strided:  # strides give sizes too
-            return self._evaluate(self.sizes(values))
-        key = tuple(getattr(v, "shape", None) for v in values) if self.launcher.dynamic else ()
-        found = self._shapes.get(key)
-        if found is None:
-            found = self._evaluate(self.sizes(values) if self.launcher.dynamic else {})
-            if None not in key:
-                if len(self._shapes) >= 1024:
-                    self._shapes.clear()
-                self._shapes[key] = found
-        return found
-
-    def _evaluate(self, sizes: Mapping[Var, int]) -> list[tuple[int, ...]]:
-        return [tuple(static_value(s, sizes) for s in b.shape) for b in self.made]
-
-    def sizes(self, values: Sequence[Any]) -> Mapping[Var, int]:
-        shapes, strides = {}, {}
-        for i, value in zip(self.launcher.inputs, values, strict=True):
-            b = self.launcher.params[i]
-            if not isinstance(b, Buffer) or value is None:
-                continue
-            view = view_of(value, b.name)
-            shape = view.shape
-            if b.dtype.packed and shape:
-                shape = (*shape[:-1], shape[-1] * 8 // b.dtype.bits)
-            shapes[b.name], strides[b.name] = shape, view.strides
-        return bind_sizes(given_part(self.launcher.program, shapes), shapes, strides)
+def stored_as(shape: tuple[int, ...], dtype: DType) -> tuple[tuple[int, ...], str]:
+    """Shape and element type of the array that holds it: packed types come as bytes."""
+    if dtype.packed:
+        return (*shape[:-1], shape[-1] * dtype.bits // 8), "uint8"
+    return shape, "float32" if dtype.name == "tfloat32" else dtype.name
 
 
-def maker(values: Sequence[Any], stream: Any) -> Callable[[tuple[int, ...], DType], Any]:
-    """`make(shape, dtype)`: a new array like the first among `values`."""
-    like = next((v for v in values if library_of(v) not in ("", "numpy") or is_capsule(v)), None)
-    library = library_of(like)
-    if like is None and torch_loaded():
-        library = "torch"
-    handle = None if stream is None else stream_handle(stream)
-    make = {"torch": _torch, "cupy": _cupy, "jax": _jax}.get(library, _ours)
-    return lambda shape, dtype: make(like, shape, dtype, handle)
+def empty_like_library(library: str, shape: tuple[int, ...], dtype: DType) -> Any:
+    """An uninitialised array of the caller's library in host memory; `delivered` makes it so where
+    a library's arrays never change."""
+    if library == "torch":
+        return _torch(shape, dtype, "cpu")
+    shape, name = stored_as(shape, dtype)
+    if library == "jax":
+        return _jax_room(shape, DTYPES[name])
+    return np.empty(shape, DTYPES[name].numpy)
 
 
-def finish(values: Sequence[Any], output: Any) -> Any:
-    """`output`, once it is written, as the caller's library has it: JAX's arrays never change."""
-    if isinstance(output, DeviceArray) and any(library_of(v) == "jax" for v in values):
-        import jax
+def delivered(library: str, made: Any) -> Any:
+    """What the kernel has written, as the caller's library has it."""
+    if library != "jax" or type(made).__module__.startswith("jax"):
+        return made
+    import jax
 
-        return jax.dlpack.from_dlpack(output)
-    return output
+    return jax.dlpack.from_dlpack(HostArray(made) if isinstance(made, np.ndarray) else made)
 
 
-def _torch(like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
+def torch_dtype(dtype: DType) -> Any:
+    """PyTorch's name for the elements of the tensor that holds it."""
     import torch
 
-    shape, name = stored_as(shape, dtype)
-    device = torch.device("cuda") if like is None else like.device
+    name = stored_as((1,), dtype)[1]
+    found = getattr(torch, name, None)
+    if found is None:
+        raise LaunchError(
+            f"PyTorch has no tensors of {dtype}",
+            expected="a type that torch has, or one of fewer than 8 bits (as bytes)",
+            got=name,
+            fix="call the kernel with NumPy arrays",
+        )
+    return found
+
+
+def _torch(shape: tuple[int, ...], dtype: DType, device: Any, stream: int | None = None) -> Any:
+    import torch
+
     there: AbstractContextManager[Any] = nullcontext()
     if stream is not None:
         # its allocator hands memory out for one stream
         there = torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device))
     with there:
-        return torch.empty(shape, dtype=getattr(torch, name), device=device)
+        return torch.empty(stored_as(shape, dtype)[0], dtype=torch_dtype(dtype), device=device)
+
+
+def check_jax_type(element: DType) -> None:
+    """JAX reads 64-bit elements as 32-bit ones, unless it is told not to."""
+    import jax
+
+    if element.bits == 64 and not jax.config.jax_enable_x64:
+        raise LaunchError(
+            f"JAX makes no {element} array as it is configured",
+            expected="64-bit types enabled",
+            got="jax_enable_x64 is off: JAX would round to 32 bits",
+            fix='jax.config.update("jax_enable_x64", True), or declare a 32-bit output',
+        )
+
+
+def _jax_room(shape: tuple[int, ...], element: DType) -> Array:
+    check_jax_type(element)
+    size = int(np.prod(shape, dtype=np.int64)) * element.numpy.itemsize
+    room = np.empty(size + _XLA_ALIGN, np.uint8)
+    start = -room.ctypes.data % _XLA_ALIGN
+    return room[start : start + size].view(element.numpy).reshape(shape)
+
+
+class HostArray:
+    """A NumPy array for other libraries, of types too that NumPy itself does not hand out."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        array = self.array
+        element = dtype(array.dtype)
+        return export(array.ctypes.data, array.shape, element, (CPU, 0), array)
+
+
+# ── on a GPU ─────────────────────────────────────────────────────────────────────────────────
+
+
+def maker(like: Any, library: str, stream: Any) -> Callable[[tuple[int, ...], DType], Any]:
+    """`make(shape, dtype)`: a new array of the library, where `like` is."""
+    handle = None if stream is None else stream_handle(stream)
+    if library == "torch":
+        device = "cuda" if like is None else like.device
+        return lambda shape, dtype: _torch(shape, dtype, device, handle)
+    if library == "cupy":
+        return lambda shape, dtype: _cupy(like, shape, dtype, handle)
+
+    def make(shape: tuple[int, ...], dtype: DType) -> Any:
+        from tilewright.targets.cuda.driver import DeviceArray, driver
+
+        if library == "jax":
+            check_jax_type(dtype)  # `delivered` makes it JAX's
+        found = driver()
+        ordinal = found.current_ordinal() if like is None else _ordinal(like)
+        element = DTYPES["uint8"] if dtype.packed else dtype
+        shape = stored_as(shape, dtype)[0]
+        return DeviceArray(found, found.device(ordinal), shape, element, handle or 0)
+
+    return make
 
 
 def _cupy(like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
@@ -123,20 +149,38 @@ def _cupy(like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -
         ) from None
 
 
-def _jax(like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
-    check_jax_type(dtype)
-    return _ours(like, shape, dtype, stream)  # `finish` makes it JAX's
-
-
-def _ours(like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
-    found = driver()
-    shape, _ = stored_as(shape, dtype)
-    ordinal = found.current_ordinal() if like is None else _ordinal(like)
-    element = DTYPES["uint8"] if dtype.packed else dtype
-    return DeviceArray(found, found.device(ordinal), shape, element, stream or 0)
-
-
 def _ordinal(like: Any) -> int:
     if hasattr(like, "__dlpack_device__"):
         return int(like.__dlpack_device__()[1])
-    return view_of(like, "an argument").device
+    return view_of(like, "an argument").device or 0
+
+
+# ── packed elements ──────────────────────────────────────────────────────────────────────────
+
+
+def unpack(packed: Array, dtype: DType) -> tuple[Array, Callable[[Array], None]]:
+    """Bytes that hold `8 / bits` elements each, low bits first → one element per item, and the
+    function that packs changed elements back."""
+    per = 8 // dtype.bits
+    raw = packed.view(np.uint8)
+    mask = (1 << dtype.bits) - 1
+    parts = [(raw >> (i * dtype.bits)) & mask for i in range(per)]
+    bits = np.stack(parts, axis=-1).reshape(*raw.shape[:-1], raw.shape[-1] * per)
+    elements = _from_bits(bits.astype(np.uint8), dtype)
+
+    def pack(changed: Array) -> None:
+        low = changed.view(np.uint8) & mask
+        grouped = low.reshape(*raw.shape, per)
+        total = np.zeros(raw.shape, np.uint8)
+        for i in range(per):
+            total |= grouped[..., i] << (i * dtype.bits)
+        raw[...] = total
+
+    return elements, pack
+
+
+def _from_bits(bits: Array, dtype: DType) -> Array:
+    if dtype.kind == "int":  # ml_dtypes keeps signed values sign-extended in their byte
+        sign = 1 << (dtype.bits - 1)
+        bits = ((bits.astype(np.int16) ^ sign) - sign).astype(np.int8).view(np.uint8)
+    return bits.view(dtype.numpy)

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.bind import describe, solve, unused_params, written_params
+from tilewright.ir.bind import check_rank, solve, unused_params, written_params
 from tilewright.ir.core import *
-from tilewright.runtime.arrays import HostArray, stored_as, torch_dtype
 from tilewright.runtime.launch import Launcher
+from tilewright.runtime.outputs import HostArray, stored_as, torch_dtype
 from tilewright.support.errors import CompileError, LaunchError
 
 _SCALARS = {"float": "float", "int": "SymInt", "uint": "SymInt", "bool": "bool"}
@@ -61,13 +61,7 @@ class Form:
         tensors = [t for t in self.program.tensors if values.get(t.name) is not None]
         for tensor in tensors:
             shape = tuple(values[tensor.name].shape)
-            if len(shape) != tensor.rank:
-                raise LaunchError(
-                    f"{tensor.name} must have {tensor.rank} dimensions",
-                    expected=describe(tensor.shape),
-                    got=str(shape),
-                    fix=f"reshape it to {describe(tensor.shape)}",
-                )
+            check_rank(tensor, shape)
             if tensor.dtype.packed:
                 shape = (*shape[:-1], shape[-1] * (8 // tensor.dtype.bits))
             for size, came in zip(tensor.shape, shape, strict=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from tilewright.ir.buffer import Buffer, Space
@@ -71,22 +72,29 @@ def _lines(program: Program) -> list[Json]:
 
 
 def to_json(value: Any) -> Json:
-    """Numbers, words, expressions, types, positions and other records, alone or in tuples."""
+    """Numbers, words, expressions, types, tensors and other records, alone, in tuples or in
+    mappings."""
+    if value is None or isinstance(value, (int, str)):
+        return value
     if isinstance(value, Expr):
         names = sorted((v.name, v.dtype.name) for v in variables(value))
         return {"Expr": [print_expr(value), dict(names)]}
     if isinstance(value, DType):
         return {"DType": value.name}
-    if isinstance(value, tuple):
-        return [to_json(v) for v in value]
-    if is_dataclass(value):
-        return {type(value).__name__: [to_json(getattr(value, f.name)) for f in fields(value)]}
-    if value is None or isinstance(value, (int, str)):
-        return value
-    raise ValueError(f"{value} has no text")
+    if isinstance(value, Mapping):
+        return {"Mapping": [[key, to_json(v)] for key, v in value.items()]}
+    name, parts = type(value).__name__, value
+    if isinstance(value, Buffer):  # that lives for one call
+        parts = (value.name, value.shape, value.dtype)
+    elif is_dataclass(value):
+        parts = tuple(getattr(value, f.name) for f in fields(value))
+    elif not isinstance(value, tuple):
+        raise ValueError(f"{value} has no text")
+    listed = [to_json(part) for part in parts]
+    return listed if name == "tuple" else {name: listed}
 
 
-def from_json(value: Json, *classes: type) -> Any:
+def from_json(value: Json, *classes: Callable[..., Any]) -> Any:
     """What `to_json` was given; its records are of these classes."""
     if isinstance(value, list):
         return tuple(from_json(v, *classes) for v in value)
@@ -98,15 +106,8 @@ def from_json(value: Json, *classes: type) -> Any:
         return parse_expr(text, {name: Var(name, dtype(k)) for name, k in names.items()})
     if kind == "DType":
         return dtype(parts)
-    known = {c.__name__: c for c in (Loc, *classes)}
+    if kind == "Mapping":
+        return {key: from_json(v, *classes) for key, v in parts}
+    known: dict[str, Callable[..., Any]] = {"Buffer": partial(Buffer, space=Space.GLOBAL)}
+    known |= {c.__name__: c for c in (Loc, *classes)}
     return known[kind](*from_json(parts, *classes))
-
-
-def scratch_to_json(buffers: Sequence[Buffer]) -> Json:
-    """Tensors that live for one call."""
-    return to_json(tuple((b.name, b.shape, b.dtype) for b in buffers))
-
-
-def scratch_from_json(values: Json) -> tuple[Buffer, ...]:
-    parts = from_json(values)
-    return tuple(Buffer(name, shape, kind, Space.GLOBAL) for name, shape, kind in parts)

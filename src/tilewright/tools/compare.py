@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,27 +44,6 @@ class Verdict:
     kind: str
     target: str = ""
     detail: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def found(self) -> bool:
-        """Whether this is something to look at."""
-        return self.kind not in ("ok", "illegal")
-
-    def same(self, other: Verdict) -> bool:
-        """The same failure, also if its numbers differ."""
-        if (self.kind, self.target) != (other.kind, other.target):
-            return False
-        return self.kind == "mismatch" or self.headline == other.headline
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.target}: {self.detail.partition(chr(10))[0]}"
-
-    @property
-    def headline(self) -> str:
-        """The detail without what changes from program to program."""
-        first = self.detail.split("\n")[0]
-        return "".join("#" if c.isdigit() else c for c in first)
 
 
 Run = Callable[[dict[str, Any]], Mapping[str, Any]]  # from arguments to what they are afterwards
@@ -142,8 +121,8 @@ def run_kernel(kernel: CompiledKernel, given: dict[str, Any], program: Program) 
 def _run_on_device(
     kernel: CompiledKernel, given: dict[str, Any], program: Program
 ) -> dict[str, Array]:
+    from tilewright.targets.arrays import ArrayView
     from tilewright.targets.cuda.driver import DeviceMemory, driver
-    from tilewright.targets.cuda.views import ArrayView
 
     found = driver()
     device = found.device(found.current_ordinal())

@@ -67,7 +67,7 @@ class Ranges:
         self._known: dict[Expr, bool] = {}
         self._lets: dict[Var, tuple[Expr, frozenset[Expr]]] = {}
         # variables that are coordinates or sizes: whether a size known at launch is in them
-        self._sized: dict[Var, bool] = dict.fromkeys(given, False)
+        self._sized: dict[Expr, bool] = dict.fromkeys(given, False)
         self._reset()
 
     def _reset(self) -> None:
@@ -112,6 +112,13 @@ class Ranges:
             spec = _within(var, lo, hi, multiple, offset)
             new._env[var] = meet(spec, self._env[var]) if var in self._env else spec
         return self._richer[key]
+
+    def where_known(self, known: Mapping[Expr, Value], sized: Mapping[Expr, bool]) -> Ranges:
+        """These, and what expressions lie between, loads included; `sized` as in `where`."""
+        new = self._copy()
+        new._env |= known
+        new._sized = {**self._sized, **sized}
+        return new
 
     def _mark(self, var: Var, sized: bool | None) -> None:
         if sized is not None:
@@ -296,7 +303,7 @@ class Ranges:
     def sized(self, expr: Expr) -> bool | None:
         """Of arithmetic on coordinates and sizes alone, whether sizes known at launch are in it;
         None of what depends on data."""
-        if isinstance(expr, Var):
+        if isinstance(expr, Var) or expr in self._sized:
             return self._sized.get(expr)
         return self._made(expr, False)
 

@@ -14,10 +14,9 @@ from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
 from tilewright.support.errors import CompileError, at
-from tilewright.targets.cpu.emit_expr import Mem, row_major
-from tilewright.targets.cpu.emit_nest import conjuncts
+from tilewright.targets.cpu.emit_expr import Mem
+from tilewright.targets.cpu.emit_nest import Folded, conjuncts, paired
 from tilewright.targets.cpu.emit_tile import TileEmitter
-from tilewright.targets.cpu.folds import Folded, paired
 from tilewright.targets.cpu.llvm_text import Function, Module, Size, plain, symbol
 from tilewright.targets.cpu.numbers import (
     Val,
@@ -28,6 +27,7 @@ from tilewright.targets.cpu.numbers import (
     splat,
     type_of,
 )
+from tilewright.targets.dlpack import row_major
 
 ARENA_ALIGN = 64
 
@@ -78,7 +78,7 @@ class KernelEmitter(TileEmitter):
             Store: lambda op: self.store(op.buffer, op.indices, self.expr(op.value)),
             Atomic: self.atomic, Map: self.map, Reduce: self.reduce,
             Folded: self.folded, Scan: self.scan, Gemm: self.gemm, Intrinsic: self._intrinsic,
-            Hint: self._hint, **dict.fromkeys((Fence, Commit, WaitGroup), lambda op: None),
+            **dict.fromkeys((Fence, Commit, Hint, WaitGroup), lambda op: None),
         }  # fmt: skip
 
     # ── functions ────────────────────────────────────────────────────────────────────────────
@@ -120,9 +120,7 @@ class KernelEmitter(TileEmitter):
         for tensor in tensors:
             strides = self._strides(tensor)
             self.mems[tensor.name] = Mem(tensor, f"%{plain(tensor.name)}", strides, is_global=True)
-        self.ranges = scope.contracts(program.dims)
-        for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
-            self.ranges = scope.counted(self.ranges, var, extent)
+        self.ranges = scope.entry(kernel, program.dims)
         for tile in self.tiles:
             self.mems[tile.name] = Mem(tile, f"%{plain(tile.name)}", row_major(tile.static_shape))
         self.ops(kernel.body)
@@ -217,17 +215,14 @@ class KernelEmitter(TileEmitter):
                 self.fn.note = f"{type(op).__name__} at {op.loc}"
             with at(op.loc):
                 handler(op)
+            self.ranges = scope.after(op, self.ranges)
             if self.fn.ended:
                 # what follows a break is never reached, but text must stay well formed
                 self.fn.start(self.fn.label("unreached"))
 
-    def _hint(self, op: Hint) -> None:
-        if op.name == "assume" and op.value is not None:
-            self.ranges = self.ranges.given(op.value)
-
     def _for(self, op: For) -> None:
         start, stop, step = (self.index(e) for e in (op.start, op.stop, op.step))
-        inside = self.ranges.loop(op.var, op.start, op.stop, op.step)
+        inside = scope.inside(op, "body", self.ranges)
         ends = op.var.dtype.bits < 64 or step == "1"  # or the number after the last may be none
         loop = self.fn.loop(start, stop, step, op.var.name, saturates=not ends)
         with loop as at, self.scope(inside):
@@ -281,7 +276,6 @@ class KernelEmitter(TileEmitter):
 
     def _let(self, op: Let) -> None:
         self.vars[op.var] = self.as_type(op.value, op.var.dtype)
-        self.ranges = self.ranges.let(op.var, op.value)
 
     def _alloc(self, op: Alloc) -> None:
         buffer = op.buffer

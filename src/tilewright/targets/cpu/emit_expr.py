@@ -21,23 +21,7 @@ from tilewright.ir.expr import compare as compare_expr
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.llvm_text import Function, Module, Size
 from tilewright.targets.cpu.math import function
-from tilewright.targets.cpu.numbers import (
-    Val,
-    binary,
-    cast,
-    choose,
-    compare,
-    constant,
-    convert,
-    extract,
-    gather,
-    item_bytes,
-    memory_type,
-    splat,
-    type_of,
-    vector,
-    wrap,
-)
+from tilewright.targets.cpu.numbers import *
 
 
 @dataclass(frozen=True)
@@ -101,14 +85,6 @@ class _Scope:
 
 
 ZEROS = 1024
-
-
-def row_major(shape: tuple[int, ...], step: int = 1) -> tuple[int, ...]:
-    strides = []
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
 
 
 class ExprEmitter:

@@ -8,16 +8,18 @@ one by one with all checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.core import *
-from tilewright.targets.cpu.emit_expr import ExprEmitter, Lanes, Mem, row_major
+from tilewright.targets.cpu.emit_expr import ExprEmitter, Lanes, Mem
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.numbers import memory_type
+from tilewright.targets.dlpack import row_major
 
 _VECTOR_OPS = (Store, Let, If, For, Alloc, Atomic, Hint)
 
@@ -66,9 +68,7 @@ class NestEmitter(ExprEmitter):
     def map(self, op: Map, fold: RowFold | None = None) -> bool:
         """`fold` meets every row; where the nest is not made of whole vectors along its last axis
         it does not, and the answer is False."""
-        ranges = self.ranges
-        for var, extent in zip(op.vars, op.extents, strict=True):
-            ranges = ranges.loop(var, const(0, var.dtype), extent, const(1, var.dtype))
+        ranges = scope.inside(op, "body", self.ranges)
         touches = list(self._touches(op.body, ranges))
         axis, lanes = self._plan(op, touches)
         order = [i for i in range(len(op.vars)) if i != axis] + [axis]
@@ -89,22 +89,13 @@ class NestEmitter(ExprEmitter):
     # ── choosing ─────────────────────────────────────────────────────────────────────────────
 
     def _touches(self, body: Body, ranges: Ranges) -> Iterator[_Touch]:
-        for op in body:
-            for load in (load for e in expressions(op) for load in loads(e)):
-                yield _Touch(load.buffer, load.indices, ranges)
-            match op:
-                case Store():
-                    yield _Touch(op.buffer, op.indices, ranges)
-                case Atomic():
-                    yield _Touch(op.dst.buffer, op.dst.starts, ranges)
-                case Let():
-                    ranges = ranges.let(op.var, op.value)
-                case For():
-                    inner = ranges.loop(op.var, op.start, op.stop, op.step)
-                    yield from self._touches(op.body, inner)
-                case If():
-                    yield from self._touches(op.then, ranges.given(op.cond))
-                    yield from self._touches(op.orelse, ranges.given(op.cond, False))
+        for op, here in scope.walk_body(body, ranges):
+            for load in op_loads(op):
+                yield _Touch(load.buffer, load.indices, here)
+            if isinstance(op, Store):
+                yield _Touch(op.buffer, op.indices, here)
+            elif isinstance(op, Atomic):
+                yield _Touch(op.dst.buffer, op.dst.starts, here)
 
     def _plan(self, op: Map, touches: list[_Touch]) -> tuple[int, int]:
         """The vector axis, the last of the best, and how many lanes it gets (1: none)."""
@@ -208,11 +199,8 @@ class NestEmitter(ExprEmitter):
                 bounds.update(dict.fromkeys(new))
         ranges = self.ranges
         for inner in op.body:
-            if isinstance(inner, Let):
-                ranges = ranges.let(inner.var, inner.value)
-            if not isinstance(inner, If):
-                continue
-            for cond in conjuncts(inner.cond):
+            ranges = scope.after(inner, ranges)
+            for cond in conjuncts(inner.cond) if isinstance(inner, If) else ():
                 bound = self._condition_bound(cond, var, ranges)
                 if bound is not None:
                     bounds[bound] = None
@@ -365,3 +353,66 @@ class NestEmitter(ExprEmitter):
             slot = self.fn.alloca(type_, buffer.name, align=16)
             self.mems[buffer.name] = Mem(buffer, slot, row_major(shape, lanes), lanes=lanes)
         self.ops(op.body)
+
+
+# ── reductions of rows that a nest has just written: folded in while values are in registers ─
+
+
+class Folded(Op):
+    """A nest, and the reduction of the rows of a tile that it writes."""
+
+    nest: Map
+    reduce: Reduce
+
+    syntax = ""
+
+
+def paired(body: Body, viewed: Collection[str]) -> Iterable[Op]:
+    """`body` with reductions next to the nests that write what they reduce, as one. Nests between
+    the two come first, where they have nothing to do with it."""
+    done: list[Op] = []
+    for op in body:
+        at = _writer(done, op, viewed) if isinstance(op, Reduce) else None
+        if at is None or not isinstance(op, Reduce):
+            done.append(op)
+            continue
+        nest = done.pop(at)
+        assert isinstance(nest, Map)
+        done.append(Folded(nest, op, loc=op.loc))
+    return done
+
+
+def _writer(before: list[Op], reduce: Reduce, viewed: Collection[str]) -> int | None:
+    tile = reduce.src.buffer
+    passed: set[str] = set()
+    for at in range(len(before) - 1, -1, -1):
+        op = before[at]
+        if isinstance(op, Map) and tile.name in _names(op):
+            fits = _writes_rows(op, reduce) and not _names(op) & (passed | set(viewed))
+            return at if fits and reduce.dst.buffer.name not in _names(op) else None
+        if not isinstance(op, (Map, Hint)) and not (isinstance(op, Alloc) and op.init is None):
+            return None
+        passed |= _names(op)
+    return None
+
+
+def _names(op: Op) -> set[str]:
+    """Buffers that `op` touches or brings into being."""
+    return {buffer.name for each in walk_ops(op) for buffer in named_buffers(each)}
+
+
+def _writes_rows(nest: Map, reduce: Reduce) -> bool:
+    """The nest stores every element of the tile once, in its own place, and the reduction runs
+    along its last axis."""
+    src, dst, tile = reduce.src, reduce.dst, reduce.src.buffer
+    if tile.space not in (Space.SHARED, Space.FRAGMENT) or not (src.is_whole and dst.is_whole):
+        return False
+    if any(walk_ops(nest, Intrinsic, Atomic)):
+        return False
+    shape = nest.extents
+    if shape != tile.shape or not all(isinstance(n, Const) and n.value > 1 for n in shape):
+        return False
+    if reduce.dim != len(shape) - 1 or dst.tile != shape[:-1]:
+        return False
+    stores = [op for op in walk_ops(nest.body, Store) if op.buffer == tile]
+    return len(stores) == 1 and stores[0] in nest.body and stores[0].indices == nest.vars

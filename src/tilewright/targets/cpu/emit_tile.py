@@ -7,63 +7,40 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, DType
-from tilewright.ir.op import Atomic, Reduce, Scan
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Const, Expr, Load, Var, const
+from tilewright.ir.expr import cast as cast_expr
+from tilewright.ir.op import Alloc, Atomic, For, Map, Reduce, Scan, Store
+from tilewright.passes.lower.reduce import FOLDS, TRUTHS, accumulates_in, element_value, identity
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.emit_expr import Mem, Strided
-from tilewright.targets.cpu.folds import Folded
+from tilewright.targets.cpu.emit_nest import Folded
 from tilewright.targets.cpu.gemm import GemmEmitter
 from tilewright.targets.cpu.host import host
-from tilewright.targets.cpu.numbers import (
-    FLOAT64,
-    Val,
-    absolute,
-    binary,
-    cast,
-    constant,
-    extract,
-    gather,
-    keep_nan,
-    memory_type,
-    nonzero,
-    shuffle,
-    type_of,
-)
+from tilewright.targets.cpu.numbers import *
 
 _ORDERS = {name: name for name in ("acquire", "release", "acq_rel", "seq_cst")}
 _ORDERS["relaxed"] = "monotonic"
 
 
 @dataclass(frozen=True)
-class _Fold:
-    """How elements are folded: the accumulator's type, what is done to an element of type `wide`
-    first, how two meet, and what changes nothing."""
+class _Reduction:
+    """Partial results are of type `kind`; `element(others, r, lanes)` reads what is folded,
+    `finish(others, total)` writes a result."""
 
-    acc: DType
-    wide: DType
-    first: Callable[[Val], Val]
-    meet: Callable[[Val, Val], Val]
-    neutral: float
-
-    def prepare(self, x: Val) -> Val:
-        return self.first(x if self.acc is BOOL else cast(x, self.wide))
+    op: str
+    kind: DType
+    src: Strided
+    axis: int
+    others: list[int]
+    element: Callable[[list[str], str, int], Val]
+    finish: Callable[[list[str], Val], None]
 
     @property
     def lanes(self) -> int:
         """Of one vector."""
-        return host().lanes(8 if self.acc is BOOL else self.acc.bits)
-
-
-@dataclass(frozen=True)
-class _Reduction:
-    """`element(others, r, lanes)` reads what is folded, `finish(others, total)` writes a result."""
-
-    src: Strided
-    axis: int
-    others: list[int]
-    fold: _Fold
-    element: Callable[[list[str], str, int], Val]
-    finish: Callable[[list[str], Val], None]
+        return host().lanes(self.kind.bits)
 
 
 def _long(shape: Sequence[int]) -> list[int]:
@@ -75,42 +52,57 @@ def _squeezed(side: Strided) -> Strided:
     return side.kept(_long(side.shape))
 
 
-def _fold(op: str, src: DType, dst: DType) -> _Fold:
-    """Sums run in the wider of the two types, narrow floats in float32."""
-    if src.is_float or dst.is_float:
-        wide = FLOAT64 if 64 in (d.bits for d in (src, dst) if d.is_float) else FLOAT32
-    else:
-        same = src.kind == dst.kind and src.is_int
-        wide = DTYPES[f"{src.kind}{max(32, src.bits, dst.bits)}" if same else "int64"]
-    low = -float("inf") if wide.is_float else wide.min_value
-    high = float("inf") if wide.is_float else wide.max_value
-
-    def same_value(x: Val) -> Val:
-        return x
-
-    rows: dict[str, tuple[Callable[[str, Val, Val], Val], str, Callable[[Val], Val], float]] = {
-        "sum": (binary, "+", same_value, 0),
-        "abssum": (binary, "+", absolute, 0),
-        "max": (keep_nan, "max", same_value, low),
-        "min": (keep_nan, "min", same_value, high),
-        "absmax": (keep_nan, "max", absolute, 0),
-        "max_num": (binary, "max", same_value, low),  # NaN is skipped: max(NaN, x) is x
-        "min_num": (binary, "min", same_value, high),
-        "absmax_num": (binary, "max", absolute, 0),
-        "and": (binary, "&", same_value, -1 if wide.kind == "int" else wide.max_value),
-        "or": (binary, "|", same_value, 0),
-        "xor": (binary, "^", same_value, 0),
-        "any": (binary, "or", nonzero, 0),
-        "all": (binary, "and", nonzero, 1),
-    }
-    meet, how, first, neutral = rows[op]
-    return _Fold(BOOL if op in ("any", "all") else wide, wide, first, partial(meet, how), neutral)
+def _old(op: Reduce, value: Expr, kind: DType) -> Expr:
+    """What was there before, as a partial result."""
+    return element_value(op.op, value, kind) if op.op in TRUTHS else cast_expr(value, kind)
 
 
 class TileEmitter(GemmEmitter):
     """`Reduce`, `Scan`, `Atomic`."""
 
-    # ── reductions ───────────────────────────────────────────────────────────────────────────
+    # ── reductions and scans ─────────────────────────────────────────────────────────────────
+
+    def _of(self, make: Callable[..., Expr], *values: Val) -> Val:
+        """The value of an expression that is made of these."""
+        names = [Var(f"%{i}", value.dtype) for i, value in enumerate(values)]
+        with self.scope():
+            self.vars |= zip(names, values, strict=True)
+            return self.expr(make(*names))
+
+    def _lines(self, op: Reduce | Scan, sizes: Sequence[int], axis: int) -> None:
+        """Fold along dimension `axis` of a source of these `sizes`, none of them 1, by a loop in an
+        elementwise nest over the others. A scan keeps what each step has."""
+        kind = accumulates_in(op.op, op.src.dtype, op.dst.dtype)
+        total = Buffer("fold.total", (), kind, Space.LOCAL)
+        names = [Var(f"fold.{d}") for d in range(len(sizes))]
+        r, others = names[axis], [v for d, v in enumerate(names) if d != axis]
+        places: list[Expr] = [*names]
+        if isinstance(op, Scan) and op.reverse:
+            places[axis] = const(sizes[axis] - 1) - r
+        new = element_value(op.op, Load(op.src.buffer, op.src.at(places)), kind)
+        step = Store(total, (), FOLDS[op.op].fold(Load(total, ()), new))
+        goal = op.dst.at(places if isinstance(op, Scan) else others)
+        result: Expr = Load(total, ())
+        if isinstance(op, Reduce) and not op.clear:
+            result = FOLDS[op.op].fold(result, _old(op, Load(op.dst.buffer, goal), kind))
+        kept = Store(op.dst.buffer, goal, cast_expr(result, op.dst.dtype))
+        inside, behind = ((step, kept), ()) if isinstance(op, Scan) else ((step,), (kept,))
+        loop = For(r, const(0), const(sizes[axis]), inside)
+        extents = [const(n) for d, n in enumerate(sizes) if d != axis]
+        self.map(
+            Map(
+                tuple(others or [Var("fold.one")]),
+                tuple(extents or [const(1)]),
+                (Alloc(total, identity(op.op, kind)), loop, *behind),
+            )
+        )
+
+    def scan(self, op: Scan) -> None:
+        src, _ = self.tile(op.src), self.tile(op.dst)
+        long, dim = _long(src.shape), op.dim
+        if dim >= len(long):  # of all extents; along one element all of them stay what they are
+            dim = long.index(dim) if dim in long else len(long)
+        self._lines(op, [src.shape[d] for d in long] + [1] * (dim == len(long)), dim)
 
     def _reduced_axis(self, op: Reduce, src: Strided, dst: Strided) -> tuple[Strided, int]:
         """`dim` counts the dimensions that are not 1, or all of them when the reduced one is 1
@@ -128,14 +120,14 @@ class TileEmitter(GemmEmitter):
 
         @contextmanager
         def follow(row: list[str], lanes: int) -> Iterator[Callable[[str], None]]:
-            slot = self._accumulator(r.fold, lanes)
+            slot = self._accumulator(r, lanes)
 
             def add(column: str) -> None:
                 new = r.element(row, column, lanes)
-                self._update(slot, r.fold, lanes, lambda: new)
+                self._update(slot, r, lanes, lambda: new)
 
             yield add
-            r.finish(row, self._fold_lanes(self._current(slot, r.fold, lanes), r.fold))
+            r.finish(row, self._fold_lanes(self._current(slot, r, lanes), r))
 
         if not self.map(op.nest, follow):
             self.reduce(op.reduce)
@@ -145,119 +137,76 @@ class TileEmitter(GemmEmitter):
         src, axis = self._reduced_axis(op, src, dst)
         others = [d for d in _long(src.shape) if d != axis]
         outs = _squeezed(dst)
-        fold = _fold(op.op, src.dtype, dst.dtype)
+        kind = accumulates_in(op.op, src.dtype, dst.dtype)
 
         def element(at: list[str], r: str, lanes: int) -> Val:
             place = self.place(src.kept([*others, axis]), [*at, r])
-            return fold.prepare(self.read(src.dtype, place, lanes))
+            value = self.read(src.dtype, place, lanes)
+            return self._of(lambda x: element_value(op.op, x, kind), value)
 
         def finish(at: list[str], total: Val) -> None:
             place = self.place(outs, at)
             if not op.clear:
                 old = self.read(dst.dtype, place, total.lanes)
-                total = fold.meet(total, cast(old, fold.acc))
+                total = self._of(
+                    lambda new, was: FOLDS[op.op].fold(new, _old(op, was, kind)), total, old
+                )
             self.write(cast(total, dst.dtype), place)
 
-        return _Reduction(src, axis, others, fold, element, finish)
+        return _Reduction(op.op, kind, src, axis, others, element, finish)
 
     def reduce(self, op: Reduce) -> None:
         r = self._reduction(op)
-        src, others, fold = r.src, r.others, r.fold
-        down = src.strides[r.axis] == 1 or not others or src.strides[others[-1]] != 1
+        src, long = r.src, _long(r.src.shape)
+        inner = src.strides[r.others[-1]] if r.others else None
+        if r.axis in long and inner == 1 != src.strides[r.axis]:
+            self._lines(op, [src.shape[d] for d in long], long.index(r.axis))
+            return
         with ExitStack() as stack:
-            at = [
-                stack.enter_context(self.fn.loop(0, src.shape[d], hint="row"))
-                for d in (others if down else others[:-1])
-            ]
-            if down:
-                r.finish(at, self._fold_row(r, at))
-                return
-            inner = src.shape[others[-1]]
-            lanes = next((n for k in (4, 2, 1) if inner >= (n := k * fold.lanes)), 1)
+            at = [stack.enter_context(self.fn.loop(0, src.shape[d], hint="row")) for d in r.others]
+            r.finish(at, self._fold_row(r, at))
 
-            def column(j: str, count: int) -> None:
-                slot = self._accumulator(fold, count)
-                with self.fn.loop(0, src.shape[r.axis], hint="r") as k:
-                    self._update(slot, fold, count, lambda: r.element([*at, j], k, count))
-                r.finish([*at, j], self._current(slot, fold, count))
-
-            self.along(inner, lanes, column)
-
-    def _accumulator(self, fold: _Fold, lanes: int) -> str:
-        slot = self.fn.alloca(type_of(fold.acc, lanes), "acc")
-        self.fn.line(f"store {constant(self.fn, fold.neutral, fold.acc, lanes)}, ptr {slot}")
+    def _accumulator(self, r: _Reduction, lanes: int) -> str:
+        slot, neutral = self.fn.alloca(type_of(r.kind, lanes), "acc"), identity(r.op, r.kind)
+        assert isinstance(neutral, Const)
+        self.fn.line(f"store {constant(self.fn, neutral.value, r.kind, lanes)}, ptr {slot}")
         return slot
 
-    def _current(self, slot: str, fold: _Fold, lanes: int) -> Val:
-        ref = self.fn.value(f"load {type_of(fold.acc, lanes)}, ptr {slot}")
-        return Val(self.fn, ref, fold.acc, lanes)
+    def _current(self, slot: str, r: _Reduction, lanes: int) -> Val:
+        ref = self.fn.value(f"load {type_of(r.kind, lanes)}, ptr {slot}")
+        return Val(self.fn, ref, r.kind, lanes)
 
-    def _update(self, slot: str, fold: _Fold, lanes: int, element: Callable[[], Val]) -> None:
-        old = self._current(slot, fold, lanes)
-        self.fn.line(f"store {fold.meet(old, element())}, ptr {slot}")
+    def _update(self, slot: str, r: _Reduction, lanes: int, element: Callable[[], Val]) -> None:
+        old = self._current(slot, r, lanes)
+        self.fn.line(f"store {self._of(FOLDS[r.op].fold, old, element())}, ptr {slot}")
 
     def _fold_row(self, r: _Reduction, at: list[str]) -> Val:
         """One row to one value: four accumulators' worth of lanes, then halves onto halves."""
-        size, fold, lanes = r.src.shape[r.axis], r.fold, 1
+        size, lanes = r.src.shape[r.axis], 1
         if r.src.strides[r.axis] == 1:
-            lanes = next((n for n in (4 * fold.lanes, fold.lanes) if 1 < n <= size), 1)
+            lanes = next((n for n in (4 * r.lanes, r.lanes) if 1 < n <= size), 1)
         whole = size - size % lanes if lanes > 1 else 0
-        single = self._accumulator(fold, 1)
+        single = self._accumulator(r, 1)
         for start, stop, count in ((0, whole, lanes), (whole, size, 1)):
             if start == stop:
                 continue
-            slot = single if count == 1 else self._accumulator(fold, count)
+            slot = single if count == 1 else self._accumulator(r, count)
             with self.fn.loop(start, stop, count, hint="r") as k:
-                self._update(slot, fold, count, partial(r.element, at, k, count))
+                self._update(slot, r, count, partial(r.element, at, k, count))
             if count > 1:
-                total = self._fold_lanes(self._current(slot, fold, count), fold)
+                total = self._fold_lanes(self._current(slot, r, count), r)
                 self.fn.line(f"store {total}, ptr {single}")
-        return self._current(single, fold, 1)
+        return self._current(single, r, 1)
 
-    def _fold_lanes(self, total: Val, fold: _Fold) -> Val:
+    def _fold_lanes(self, total: Val, r: _Reduction) -> Val:
         while total.lanes > 1:
             half = total.lanes // 2
             low = shuffle(total, total, list(range(half)))
             high = shuffle(total, total, list(range(half, total.lanes)))
             if half == 1:
                 low, high = extract(total, 0), extract(total, 1)
-            total = fold.meet(low, high)
+            total = self._of(FOLDS[r.op].fold, low, high)
         return total
-
-    # ── scans ────────────────────────────────────────────────────────────────────────────────
-
-    def scan(self, op: Scan) -> None:
-        src, dst = self.tile(op.src), self.tile(op.dst)
-        short = _long(src.shape)
-        axis = short[op.dim] if op.dim < len(short) else op.dim % len(src.shape)
-        size = src.shape[axis]
-        rank = short.index(axis) if axis in short else None
-        source, goals = _squeezed(src), _squeezed(dst)
-        fold = _fold(op.op, src.dtype, dst.dtype)
-        others = [d for d in range(len(short)) if d != rank]
-
-        def walk(at: dict[int, str], lanes: int) -> None:
-            slot = self._accumulator(fold, lanes)
-            with self.fn.loop(0, size, hint="r") as r:
-                where = self.fn.value(f"sub nsw i64 {size - 1}, {r}") if op.reverse else r
-                place = [where if d == rank else at[d] for d in range(len(short))]
-                value = fold.prepare(self.read(src.dtype, self.place(source, place), lanes))
-                self._update(slot, fold, lanes, lambda: value)
-                total = cast(self._current(slot, fold, lanes), dst.dtype)
-                self.write(total, self.place(goals, place))
-
-        inner = others[-1] if others else None
-        vector = inner is not None and source.strides[inner] == 1 and goals.strides[inner] == 1
-        with ExitStack() as stack:
-            at = {
-                d: stack.enter_context(self.fn.loop(0, source.shape[d], hint="row"))
-                for d in (others[:-1] if vector else others)
-            }
-            if not vector or inner is None:
-                walk(at, 1)
-                return
-            lanes = 2 * fold.lanes
-            self.along(source.shape[inner], lanes, lambda j, n: walk({**at, inner: j}, n))
 
     # ── atomics ──────────────────────────────────────────────────────────────────────────────
 

@@ -23,15 +23,7 @@ from tilewright.targets.cpu.emit_expr import Strided
 from tilewright.targets.cpu.emit_nest import NestEmitter
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.micro_kernel import MicroKernel, Tile, register_tile
-from tilewright.targets.cpu.numbers import (
-    Val,
-    cast,
-    constant,
-    item_bytes,
-    nonzero,
-    shuffle,
-    to_tfloat32,
-)
+from tilewright.targets.cpu.numbers import *
 
 _ROWS = 4  # rows packed at once
 _SPREAD = 16 << 10  # bytes that a factor, or a stripe of it, may spread over and still be in cache

@@ -20,7 +20,7 @@ from llvmlite.binding.newpassmanagers import NewPassManager
 from tilewright.ir.buffer import Buffer
 from tilewright.support.env import NUM_THREADS
 from tilewright.support.errors import CompileError
-from tilewright.targets.entries import Json, scratch_from_json, scratch_to_json
+from tilewright.targets.entries import Json, from_json, to_json
 
 # One LLVM context serves all compilations, and it is not safe to enter it twice.
 LLVM_LOCK = threading.Lock()
@@ -172,24 +172,14 @@ class Code:
         return Binary(library.add_current_process().link(linker, "tilewright"), linker)
 
     def to_entry(self) -> tuple[dict[str, Json], bytes]:
-        header = {
-            "kernels": self.kernels,
-            "scratch": scratch_to_json(self.scratch),
-            "imports": self.imports,
-            "image": len(self.image),
-        }
-        return header, self.image + self.source.encode()
+        found = to_json((self.kernels, self.scratch, self.imports))
+        return {"found": found, "image": len(self.image)}, self.image + self.source.encode()
 
     @staticmethod
     def from_entry(header: Mapping[str, Json], data: bytes) -> Code:
         end = header["image"]
-        return Code(
-            tuple((name, size) for name, size in header["kernels"]),
-            scratch_from_json(header["scratch"]),
-            tuple(header["imports"]),
-            data[end:].decode(),
-            data[:end],
-        )
+        kernels, scratch, imports = from_json(header["found"])
+        return Code(kernels, scratch, imports, data[end:].decode(), data[:end])
 
 
 def thread_count() -> int:

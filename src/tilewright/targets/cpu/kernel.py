@@ -20,6 +20,7 @@ from tilewright.ir.target import Target
 from tilewright.support.cache import UNREADABLE
 from tilewright.support.errors import RunError
 from tilewright.support.show import cut, show_line
+from tilewright.targets.arrays import ArrayView
 from tilewright.targets.cpu.host import (
     LLVM_LOCK,
     Binary,
@@ -137,20 +138,10 @@ class CpuKernel:
     def source(self) -> str:
         return self.code.source
 
-    @cached_property
-    def _module(self) -> Any:
-        with LLVM_LOCK:
-            return optimize(self.source)
-
     def assembly(self) -> str:
         """The machine code, as the assembler would read it."""
-        module = self._module
         with LLVM_LOCK:
-            return str(target_machine().emit_assembly(module))
-
-    def optimized(self) -> str:
-        """The LLVM IR after optimization."""
-        return str(self._module)
+            return str(target_machine().emit_assembly(optimize(self.source)))
 
     # ── launching ────────────────────────────────────────────────────────────────────────────
 
@@ -251,7 +242,7 @@ def _text(watch: Any, table: Any) -> str:
     values, at = [], 0
     for dtype, region in watch.arguments:
         if region is None:
-            values.append(_memory(table[at], (), (), dtype)[()])
+            values.append(ArrayView(table[at], (), (), dtype, None).numpy()[()])
             at += 1
         else:
             rank = region.buffer.rank
@@ -264,17 +255,7 @@ def _text(watch: Any, table: Any) -> str:
 
 def _tile(address: int, numbers: list[int], region: Region, dtype: DType) -> Any:
     rank = region.buffer.rank
-    starts, extents, sizes, strides = (numbers[k * rank : (k + 1) * rank] for k in range(4))
-    box = cut(_memory(address, sizes, strides, dtype), starts, extents)
+    starts, extents, sizes, strides = (tuple(numbers[k * rank : (k + 1) * rank]) for k in range(4))
+    box = cut(ArrayView(address, sizes, strides, dtype, None).numpy(), starts, extents)
     units = (isinstance(e, Const) and e.value == 1 for e in region.extents)
     return box.reshape([n for n, unit in zip(extents, units, strict=True) if not unit])
-
-
-def _memory(address: int, sizes: Any, strides: Any, dtype: DType) -> Any:
-    """The elements at `address`, strides counted in elements."""
-    item = item_bytes(dtype)
-    if 0 in sizes:
-        return np.zeros(sizes, dtype.numpy)
-    reach = sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1
-    raw = (ctypes.c_char * (reach * item)).from_address(address)
-    return np.ndarray(tuple(sizes), dtype.numpy, raw, 0, tuple(s * item for s in strides))

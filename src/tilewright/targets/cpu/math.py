@@ -17,35 +17,7 @@ from tilewright.ir.dtype import DTYPES, FLOAT32, INT32, DType
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.llvm_text import Function
-from tilewright.targets.cpu.numbers import (
-    FLOAT64,
-    Operand,
-    Val,
-    absolute,
-    any_lane,
-    binary,
-    bits_of,
-    cast,
-    choose,
-    compare,
-    constant,
-    convert,
-    even,
-    fma,
-    instruction,
-    is_nan,
-    libm,
-    mangle,
-    narrow,
-    negate,
-    nontrapping,
-    nonzero,
-    overloaded,
-    resize,
-    to_int,
-    widen,
-    wrap,
-)
+from tilewright.targets.cpu.numbers import *
 
 UINT8 = DTYPES["uint8"]
 
@@ -376,7 +348,7 @@ _DIRECT: dict[str, Callable[[list[Val], DType], Val]] = {
     "fma": _fma,
 }
 _INSTRUCTIONS = {name: name for name in ("sqrt", "floor", "ceil", "trunc", "copysign")}
-_INSTRUCTIONS["round"] = "roundeven"
+_INSTRUCTIONS |= {"round": "roundeven", "min_nan": "minimum", "max_nan": "maximum"}
 _POLYNOMIAL: dict[str, Callable[..., Val]] = {
     "exp": exp, "exp2": exp2, "exp10": exp10, "log": _log, "log2": _log2, "log10": _log10,
     "sigmoid": sigmoid, "tanh": _tanh, "erf": _erf, "sin": _sin, "cos": _cos,

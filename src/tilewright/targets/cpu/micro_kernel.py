@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tilewright.ir.dtype import DType
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.llvm_text import Function, Module, Size
-from tilewright.targets.cpu.numbers import Val, constant, fma, item_bytes, shuffle, splat, type_of
+from tilewright.targets.cpu.numbers import *
 
 
 @dataclass(frozen=True)

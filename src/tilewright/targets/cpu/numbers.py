@@ -580,10 +580,3 @@ def absolute(a: Val) -> Val:
     if a.dtype.is_float:
         return narrow(overloaded("fabs", widen(a)), a.dtype)
     return wrap(overloaded("smax", a, negate(a))) if a.dtype.kind == "int" else a
-
-
-def keep_nan(op: str, a: Val, b: Val) -> Val:
-    """Reduction's min and max: a NaN on either side is the result."""
-    if a.dtype.is_float:
-        return narrow(overloaded(f"{op}imum", widen(a), widen(b)), a.dtype)
-    return binary(op, a, b)

@@ -24,13 +24,25 @@ from tilewright.passes.run import Trace, run_pipeline
 from tilewright.support.errors import CompileError, Cost, VerifyError
 from tilewright.targets.cuda.blame import blamed, with_tiles
 from tilewright.targets.cuda.emit import HEADER, PARTS, KernelSource, MapParam, Source, emit_program
-from tilewright.targets.cuda.launch import LaunchSpec, Param, Scalar, Size, TensorPointer
+from tilewright.targets.cuda.launch import (
+    LaunchSpec,
+    Param,
+    Record,
+    Scalar,
+    Size,
+    TensorPointer,
+)
 from tilewright.targets.cuda.launch import (
     Map as MapArg,
 )
 from tilewright.targets.cuda.limits import blocks_to_ask, check_grid, check_tiles
-from tilewright.targets.cuda.nvrtc import CompiledCuda, Resources, Serialized, compile_cuda
-from tilewright.targets.cuda.record import Record
+from tilewright.targets.cuda.nvrtc import (
+    CompiledCuda,
+    Remedied,
+    Resources,
+    Serialized,
+    compile_cuda,
+)
 from tilewright.targets.cuda.remedies import LEVELS, SERIALIZED, explain, search
 from tilewright.targets.cuda.tensormap import TensorMapSpec
 
@@ -65,7 +77,7 @@ def lower(program: Program, target: Target) -> Trace:
 
 def settled(
     program: Program, target: Target, finish: Callable[[Trace], Result]
-) -> tuple[Trace, Result, Serialized | None]:
+) -> tuple[Trace, Result, Remedied | None]:
     """The program after every pass, and what `finish` makes of it, less what has to be given up
     for both (`remedies`); with what the assembler said, where it was remedied."""
     unfit = uses_packed(program) or has_open_extents(program)
@@ -87,19 +99,19 @@ def settled(
         (trace, result), given = search(attempt, target, () if scheduled else LEVELS)
     except TooMuchShared as error:
         raise with_tiles(error, program) from None
-    serialized: Serialized | None = None
+    serialized: Remedied | None = None
     for level, remedy, failed in given:
         explain(trace, program, level, remedy, failed)
         if isinstance(failed, Serialized):
-            serialized, failed.remedy = failed, remedy.name
+            serialized = Remedied(failed.message, failed.diagnostic.fix, remedy.name)
     return trace, result, serialized
 
 
-def remedied(program: Program, target: Target, error: Serialized) -> Trace:
+def remedied(program: Program, target: Target, said: Remedied) -> Trace:
     """The passes with what an earlier compilation found out."""
-    remedy = next(r for r in SERIALIZED.remedies if r.name == error.remedy)
+    remedy = next(r for r in SERIALIZED.remedies if r.name == said.remedy)
     trace = lower(program, remedy.on(target) or target)
-    explain(trace, program, SERIALIZED, remedy, error)
+    explain(trace, program, SERIALIZED, remedy, said)
     return trace
 
 
@@ -117,7 +129,7 @@ class Built:
     trace: Trace
     emitted: Source
     compiled: CompiledCuda
-    serialized: Serialized | None = None
+    serialized: Remedied | None = None
 
     def record(self, program: Program) -> Record:
         specs = tuple(launch_spec(program, kernel) for kernel in self.emitted.kernels)

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from tilewright.ir.bind import in_order
 from tilewright.support.errors import entry
+from tilewright.targets.arrays import ArrayView, torch_stream
 from tilewright.targets.cuda.launch import (
     KEPT,
     CudaModule,
@@ -33,7 +34,6 @@ from tilewright.targets.cuda.launch import (
     read_arguments,
 )
 from tilewright.targets.cuda.tensormap import Sizes
-from tilewright.targets.cuda.views import ArrayView, torch_stream
 from tilewright.targets.torch_tensors import MISSING, Guard, generated, guard_of, never, passed
 
 Ready: TypeAlias = tuple[Step, ...] | Prepared

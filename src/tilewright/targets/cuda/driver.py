@@ -20,8 +20,8 @@ from typing import Any
 from tilewright.ir.chips import CHIPS, DEFAULT, Chip, arch_for
 from tilewright.ir.dtype import DType
 from tilewright.support.errors import LaunchError, RunError, TilewrightError
-from tilewright.targets.cuda.dlpack import CUDA, export
 from tilewright.targets.cuda.nvrtc import INSTALL, Resources
+from tilewright.targets.dlpack import CUDA, export
 
 # errors that mean the context is lost and the kernel is at fault, found by a later call
 _STICKY = {700, 701, 702, 714, 715, 716, 717, 718, 719}

@@ -16,6 +16,7 @@ from typing import Any
 
 from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.intervals import limits, single
+from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
 from tilewright.ir.tensor_map import MapHint
 from tilewright.ir.verify.structure import REGISTERS_PER_BLOCK
@@ -383,7 +384,7 @@ def _for(w: _Writer, op: For) -> None:
         bound = w.names.of(f"{op.var.name}_stop")
         w.line(f"const {kind} {bound} = {stop};", op.loc)
         stop = bound
-    whole = op.kind == "unroll" and not (_trips(op) > FEW and _walks_memory(op))
+    whole = op.kind == "unroll" and not (len(values_of(op) or ()) > FEW and _walks_memory(op))
     w.line("#pragma unroll" if whole else "#pragma unroll 1")
     step, by = w.expr(op.step), w.spans.of(op.step)
     advance = f"++{var}" if by == single(1) else f"{var} += {step}"
@@ -396,11 +397,6 @@ def _for(w: _Writer, op: For) -> None:
 
 LARGE = 2 * 255 * 4  # bytes of an array that is no longer mostly in registers
 FEW = 8  # iterations that are written out all the same
-
-
-def _trips(op: For) -> int:
-    ends = [e.value for e in (op.start, op.stop, op.step) if isinstance(e, Const)]
-    return len(range(*map(int, ends))) if len(ends) == 3 else 0
 
 
 def _walks_memory(op: For) -> bool:

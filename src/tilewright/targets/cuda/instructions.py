@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilewright.ir.atoms import MATRIX_TYPES
-from tilewright.ir.expr import const
-from tilewright.ir.op import Body, Intrinsic
+from tilewright.ir.core import *
 from tilewright.support.errors import CompileError
 
 Fields = dict[str, str]

@@ -22,20 +22,27 @@ from tilewright.ir.target import Target
 from tilewright.support import env
 from tilewright.support.cache import UNREADABLE
 from tilewright.support.errors import CompileError, warn_of
+from tilewright.targets.arrays import ProgramCheck
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, end_within, in_words
-from tilewright.targets.cuda.launch import CudaModule, Form, LaunchSpec, Map, Scalar, TensorArg
+from tilewright.targets.cuda.launch import (
+    CudaModule,
+    Form,
+    LaunchSpec,
+    Map,
+    Record,
+    Scalar,
+    TensorArg,
+)
 from tilewright.targets.cuda.limits import blocks_per_sm
 from tilewright.targets.cuda.nvrtc import (
     NO_WARPGROUPS,
     CompiledCuda,
     NoCompiler,
+    Remedied,
     Resources,
-    Serialized,
 )
-from tilewright.targets.cuda.record import Record
-from tilewright.targets.cuda.views import ProgramCheck
 from tilewright.targets.entries import Kept
 
 if TYPE_CHECKING:
@@ -117,7 +124,7 @@ class CudaKernel:
         return self.trace.result
 
     @property
-    def serialized(self) -> Serialized | None:
+    def serialized(self) -> Remedied | None:
         """What the assembler said against products by warpgroups, where they were given up."""
         said = self.record.serialized
         return said if said is not None and said.remedy == NO_WARPGROUPS else None
@@ -192,19 +199,11 @@ class Uncompiled:
         self.resources: dict[str, Resources] = {}
         self.figures = Figures(missing, emitted.kernels)
 
-    def caller(self) -> Callable[..., None]:
+    def __call__(self, args: Mapping[str, Any] | None = None) -> Any:
         raise self.missing
 
-    def __call__(self, args: Mapping[str, Any]) -> None:
-        raise self.missing
-
-    @property
-    def ptx(self) -> str:
-        raise self.missing
-
-    @property
-    def cubin(self) -> bytes:
-        raise self.missing
+    caller = __call__
+    ptx = cubin = property(__call__)
 
 
 def compile_program(program: Program, target: Target) -> CudaKernel | Uncompiled:

@@ -20,13 +20,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tilewright.ir.bind import does_not_fit
+from tilewright.ir.bind import checked_scalar
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.chips import CHIPS, Chip
 from tilewright.ir.dtype import INT32, DType
-from tilewright.support.errors import CompileError, LaunchError, Loc, TilewrightError
-from tilewright.support.show import brief
-from tilewright.targets.cuda.dlpack import row_major
+from tilewright.support.errors import CompileError, Cost, LaunchError, Loc, TilewrightError
+from tilewright.targets.arrays import ArrayView, common_device, read_arrays
 from tilewright.targets.cuda.driver import (
     CLUSTER_DIMENSION,
     NO_CONTEXT,
@@ -39,7 +38,7 @@ from tilewright.targets.cuda.driver import (
     driver,
 )
 from tilewright.targets.cuda.limits import GRID, registers_of_block
-from tilewright.targets.cuda.nvrtc import Resources
+from tilewright.targets.cuda.nvrtc import Remedied, Resources
 from tilewright.targets.cuda.tensormap import (
     MAP_ALIGN,
     MAP_BYTES,
@@ -52,7 +51,8 @@ from tilewright.targets.cuda.tensormap import (
     evaluate,
     resolve,
 )
-from tilewright.targets.cuda.views import ArrayView, common_device, read_arrays
+from tilewright.targets.dlpack import row_major
+from tilewright.targets.entries import Json, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,39 @@ class LaunchSpec:
         return tuple(p.bytes for p in self.params)
 
 
+# ── what is kept of a compiled program ───────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Record:
+    """`align` says on which bytes tensors must begin, by name; `serialized` what the assembler had
+    against products by warpgroups, with what helped; `costs` what the passes left slow."""
+
+    specs: tuple[LaunchSpec, ...]
+    scratch: tuple[Buffer, ...] = ()
+    align: Mapping[str, int] = field(default_factory=dict)
+    serialized: Remedied | None = None
+    costs: tuple[Cost, ...] = ()
+
+    def to_json(self) -> Json:
+        return to_json(self)
+
+    @staticmethod
+    def from_json(value: Json) -> Record:
+        found = from_json(value, *_PARTS)
+        if not isinstance(found, Record):
+            raise ValueError
+        return found
+
+
+_PARTS = (
+    Record, LaunchSpec, TensorPointer, Scalar, Size, Map, TensorMapSpec, Remedied, Cost,
+)  # fmt: skip
+
+
+# ── the parameters of a launch ───────────────────────────────────────────────────────────────
+
+
 def block_layout(params: Sequence[Param]) -> tuple[tuple[int, ...], int]:
     """Offset of each parameter, each on its own alignment as in the kernel, and the total."""
     offsets, end = [], 0
@@ -137,30 +170,7 @@ def encode_scalar(name: str, dtype: DType, value: Any) -> bytes:
     >>> encode_scalar("n", INT32, 3).hex()
     '03000000'
     """
-    try:
-        number = value.item() if hasattr(value, "item") else value
-        if isinstance(number, (str, bytes, complex)):  # NumPy would read them
-            raise TypeError
-        if dtype.is_int and not dtype.min_value <= number <= dtype.max_value:
-            raise does_not_fit(name, number, dtype)
-        if dtype.is_int and number != int(number):
-            raise LaunchError(
-                f"{name} must be an integer",
-                expected=str(dtype),
-                got=str(number),
-                fix="pass a plain int, or declare it otherwise",
-            )
-        with np.errstate(over="ignore"):
-            return np.asarray(number).astype(dtype.numpy).tobytes()
-    except OverflowError:
-        raise does_not_fit(name, number, dtype) from None
-    except (TypeError, ValueError):
-        raise LaunchError(
-            f"{name} must be a {dtype} scalar",
-            expected=str(dtype),
-            got=brief(value),
-            fix=f"pass a plain {'int' if dtype.is_int else 'number'}, or declare it otherwise",
-        ) from None
+    return bytes(np.asarray(checked_scalar(name, dtype, value)).tobytes())
 
 
 def read_arguments(
@@ -394,25 +404,6 @@ class CudaModule:
                     )
                 loaded = self._loaded[ordinal]
         return loaded
-
-    # ------------------------------------------------------------------------------ launching
-
-    def launch(
-        self, args: Mapping[str, Any], sizes: Sizes | None = None, stream: Any = None
-    ) -> None:
-        """Run once on `args`, arrays and numbers by name; `sizes` go into grids, maps, parameters.
-
-        Without `stream`, the one the arrays' library is working on is taken.
-        """
-        every = [p for spec in self.specs for p in spec.params]
-        tensors = [p.name for p in every if isinstance(p, TensorPointer)]
-        tensors += [p.spec.tensor for p in every if isinstance(p, Map)]
-        made = {b.name for b in self.scratch}
-        params = [TensorArg(name) for name in dict.fromkeys(tensors) if name not in made]
-        scalars = [p for p in dict.fromkeys(every) if isinstance(p, Scalar)]
-        views, where, numbers = read_arguments([*params, *scalars], args, stream)
-        Prepared(self, views, numbers, sizes or {}, where).run()
-        self.hold(views, where)
 
     def maps(self) -> MapCache:
         if self._maps is None:

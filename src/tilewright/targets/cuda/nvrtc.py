@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,7 @@ from tilewright.ir.chips import PTX, machine_arch
 from tilewright.support.cache import UNREADABLE, Store, default_store, digest
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.names import quoted_path
+from tilewright.targets.entries import from_json, to_json
 
 INSTALL = "pip install 'tilewright[cuda]'"
 
@@ -110,7 +111,7 @@ def compile_cuda(
     store = store or default_store()
     key = digest(
         {
-            "format": 3,
+            "format": 4,
             "tilewright": getattr(sys.modules.get("tilewright"), "__version__", ""),
             "nvrtc": nvrtc_version(),
             "source": source,
@@ -146,10 +147,16 @@ NO_WARPGROUPS = "no warpgroups"  # a remedy: products by single warps, which not
 
 
 class Serialized(CompileError):
-    """The assembler kept the meaning of a kernel, but not the overlap of its products. `remedy`:
-    what helped."""
+    """The assembler kept the meaning of a kernel, but not the overlap of its products."""
 
-    remedy = ""
+
+@dataclass(frozen=True)
+class Remedied:
+    """What the assembler said against products by warpgroups, and what helped."""
+
+    message: str
+    fix: str
+    remedy: str
 
 
 def _refusal(compiled: CompiledCuda) -> Serialized:
@@ -173,8 +180,7 @@ def _save(store: Store, key: str, compiled: CompiledCuda) -> bool:
         "target": compiled.arch,
         "cubin": len(compiled.cubin),
         "ptx": len(texts[0]),
-        "resources": {name: asdict(r) for name, r in compiled.resources.items()},
-        "warnings": [asdict(w) for w in compiled.warnings],
+        "found": to_json((compiled.resources, compiled.warnings)),
     }
     return store.put(key, header, b"".join([compiled.cubin, *texts]))
 
@@ -189,20 +195,10 @@ def load(store: Store, key: str) -> CompiledCuda | None:
         name, arch = header["kernel"], header["target"]
         if not (isinstance(name, str) and isinstance(arch, str)):
             return None
-        end = header["cubin"] + header["ptx"]
-        return CompiledCuda(
-            name,
-            arch,
-            cubin=data[: header["cubin"]],
-            ptx=data[header["cubin"] : end].decode(),
-            log=data[end:].decode(),
-            resources={
-                kernel: Resources(**{**r, "params": tuple(r["params"])})
-                for kernel, r in header["resources"].items()
-            },
-            warnings=tuple(Complaint(**w) for w in header["warnings"]),
-            key=key,
-        )
+        start, end = header["cubin"], header["cubin"] + header["ptx"]
+        texts = data[start:end].decode(), data[end:].decode()
+        resources, warnings = from_json(header["found"], Resources, Complaint)
+        return CompiledCuda(name, arch, data[:start], *texts, resources, warnings, key)
     except UNREADABLE:
         return None
 

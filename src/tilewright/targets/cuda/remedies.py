@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from tilewright.ir.chips import CHIPS, DEFAULT
-from tilewright.ir.op import Gemm, Program, walk_ops
+from tilewright.ir.core import *
 from tilewright.ir.schedule import word
 from tilewright.ir.target import Target
 from tilewright.passes.memory.place_shared import TooMuchShared
@@ -16,7 +16,7 @@ from tilewright.passes.memory.registers import TooManyRegisters
 from tilewright.passes.overlap.ping_pong import ABOUT, NotDealt
 from tilewright.passes.reasons import key_of
 from tilewright.passes.run import Trace
-from tilewright.targets.cuda.nvrtc import NO_WARPGROUPS, Serialized
+from tilewright.targets.cuda.nvrtc import NO_WARPGROUPS, Remedied, Serialized
 
 Result = TypeVar("Result")
 
@@ -82,7 +82,9 @@ LEVELS = (SERIALIZED, SHARED, REGISTERS, PING_PONG)
 GivenUp: TypeAlias = tuple[Level, Remedy, Exception]
 
 
-def explain(trace: Trace, program: Program, level: Level, remedy: Remedy, error: Exception) -> None:
+def explain(
+    trace: Trace, program: Program, level: Level, remedy: Remedy, error: Exception | Remedied
+) -> None:
     """Say what was given up among the reasons of `trace`."""
     if remedy.said:
         why = f"{remedy.said}: {getattr(error, 'message', error)}"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -49,15 +47,3 @@ def disassemble(cubin: bytes, *, lines: bool = False) -> str:
             f"{Path(tool).name} could not read the code", got=(done.stderr or done.stdout)[:400]
         )
     return done.stdout
-
-
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.M)
-
-
-def opcodes(sass: str) -> Counter[str]:
-    """How often each instruction occurs, by the word before its first dot.
-
-    >>> opcodes("  /*0010*/  @!P0 HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4] ;")["HGMMA"]
-    1
-    """
-    return Counter(word.partition(".")[0] for word in _INSTRUCTION.findall(sass))

@@ -13,10 +13,9 @@ from math import prod
 from typing import TypeAlias
 
 from tilewright.ir.bind import static_value
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Expr, variables
+from tilewright.ir.core import *
 from tilewright.support.errors import CompileError, LaunchError
-from tilewright.targets.cuda.dlpack import row_major
+from tilewright.targets.dlpack import row_major
 
 Sizes: TypeAlias = Mapping[str, int]
 Value: TypeAlias = int | str | Expr | Callable[[Sizes], int]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.support.errors import LaunchError
 
-CUDA, CUDA_MANAGED = 2, 13
+CPU, CUDA, CUDA_MANAGED = 1, 2, 13  # kinds of devices
 
 _WORDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 _NAMES = {
@@ -108,12 +108,12 @@ def read(capsule: Any, name: str) -> Contents:
     )
 
 
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+def row_major(shape: tuple[int, ...], step: int = 1) -> tuple[int, ...]:
     """
     >>> row_major((2, 3, 4))
     (12, 4, 1)
     """
-    strides, step = [], 1
+    strides = []
     for extent in reversed(shape):
         strides.append(step)
         step *= extent
