@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.arith import FOLD
 from tilewright.ir.core import *
-from tilewright.passes.layout.addresses import evaluate
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.support.errors import CompileError
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.analysis.aliases import places
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
 from tilewright.ir.layout.banks import bank_conflicts
 from tilewright.ir.layout.layout import Layout, LayoutError
 from tilewright.ir.marks import op_loads
 from tilewright.ir.op import is_rare
-from tilewright.passes.layout.addresses import evaluate
 from tilewright.support.errors import CompileError, Loc
 
 WARP, SECTOR, ROW = 32, 32, 16

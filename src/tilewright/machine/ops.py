@@ -312,8 +312,7 @@ def run_reduce(b: Builder, op: Reduce) -> Run:
         watch_meeting(fr, op)
         marks = (padding.box_marks(x), padding.box_marks(y)) if fr.agent.sanitize else (None, None)
         watch(fr, WRITE if op.clear else UPDATE, y)
-        tile = read_box(x)
-        tile, axis = _reduced_axis(op, tile, y.extents)
+        tile, axis = read_box(x), op.axis
         padding.reduced(fr, op, tile, marks[0], y, marks[1], axis)
         out_shape = tile.shape[:axis] + tile.shape[axis + 1 :]
         old = None if op.clear else read_box(y).reshape(out_shape)
@@ -323,24 +322,6 @@ def run_reduce(b: Builder, op: Reduce) -> Run:
         write_box(y, value.reshape(y.extents))
 
     return run
-
-
-def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array, int]:
-    """The tile and the axis that `dim` means in it.
-
-    `dim` counts the dimensions that are not 1, or all of them when the reduced one is 1 itself:
-    the reading that fits dst's shape.
-    """
-    short = squeezed(tile.shape)
-    full, brief = (tile, op.dim % max(tile.ndim, 1)), (tile.reshape(short), op.dim)
-    for view, axis in (brief, full):
-        if axis < view.ndim:
-            left = view.shape[:axis] + view.shape[axis + 1 :]
-            if squeezed(left) == squeezed(out):
-                return view, axis
-    raise RunError(
-        f"reducing dimension {op.dim} of a tile {tile.shape} does not give {out}", loc=op.loc
-    )
 
 
 @tile_meaning(Scan)
@@ -359,11 +340,7 @@ def run_scan(b: Builder, op: Scan) -> Run:
             watch_meeting(fr, op)
             watch(fr, WRITE, y)
         tile = read_box(x)
-        short = squeezed(tile.shape)
-        axis = op.dim % max(tile.ndim, 1)
-        if op.dim < len(short):
-            tile, axis = tile.reshape(short), op.dim
-        value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
+        value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, op.axis, op.reverse)
         write_box(y, fit(value, y.extents, op))
 
     return run

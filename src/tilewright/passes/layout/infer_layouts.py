@@ -29,11 +29,7 @@ from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import LayoutError
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.layout.insert_conversions import (
-    insert_conversions,
-    reduced,
-    reduced_dim,
-)
+from tilewright.passes.layout.insert_conversions import insert_conversions, reduced
 from tilewright.passes.layout.matrix_tiles import instruction, split_of, wanted_operands
 from tilewright.passes.layout.shared_tiles import LANES, as_matrices, lay_out_shared, turned
 from tilewright.passes.layout.thread_layouts import (
@@ -402,8 +398,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
                         width = vector_width(memory, ranges, anywhere)
                         vectors.append((width, _bytes(memory.buffer)))
             elif isinstance(op, Reduce) and op.src.buffer.name == key:
-                dim = reduced_dim(op)
-                reduced[dim] = reduced.get(dim, 0) + problem.turns[id(op)]
+                reduced[op.axis] = reduced.get(op.axis, 0) + problem.turns[id(op)]
             elif isinstance(op, Map):
                 nest = problem.nests[id(op)]
                 own = [a for a in nest.accesses if a.buffer.name == key]

@@ -244,23 +244,11 @@ def _swap(
     return replace_buffers(op, written) if written else op
 
 
-def reduced_dim(op: Reduce) -> int:
-    """The dimension of the source that is reduced: `op.dim` counts those of the tile, without
-    units, or all of them, whichever gives the result's shape."""
-    extents = [int(e) for e in op.src.extents]
-    long = [i for i, e in enumerate(extents) if e != 1]
-    left = op.dst.static_tile
-    for dim in (*long[op.dim : op.dim + 1], op.dim):
-        if tuple(extents[i] for i in long if i != dim) == left:
-            return dim
-    return op.dim
-
-
 def reduced(source: Fragment, op: Reduce) -> Fragment | None:
     """How the result of `op` is spread when the source is spread like this; None when its modes
     cross the tile's dimensions."""
     try:
-        left = row_of(source, reduced_dim(op), keepdim=len(source.tile) == 1)
+        left = row_of(source, op.axis, keepdim=len(source.tile) == 1)
     except LayoutError:
         return None
     return with_units(left, op.dst.buffer.static_shape)
@@ -273,7 +261,7 @@ def _reduce(c: _Converter, op: Reduce) -> Iterable[Op]:
     source = op.src.buffer
     want = reduced(held(source), op)
     if want is None:
-        wish = Wish(1, max(1, source.dtype.bits // 8), ((reduced_dim(op), 1),))
+        wish = Wish(1, max(1, source.dtype.bits // 8), ((op.axis, 1),))
         plain = spread(source.static_shape, c.threads, wish)
         for new in _through(c, op, "src", plain, back=False):
             yield from _reduce(c, new) if isinstance(new, Reduce) else (new,)

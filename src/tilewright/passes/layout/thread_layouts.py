@@ -19,11 +19,11 @@ from math import ceil, gcd, log2, prod
 import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, linear
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial
 from tilewright.ir.layout.layout import Indices, LayoutError
-from tilewright.passes.layout.addresses import evaluate
 from tilewright.support.errors import CompileError
 
 SECTOR = 32  # bytes of memory that move together

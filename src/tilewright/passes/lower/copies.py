@@ -15,6 +15,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
 from tilewright.ir.gather import Gather, gather_of
@@ -22,12 +23,7 @@ from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.ir.layout.query import fit_layout
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import expand_op
-from tilewright.passes.layout.addresses import (
-    TileAddress,
-    evaluate,
-    layout_expr,
-    tile_address,
-)
+from tilewright.passes.layout.addresses import TileAddress, layout_expr, tile_address
 from tilewright.passes.layout.shared_tiles import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import (

@@ -196,13 +196,12 @@ class Lowering:
         for place in np.ndindex(*map(len, ranges)):
             env = {v: np.int64(r[i]) for v, r, i in zip(order, ranges, place, strict=True)}
             table[place] = find(env)
-        if own is not None:
-            order, ranges = [*order, own[0]], [*ranges, range(own[1])]
-        starts, steps = [r.start for r in ranges], [r.step for r in ranges]
-        found = fit_registers(table, order, starts, steps)
+        found = fit_registers(table, order if own is None else [*order, own[0]])
         if found is None:
             raise CompileError(f"{what} is not a simple function of the loop variables", loc=loc)
-        return found
+        late = [(v, r) for v, r in zip(order, ranges, strict=True) if r.start or r.step != 1]
+        counts = {v: (v - r.start) // r.step for v, r in late}
+        return simplify(substitute(found, counts)) if counts else found
 
     def tensor_map(self, tensor: Buffer, box: tuple[int, ...], swizzle: int) -> MapHint:
         key = (tensor.name, box, swizzle)

@@ -19,12 +19,13 @@ import numpy as np
 from tilewright.ir.analysis.bounds import bounds, linear
 from tilewright.ir.analysis.intervals import limits
 from tilewright.ir.analysis.linear import Linear, build_sum
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.ir.marks import read_variables
 from tilewright.passes.canonicalize.rules import widened
-from tilewright.passes.layout.addresses import evaluate, fit_registers, layout_expr
+from tilewright.passes.layout.addresses import fit_registers, layout_expr
 from tilewright.passes.lower.lowering import Lowering, guarded, unroll
 from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError, Loc
@@ -185,7 +186,7 @@ class MapLoop:
         if self.part is None and all(i in self.dims for i in inlined):
             dims = tuple(self.dims[i] for i in inlined)
             plain = _plain_registers(fragment, self.fragment, dims)
-            found = None if plain is None else fit_registers(plain, [self.var], [0], [1])
+            found = None if plain is None else fit_registers(plain, [self.var])
             if found is not None:
                 return found
         self.low.check_spread(buffer.name, fragment)

@@ -154,15 +154,9 @@ def _held(
 def _axis(op: Reduce) -> tuple[int, tuple[int, ...]]:
     """The dimension of the source's tile that is reduced, and the tile; units are dropped unless
     it is one that is reduced."""
-    tile, target = op.src.static_tile, op.dst.static_tile
-    if op.dim < len(tile):
-        left = tile[: op.dim] + tile[op.dim + 1 :]
-        if tuple(e for e in left if e != 1) == target:
-            return op.dim, tile
-    before = _within_tile(op.src, op.dim)
-    if int(op.src.extents[op.dim]) != 1:
-        return before, tile
-    return before, (*tile[:before], 1, *tile[before:])
+    tile, before = op.src.static_tile, _within_tile(op.src, op.axis)
+    unit = (1,) if int(op.src.extents[op.axis]) == 1 else ()
+    return before, (*tile[:before], *unit, *tile[before:])
 
 
 def _within_tile(region: Region, dim: int) -> int:
@@ -359,7 +353,7 @@ def _fold_registers(
     rows, count = len(members), len(members[0])
     for first, end in ((0, 1), (1, count)):
         k, d = (low.var(stem) for stem in "kd")
-        index = fit_registers(np.array(members).T, (k, d), (0, 0), (1, 1))
+        index = fit_registers(np.array(members).T, (k, d))
         if index is None:
             raise CompileError("the registers of a row are no simple function of its elements")
         low.ranges = low.ranges.where(k, first, end - 1).where(d, 0, rows - 1)
@@ -401,7 +395,7 @@ def _tell(
     firsts = np.array([group[0] for group in parts.members])
     u = low.var("u")
     low.ranges = low.ranges.where(u, 0, len(firsts) - 1).where(name, 0, parts.ranks - 1)
-    value = fit_registers(firsts, (u,), (0,), (1,))
+    value = fit_registers(firsts, (u,))
     assert value is not None  # members of one tile
     at = {loop.var: value}
     place = low.simplify(name * size + substitute(row, at))
@@ -450,10 +444,9 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
 
 
 def lower_scan(low: Lowering, op: Scan) -> Iterable[Op]:
-    tile, dim = op.src.static_tile or (1,), op.dim
-    if dim >= len(op.src.static_tile):
-        unit = not op.src.extents or int(op.src.extents[dim]) == 1
-        dim = -1 if unit else _within_tile(op.src, dim)
+    tile = op.src.static_tile or (1,)
+    unit = not op.src.extents or int(op.src.extents[op.axis]) == 1
+    dim = -1 if unit else _within_tile(op.src, op.axis)
     kind = accumulates_in(op.op, op.src.dtype, op.dst.dtype)
     scratch, met = low.exchange(kind, tile)
     yield from met

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import read_variables
 from tilewright.ir.rewrite import map_operands
 from tilewright.ir.target import Target
-from tilewright.passes.layout.addresses import evaluate
 from tilewright.passes.lower.lowering import guarded, linear_thread
 from tilewright.passes.lower.reduce import identity
 from tilewright.support.errors import CompileError

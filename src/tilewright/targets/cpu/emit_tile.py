@@ -112,17 +112,6 @@ class TileEmitter(GemmEmitter):
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────
 
-    def _reduced_axis(self, op: Reduce, src: Strided, dst: Strided) -> tuple[Strided, int]:
-        """`dim` counts the dimensions that are not 1, or all of them when the reduced one is 1
-        itself: the reading that fits dst's shape."""
-        for side, axis in ((_squeezed(src), op.dim), (src, op.dim % max(len(src.shape), 1))):
-            left = [n for d, n in enumerate(side.shape) if d != axis and n != 1]
-            if axis < len(side.shape) and tuple(left) == _squeezed(dst).shape:
-                return side, axis
-        raise CompileError(
-            f"reducing dimension {op.dim} of a tile {src.shape} does not give {dst.shape}"
-        )
-
     def folded(self, op: Folded) -> None:
         r = self._reduction(op.reduce)
 
@@ -141,8 +130,7 @@ class TileEmitter(GemmEmitter):
             self.reduce(op.reduce)
 
     def _reduction(self, op: Reduce) -> _Reduction:
-        src, dst = self.tile(op.src), self.tile(op.dst)
-        src, axis = self._reduced_axis(op, src, dst)
+        src, dst, axis = self.tile(op.src), self.tile(op.dst), op.axis
         others = [d for d in _long(src.shape) if d != axis]
         outs = _squeezed(dst)
         fold = _fold(op.op, src.dtype, dst.dtype)
@@ -228,8 +216,7 @@ class TileEmitter(GemmEmitter):
 
     def scan(self, op: Scan) -> None:
         src, dst = self.tile(op.src), self.tile(op.dst)
-        short = _long(src.shape)
-        axis = short[op.dim] if op.dim < len(short) else op.dim % len(src.shape)
+        short, axis = _long(src.shape), op.axis
         size = src.shape[axis]
         rank = short.index(axis) if axis in short else None
         source, goals = _squeezed(src), _squeezed(dst)
