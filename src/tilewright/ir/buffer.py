@@ -83,6 +83,12 @@ class Buffer:
         cosize = getattr(self.layout, "cosize", None)
         return self.bytes if cosize is None else self.dtype.storage_bytes(cosize())
 
+    @property
+    def fragment(self) -> Fragment:
+        """The layout of a fragment that has one."""
+        assert isinstance(self.layout, Fragment), self.name
+        return self.layout
+
     def with_layout(self, layout: AnyLayout | None) -> Buffer:
         return replace(self, layout=layout)
 

@@ -1,4 +1,5 @@
-"""The vocabulary of the IR: ops, expressions, buffers, types and how they are rebuilt.
+"""The vocabulary of the IR: ops, expressions, buffers, types and layouts, how they are rebuilt, and
+the error that refuses them.
 
 Passes, targets and the machine speak of little else, so they take all of it at once:
 
@@ -55,6 +56,8 @@ from tilewright.ir.expr import (
     walk,
     wrap,
 )
+from tilewright.ir.layout.fragment import IDLE, Fragment
+from tilewright.ir.layout.layout import ComposedLayout, Indices, Layout, LayoutError
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -92,6 +95,7 @@ from tilewright.ir.op import (
     bodies,
     bound,
     bound_within,
+    elements_of,
     expressions,
     marked,
     named_buffers,
@@ -112,6 +116,7 @@ from tilewright.ir.rewrite import (
     map_body,
     map_exprs,
     map_kernels,
+    map_loads,
     map_ops,
     program_names,
     rebuild,
@@ -124,6 +129,7 @@ from tilewright.ir.warps import (
     WARP,
     WARPGROUP,
 )
+from tilewright.support.errors import CompileError, Loc
 
 __all__ = [
     "Buffer", "Region", "Space", "along", "element", "long_dims", "whole", "BARRIER", "BOOL",
@@ -134,9 +140,10 @@ __all__ = [
     "BarrierInit", "Body", "Break", "Commit", "Continue", "Copy", "Dim", "Fence", "Fill", "For",
     "Gemm", "Hint", "If", "Intrinsic", "Kernel", "Let", "Map", "Op", "Program", "Reduce",
     "Relayout", "Role", "Scan", "Store", "Sync", "Turn", "View", "Wait", "WaitGroup", "While",
-    "bodies", "bound", "bound_within", "expressions", "marked", "named_buffers", "op_loads",
-    "operands", "outside_nests", "read_buffers", "regions", "touched_within", "walk_ops",
-    "written_buffers", "fresh_name", "fresh_var", "let_values", "map_bodies", "map_body",
-    "map_exprs", "map_kernels", "map_ops", "program_names", "rebuild", "rename_unique",
-    "replace_buffers", "substitute_vars", "GROUP", "WARP", "WARPGROUP",
+    "bodies", "bound", "bound_within", "elements_of", "expressions", "marked", "named_buffers",
+    "op_loads", "operands", "outside_nests", "read_buffers", "regions", "touched_within",
+    "walk_ops", "written_buffers", "fresh_name", "fresh_var", "let_values", "map_bodies",
+    "map_body", "map_exprs", "map_kernels", "map_loads", "map_ops", "program_names", "rebuild",
+    "rename_unique", "replace_buffers", "substitute_vars", "GROUP", "WARP", "WARPGROUP",
+    "IDLE", "ComposedLayout", "CompileError", "Fragment", "Indices", "Layout", "LayoutError", "Loc",
 ]  # fmt: skip

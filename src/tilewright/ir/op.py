@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.ir.buffer import AnyLayout, Buffer, Region, long_dims
+from tilewright.ir.buffer import AnyLayout, Buffer, Load, Region, long_dims
 from tilewright.ir.expr import FALSE, Expr, Var, const
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import (
@@ -504,6 +504,14 @@ def is_rare(body: Body) -> bool:
 
 
 @kept
+def elements_of(op: Op) -> list[tuple[Load, bool]]:
+    """The single elements that an op itself reads, and the one that it stores (True)."""
+    found = [(load, False) for load in op_loads(op)]
+    if isinstance(op, Store):
+        found.append((Load(op.buffer, op.indices, op.loc), True))
+    return found
+
+
 def read_buffers(op: Op) -> tuple[Buffer, ...]:
     """Buffers whose elements the op reads, not counting its bodies."""
     named = [r.buffer for r in regions(op, reads=True)] + [x.buffer for x in op_loads(op)]

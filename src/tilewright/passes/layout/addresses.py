@@ -8,18 +8,19 @@ from the table of all their values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import gcd
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.analysis.linear import Linear, build_sum
 from tilewright.ir.core import *
-from tilewright.ir.layout.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
+from tilewright.ir.layout.layout import Swizzle
 from tilewright.ir.layout.ops import composition
 from tilewright.ir.simplify import simplify
-from tilewright.support.errors import CompileError, Loc
 
 NO_SWIZZLE = Swizzle(0, 0, 0)
 
@@ -67,33 +68,32 @@ def swizzle_span(swizzle: Swizzle, elem_bits: int) -> int:
     return 16 << swizzle.bits
 
 
-def shared_layout(buffer: Buffer, loc: Loc | None) -> tuple[Swizzle, Layout]:
+def shared_layout(buffer: Buffer) -> tuple[Swizzle, Layout]:
     """The swizzle and the plain layout of a shared buffer, one mode per dimension."""
     layout = buffer.layout
     swizzle = NO_SWIZZLE
     if isinstance(layout, ComposedLayout):
         if layout.offset:
-            raise CompileError(f"{buffer.name}: a layout with an offset is not supported", loc=loc)
+            raise CompileError(f"{buffer.name}: a layout with an offset is not supported")
         swizzle, layout = layout.swizzle, layout.layout
     if not isinstance(layout, Layout) or len(layout) != buffer.rank:
         raise CompileError(
             f"{buffer.name} needs a layout with one mode per dimension",
-            loc=loc,
             expected=f"{buffer.rank} modes",
             got=repr(buffer.layout),
         )
     return swizzle, layout
 
 
-def tile_address(region: Region, ranges: Ranges, loc: Loc | None) -> TileAddress:
+def tile_address(region: Region, ranges: Ranges) -> TileAddress:
     """Split `region`'s address into a run-time base and a constant tile."""
-    swizzle, layout = shared_layout(region.buffer, loc)
+    swizzle, layout = shared_layout(region.buffer)
     base: Expr = const(0)
     modes = []
     for dim, (start, extent) in enumerate(zip(region.starts, region.extents, strict=True)):
         size = int(extent)
         mode = layout[dim]
-        _check_aligned(region.buffer, dim, mode, start, size, ranges, loc)
+        _check_aligned(region.buffer, dim, mode, start, size, ranges)
         base = base + layout_expr(mode, start)
         if size != 1:
             try:
@@ -101,7 +101,6 @@ def tile_address(region: Region, ranges: Ranges, loc: Loc | None) -> TileAddress
             except LayoutError:
                 raise CompileError(
                     f"this region of {region.buffer.name} does not end where its layout does",
-                    loc=loc,
                     expected=f"an extent in dimension {dim} that is made of modes of {mode}",
                     got=str(size),
                 ) from None
@@ -109,7 +108,7 @@ def tile_address(region: Region, ranges: Ranges, loc: Loc | None) -> TileAddress
 
 
 def _check_aligned(
-    buffer: Buffer, dim: int, mode: Layout, start: Expr, size: int, ranges: Ranges, loc: Loc | None
+    buffer: Buffer, dim: int, mode: Layout, start: Expr, size: int, ranges: Ranges
 ) -> None:
     """`mode(start + i) == mode(start) + mode(i)` for i < size: no carry into a mode from below."""
     inner = 1
@@ -123,10 +122,19 @@ def _check_aligned(
         if not fits:
             raise CompileError(
                 f"this region of {buffer.name} does not begin where its layout does",
-                loc=loc,
                 expected=f"a start in dimension {dim} that is a multiple of {inner}",
                 got=str(start),
             )
+
+
+def row_pitch(buffer: Buffer, ranges: Ranges) -> int:
+    """What the distance of a tensor's rows is known to be a multiple of, in elements: 0 for one
+    row, 1 where the elements of a row lie apart."""
+    if buffer.strides is None:
+        return multiple_of(buffer.shape[-1], ranges) if buffer.rank > 1 else 0
+    *rows, step = buffer.strides
+    together = isinstance(step, Const) and step.value == 1
+    return gcd(*(multiple_of(row, ranges) for row in rows)) if together else 1
 
 
 def layout_expr(layout: Layout, coord: Expr) -> Expr:
@@ -153,6 +161,14 @@ def swizzle_expr(swizzle: Swizzle, offset: Expr) -> Expr:
 
 
 MOST_CASES = 256  # of an index that is looked up
+
+
+def ravel(coords: Iterable[Any], sizes: Iterable[int]) -> Any:
+    """The row-major index of an element at `coords`: expressions, or arrays of them."""
+    index: Any = 0
+    for coord, size in zip(coords, sizes, strict=True):
+        index = index * size + coord
+    return index
 
 
 def fit_index(table: Indices, variables: Sequence[Var]) -> Expr | None:

@@ -18,7 +18,6 @@ from tilewright.passes.lower.lowering import Lowering
 from tilewright.passes.lower.threads import lowering_of
 from tilewright.passes.overlap.roles import by_hand, role_of
 from tilewright.passes.reasons import because
-from tilewright.support.errors import CompileError
 
 
 @kernel_pass

@@ -32,8 +32,6 @@ from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
 from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.layout.layout import Layout
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.matrix_tiles import (
@@ -47,7 +45,6 @@ from tilewright.passes.layout.matrix_tiles import (
 from tilewright.passes.overlap.roles import role_of
 from tilewright.passes.overlap.skew import fragment_room, registers, registers_of
 from tilewright.passes.reasons import because, costs
-from tilewright.support.errors import CompileError
 
 # what stands for an accumulator that instructions do not have: integers wrap alike
 _WIDER = {
@@ -298,12 +295,8 @@ def _in_pieces(
         own = fresh_var(old.name, at.names, old.dtype)
         vars = tuple(own if v is old else v for v in op.vars)
 
-        def node(e: Expr) -> Expr | None:
-            found = isinstance(e, Load) and e.buffer == tile
-            return Load(small, vars) if found else None
-
         def rule(each: Op) -> Op:
-            each = map_exprs(each, lambda e: transform(e, node))
+            each = map_loads(each, lambda e: Load(small, vars) if e.buffer == tile else None)
             if isinstance(each, Store) and each.buffer == tile:
                 each = rebuild(each, buffer=small, indices=vars)
             return each
@@ -392,7 +385,6 @@ def _by_element(op: Op, tile: Buffer, name: str | None = None) -> bool:
     if any(a is not b for a, b in zip(op.extents, tile.shape, strict=True)):
         return False
     name, inner = name or tile.name, list(walk_ops(op.body))
-    places = [x.indices for i in inner for x in op_loads(i) if x.buffer.name == name]
-    places += [i.indices for i in inner if isinstance(i, Store) and i.buffer.name == name]
+    places = [x.indices for i in inner for x, _ in elements_of(i) if x.buffer.name == name]
     others = [r for i in inner for r in operands(i) if isinstance(r, Region)]
     return all(r.buffer.name != name for r in others) and all(p == op.vars for p in places)

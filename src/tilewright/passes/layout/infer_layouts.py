@@ -12,7 +12,7 @@ Where an op cannot live with what was chosen, `insert_conversions` gives it a co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -25,10 +25,9 @@ from tilewright.ir.analysis.bounds import Ranges, multiple_of, stride_of
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.layout.layout import LayoutError
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.layout.addresses import row_pitch
 from tilewright.passes.layout.insert_conversions import insert_conversions, reduced
 from tilewright.passes.layout.matrix_tiles import instruction, split_of, wanted_operands
 from tilewright.passes.layout.shared_tiles import LANES, as_matrices, lay_out_shared, turned
@@ -424,10 +423,7 @@ def _bytes(buffer: Buffer) -> int:
 def _widths(nest: Nest, anywhere: bool, *spaces: Space) -> Iterator[tuple[int, int]]:
     """How wide a nest may move what it touches in `spaces`, and the bytes of an element."""
     for inner in walk_ops(nest.op.body):
-        places = [*op_loads(inner)]
-        if isinstance(inner, Store):
-            places.append(Load(inner.buffer, inner.indices))
-        for place in places:
+        for place, _ in elements_of(inner):
             if place.buffer.space in spaces and place.indices:
                 width = element_width(place, nest.op, nest.ranges, anywhere)
                 if width:
@@ -436,9 +432,7 @@ def _widths(nest: Nest, anywhere: bool, *spaces: Space) -> Iterator[tuple[int, i
 
 def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
     """Elements of a tensor's region that may move in one access: whole, aligned, contiguous."""
-    strides, last = memory.buffer.strides, memory.extents[-1]
-    if strides is not None and strides[-1] is not const(1, strides[-1].dtype):
-        return 1
+    last = memory.extents[-1]
     extent = int(last) if isinstance(last, Const) else 0
     if extent <= 1:
         return 1
@@ -449,10 +443,9 @@ def _widest(buffer: Buffer, ranges: Ranges, anywhere: bool, *others: int) -> int
     """The widest vectors of elements that divide the distance of rows, and `others`. A tensor of
     one row is in vectors by its size alone where it may begin `anywhere`."""
     limit = WIDEST // _bytes(buffer) or 1
-    rows: Sequence[Expr] = buffer.shape[-1:] if buffer.rank > 1 or anywhere else ()
-    if buffer.strides is not None:
-        rows = buffer.strides[:-1]
-    sizes = (*others, *(multiple_of(size, ranges) for size in rows))
+    sizes = [*others, row_pitch(buffer, ranges)]
+    if anywhere and buffer.rank == 1 and buffer.strides is None:
+        sizes.append(multiple_of(buffer.shape[-1], ranges))
     while limit > 1 and any(size % limit for size in sizes):
         limit //= 2
     return limit

@@ -19,8 +19,7 @@ import numpy as np
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment, row_of
-from tilewright.ir.layout.layout import Indices, LayoutError
+from tilewright.ir.layout.fragment import row_of
 from tilewright.ir.target import Target
 from tilewright.passes.layout.matrix_tiles import wanted_operands
 from tilewright.passes.layout.thread_layouts import (
@@ -116,17 +115,12 @@ def _by_threads(source: Buffer, target: Buffer, op: Op) -> Copy:
     return Copy(whole(source), whole(target), atom="threads", loc=op.loc)
 
 
-def held(buffer: Buffer) -> Fragment:
-    assert isinstance(buffer.layout, Fragment), buffer.name
-    return buffer.layout
-
-
 def _fits(access: Access, nest: Fragment, writes: bool = False) -> bool:
     """Whether each thread holds what it touches, in the same register as the others, and, if it
     `writes`, each one that holds an element which the nest writes writes it itself."""
     if access.points is None:
         return False
-    fragment, shape = held(access.buffer), access.buffer.static_shape
+    fragment, shape = access.buffer.fragment, access.buffer.static_shape
     if access.dims is None:
         return _fits_points(access.points, fragment, nest, writes)
     return _fits_plainly(access.dims, access.extents, shape, fragment, nest, writes)
@@ -202,7 +196,7 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
         if not access.writes or buffer in written:
             continue
         alone = (buffer.name, access.indices) in picked and (
-            points is None or not _written_by_holders(points, held(buffer), nest, points.size)
+            points is None or not _written_by_holders(points, buffer.fragment, nest, points.size)
         )
         if not alone and _fits(access, nest, writes=True):
             continue
@@ -235,12 +229,12 @@ def _swap(
 ) -> Op:
     """`op` with its loads and stores sent to other buffers."""
 
-    def node(e: Expr) -> Expr | None:
-        buffer = reads.get((e.buffer.name, e.indices)) if isinstance(e, Load) else None
-        return Load(buffer, e.children, e.loc) if isinstance(e, Load) and buffer else None
+    def there(e: Load) -> Expr | None:
+        buffer = reads.get((e.buffer.name, e.indices))
+        return Load(buffer, e.indices, e.loc) if buffer else None
 
     if reads:
-        op = map_ops(op, lambda inner: map_exprs(inner, lambda e: transform(e, node)))
+        op = map_ops(op, lambda inner: map_loads(inner, there))
     return replace_buffers(op, written) if written else op
 
 
@@ -259,13 +253,13 @@ def _reduce(c: _Converter, op: Reduce) -> Iterable[Op]:
         yield op
         return
     source = op.src.buffer
-    want = reduced(held(source), op)
+    want = reduced(source.fragment, op)
     if want is None:
         wish = Wish(1, max(1, source.dtype.bits // 8), ((op.axis, 1),))
         plain = spread(source.static_shape, c.threads, wish)
         for new in _through(c, op, "src", plain, back=False):
             yield from _reduce(c, new) if isinstance(new, Reduce) else (new,)
-    elif want.same(held(op.dst.buffer)):
+    elif want.same(op.dst.buffer.fragment):
         yield op
     else:
         yield from _through(c, op, "dst", want, keeps=not op.clear)
@@ -290,8 +284,8 @@ def _copy(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
         yield op
         return
     if a.is_whole and b.is_whole:
-        source = with_units(held(a.buffer), b.buffer.static_shape)
-        if source is not None and source.same(held(b.buffer)):
+        source = with_units(a.buffer.fragment, b.buffer.static_shape)
+        if source is not None and source.same(b.buffer.fragment):
             yield op
             return
         if isinstance(op, Copy) and a.dtype == b.dtype and a.buffer.shape == b.buffer.shape:
@@ -315,7 +309,7 @@ def _holds_part(source: Region, target: Region) -> bool:
     for region in (source, target):
         if not all(isinstance(s, Const) for s in region.starts):
             return False
-        tile = held(region.buffer).tile
+        tile = region.buffer.fragment.tile
         box = np.arange(prod(tile)).reshape(tile)[
             tuple(
                 slice(int(s), int(s) + int(e))
@@ -323,16 +317,16 @@ def _holds_part(source: Region, target: Region) -> bool:
             )
         ]
         places.append(box.reshape(-1))
-    table = held(target.buffer).table()
-    wanted = np.full(held(target.buffer).elements, -1, np.int64)
+    table = target.buffer.fragment.table()
+    wanted = np.full(target.buffer.fragment.elements, -1, np.int64)
     wanted[places[1]] = places[0]
     needed = np.where(table < 0, -1, wanted[np.maximum(table, 0)])
-    return held(source.buffer).registers(needed) is not None
+    return source.buffer.fragment.registers(needed) is not None
 
 
 def _gemm(c: _Converter, op: Gemm) -> Iterable[Op]:
     for name, buffer, want in wanted_operands(op, c.threads, c.target):
-        if not want.same(held(buffer)):
+        if not want.same(buffer.fragment):
             for new in _through(c, op, name, want, back=name == "c"):
                 yield from _gemm(c, new) if isinstance(new, Gemm) else (new,)
             return

@@ -12,7 +12,7 @@ from typing import Any
 
 from tilewright.ir.atoms import MATRIX_TYPES, Feature, MatrixType, matrix_fragments
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment, repeat, spatial
+from tilewright.ir.layout.fragment import repeat, spatial
 from tilewright.ir.target import Target
 from tilewright.passes.layout.thread_layouts import Wish, divisors, spread, with_units
 

@@ -22,21 +22,12 @@ from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.core import *
 from tilewright.ir.layout.banks import make_swizzled_layout
-from tilewright.ir.layout.fragment import Fragment, repeat, spatial
-from tilewright.ir.layout.layout import (
-    AnyLayout,
-    ComposedLayout,
-    Layout,
-    LayoutError,
-    leaves,
-    make_layout,
-    row_major,
-)
+from tilewright.ir.layout.fragment import repeat, spatial
+from tilewright.ir.layout.layout import AnyLayout, leaves, make_layout, row_major
 from tilewright.ir.layout.ops import composition
 from tilewright.ir.layout.query import recast, same
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import at_line, because, costs
-from tilewright.support.errors import CompileError
 
 MATRIX_ROWS = 8  # of what ldmatrix and stmatrix move
 CORE_BYTES = 16  # rows of the smallest block that a matrix descriptor knows

@@ -22,9 +22,8 @@ from tilewright.ir.analysis.bounds import Ranges, linear
 from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial
-from tilewright.ir.layout.layout import Indices, LayoutError
-from tilewright.support.errors import CompileError
+from tilewright.ir.layout.fragment import repeat, row_of, spatial
+from tilewright.passes.layout.addresses import ravel
 
 SECTOR = 32  # bytes of memory that move together
 WIDEST = 16  # bytes of one access
@@ -213,9 +212,8 @@ def plain_points(
 ) -> Indices:
     """`Access.points` of an access whose `dims` are known; read-only."""
     coords = np.indices(extents).reshape(len(extents), -1)
-    result = np.zeros(coords.shape[1], np.int64)
-    for dim, size in zip(dims, shape, strict=True):
-        result = result * size + (coords[dim] if dim >= 0 else 0)
+    zeros = np.zeros(coords.shape[1], np.int64)
+    result = zeros + ravel((coords[dim] if dim >= 0 else zeros for dim in dims), shape)
     result.flags.writeable = False
     return result[:, None]
 
@@ -231,10 +229,7 @@ def accesses(op: Map, around: dict[Var, range]) -> list[Access]:
     domain = dict(zip(op.vars, coords, strict=True))
     found: list[Access] = []
     for inner, lets, loops in _walk(op.body, {}, around):
-        places = [(load, False) for load in op_loads(inner)]
-        if isinstance(inner, Store):
-            places.append((Load(inner.buffer, inner.indices), True))
-        for place, writes in places:
+        for place, writes in elements_of(inner):
             buffer = place.buffer
             if buffer.space is not Space.FRAGMENT:
                 continue
@@ -425,8 +420,7 @@ def with_units(fragment: Fragment, shape: tuple[int, ...]) -> Fragment | None:
 
 def same_registers(buffer: Buffer, source: Buffer) -> bool:
     """Whether bit for bit each thread's registers of one fragment are those of the other."""
-    new, old = buffer.layout, source.layout
-    assert isinstance(new, Fragment) and isinstance(old, Fragment)
+    new, old = buffer.fragment, source.fragment
     if new.threads != old.threads:
         return False
     tables = []

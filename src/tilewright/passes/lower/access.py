@@ -23,13 +23,13 @@ import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.core import *
-from tilewright.ir.layout.layout import Indices
 from tilewright.ir.op import is_rare
 from tilewright.ir.simplify import simplify
 from tilewright.passes.layout.addresses import (
     TileAddress,
     fit_index,
     layout_expr,
+    row_pitch,
     shared_layout,
     swizzle_expr,
     tile_address,
@@ -37,7 +37,6 @@ from tilewright.passes.layout.addresses import (
 from tilewright.passes.lower.lowering import Lowering, guarded, unroll
 from tilewright.passes.lower.map_loops import MapLoop, dimensions, used
 from tilewright.passes.overlap.prefetchable import holds_for_all
-from tilewright.support.errors import CompileError
 
 ELEMENT = Var(" element")  # of a group
 WIDEST, WORD = 128, 32  # bits of one access, and of the least vector
@@ -222,7 +221,7 @@ def find_access(
     wanted = asked(wanted, zero)
     starts = tuple(at(p, zero) for p in places)
     if buffer.space is Space.SHARED:
-        swizzle, layout = shared_layout(buffer, None)
+        swizzle, layout = shared_layout(buffer)
         plain = sum((layout_expr(layout[d], i) for d, i in enumerate(places)), zero)
         if buffer.name in low.shifts:
             plain = plain + low.shifts[buffer.name]
@@ -296,14 +295,9 @@ def may_end_within(low: Lowering, buffer: Buffer) -> bool:
 def vectors_in(low: Lowering, buffer: Buffer, count: int) -> bool:
     """Whether each row of a tensor begins on a vector of `count` elements, and may have one."""
     last = buffer.shape[-1]
-    rows, step = buffer.shape[-1:] if buffer.rank > 1 else (), wrap(1)
-    if buffer.strides is not None:
-        rows, step = buffer.strides[:-1], buffer.strides[-1]
     return (
-        isinstance(step, Const)
-        and step.value == 1
+        row_pitch(buffer, low.ranges) % count == 0
         and not (isinstance(last, Const) and int(last) < count)
-        and all(multiple_of(row, low.ranges) % count == 0 for row in rows)
         and low.begins_on(buffer, count * buffer.dtype.bits // 8)
     )
 
@@ -321,7 +315,7 @@ def _tile_offset(groups: Groups, region: Region) -> Expr | None:
     if loop.part is not None or not loop.movable:
         return None
     try:
-        address = tile_address(region, low.ranges, None)
+        address = tile_address(region, low.ranges)
     except CompileError:
         return None
     table = address.offsets().reshape(-1)[table]

@@ -19,7 +19,6 @@ from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
 from tilewright.ir.gather import Gather, gather_of
-from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.ir.layout.query import fit_layout
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import expand_op
@@ -50,7 +49,6 @@ from tilewright.passes.lower.maps import (
 from tilewright.passes.overlap.prefetchable import SIZES
 from tilewright.passes.reasons import because
 from tilewright.support.distinct import distinct
-from tilewright.support.errors import CompileError
 
 UINT32 = dtype("uint32")
 PACK = {"bfloat16": "pack_bfloat16", "float16": "pack_float16"}
@@ -326,7 +324,7 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
             got=f"{tensor.starts[-1]} elements of {tensor.dtype}",
             fix="copy by threads, or say with `hint assume` what the start is a multiple of",
         )
-    address = tile_address(tile, low.ranges, None)
+    address = tile_address(tile, low.ranges)
     box, corners = cut_boxes(tensor, address, low.ranges)
     found = low.tensor_map(tensor.buffer, box, address.swizzle_bytes)
     words = {"map": found.name, "rank": str(len(box))}
@@ -373,7 +371,7 @@ def copy_matrices(low: Lowering, op: Copy) -> Iterable[Op]:
     if len(region.static_tile) != 2:
         raise CompileError(f"{op.atom} moves matrices, not tiles of {region.static_tile}")
     low.check_whole(op.atom or "", WARP)
-    held, address = Held(low, region), tile_address(memory, low.ranges, None)
+    held, address = Held(low, region), tile_address(memory, low.ranges)
     if not store:
         check_single(region.buffer)
     elif len(distinct(held.table)) != held.table.size:

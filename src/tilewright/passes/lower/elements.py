@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from tilewright.ir import scope
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import Candidate, Groups, find_access
 from tilewright.passes.lower.lowering import MEMORY, Lowering, guarded
 from tilewright.passes.lower.map_loops import MapLoop
-from tilewright.support.errors import CompileError
 from tilewright.support.show import EDGE, left_out
 
 _BITS = ("and", "or", "xor")
@@ -60,13 +58,9 @@ def atomic_element(at: Site, op: Atomic) -> Iterable[Op]:
         raise CompileError("atomics work on global memory and the block's shared memory")
     if not has_atomic(op):
         raise CompileError(f"there is no atomic {op.op} of {kind}")
-    starts = tuple(map(at.index, dst.starts))
-    if dst.buffer.space is Space.GLOBAL:
-        within = low.within(dst.buffer, starts)
-        once = logical_and(once, within)
-        where = Region(dst.buffer, starts, dst.extents)
-    else:
-        where = low.span(dst.buffer, low.offset(dst.buffer, starts), 1)
+    place, inside = low.place(dst.buffer, tuple(map(at.index, dst.starts)))
+    once = logical_and(once, inside)
+    where = element(low.flat(dst.buffer), *place)
     low.touched = True
     args = (where,) if op.value is None else (where, at.expr(op.value))
     fence: Body = () if op.order == "relaxed" else (Fence("gpu"),)
@@ -109,14 +103,15 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
         args = (where, low.expr(op.value))
         yield Intrinsic("atomic_of_warp", args, op.result, text=f"op={op.op}")
         return
-    scratch, met = low.exchange(op.dst.dtype, (1,))
-    old = low.var("old", op.dst.dtype)
-    yield from met
-    place, spot = low.flat(scratch), (const(0),)
-    inner = atomic_element(low, rebuild(op, result=old))
-    yield from low.by_leader(*inner, Store(place, spot, old))
-    yield from low.join()
-    yield Let(op.result, Load(place, spot, op.loc))
+
+    def tell(scratch: Buffer) -> Body:
+        old = low.var("old", op.dst.dtype)
+        inner = atomic_element(low, rebuild(op, result=old))
+        return low.by_leader(*inner, Store(low.flat(scratch), (const(0),), old))
+
+    scratch, told = low.exchange(op.dst.dtype, (1,), tell)
+    yield from told
+    yield Let(op.result, Load(low.flat(scratch), (const(0),), op.loc))
 
 
 def _by_elements(low: Lowering, op: Atomic) -> Op:
@@ -269,7 +264,7 @@ class PrintRows:
             return self._line(tile, at[:-1], at[-1], 1)
         extent, last = tile.tile[len(at)], len(at) == len(tile.tile) - 1
         size, few = _size(extent), const(2 * EDGE)
-        short = _is_large(tile) and size > 2 * EDGE
+        short = _note(tile) and size > 2 * EDGE
         if not last or not size:
             count = few if short else extent if size else binary("min", extent, few)
             return self._loop(extent, count, lambda k: self._rows(tile, (*at, k)))
@@ -312,10 +307,6 @@ class PrintRows:
 def _size(extent: Expr) -> int:
     """A constant extent; 0 for one that is known at launch."""
     return int(extent.value) if isinstance(extent, Const) else 0
-
-
-def _is_large(tile: Region) -> bool:
-    return bool(_note(tile))
 
 
 def _note(tile: Region) -> str:

@@ -16,12 +16,10 @@ import numpy as np
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.passes.layout.addresses import TileAddress, tile_address
 from tilewright.passes.layout.matrix_tiles import FMA_TYPES, operand_kind
-from tilewright.passes.lower.lowering import Lowering, chosen, guarded, pin, unroll
+from tilewright.passes.lower.lowering import Lowering, chosen, guarded, pin
 from tilewright.passes.lower.map_loops import Held
-from tilewright.support.errors import CompileError
 
 M = 64
 UINT64 = dtype("uint64")
@@ -155,7 +153,7 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
     low.check_whole("wgmma", WARPGROUP)
     c, columns = _accumulators(low, op, kind, n)
     blocks = sorted(c.corners)
-    b_address = tile_address(op.b, low.ranges, None)
+    b_address = tile_address(op.b, low.ranges)
     b = shared_operand(b_address, 0 if op.transpose_b else 1, columns, kind, "b")
     right = _Descriptor(low, b, [n0 for _, n0 in blocks[0]])
     yield from right.made
@@ -165,7 +163,7 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
             raise CompileError("an operand in registers cannot be transposed")
         registers = _need(low, op.a, matrix_fragments("wgmma", kind)["a"], op, WARPGROUP)
     else:
-        a_address = tile_address(op.a, low.ranges, None)
+        a_address = tile_address(op.a, low.ranges)
         a = shared_operand(a_address, 1 if op.transpose_a else 0, M, kind, "a")
         left = _Descriptor(low, a, [m0 for m0, _ in blocks[0]])
         yield from left.made
@@ -378,12 +376,7 @@ def _clear(low: Lowering, op: Gemm) -> Iterable[Op]:
     """Zeros for the accumulator where `clear` is true."""
     if op.clear is FALSE:
         return
-    held, var = Held(low, op.c), low.var("v")
-    with low.restored():
-        low.unrolled[var] = range(held.values)
-        place = held.first(0, 1, var)
-    zero = Store(low.flat(op.c.buffer), (place,), const(0, op.c.dtype))
-    yield from guarded(op.clear, (unroll(var, held.values, (zero,)),))
+    yield from guarded(op.clear, tuple(low.op(Fill(op.c, const(0, op.c.dtype)))))
 
 
 # ── by threads ───────────────────────────────────────────────────────────────────────────────

@@ -17,8 +17,7 @@ from tilewright.ir.analysis.aliases import Aliases
 from tilewright.ir.analysis.bounds import Ranges, prove
 from tilewright.ir.analysis.uniform import PerThread
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.layout.layout import ComposedLayout, Layout, row_major
+from tilewright.ir.layout.layout import row_major
 from tilewright.ir.marks import with_loc
 from tilewright.ir.rewrite import OpT
 from tilewright.ir.simplify import simplify
@@ -32,9 +31,8 @@ from tilewright.passes.layout.addresses import (
     swizzle_expr,
 )
 from tilewright.passes.overlap.rings import slots_of, slotted
-from tilewright.support.errors import CompileError, Loc, at, current_loc, occurrence
+from tilewright.support.errors import at, current_loc, occurrence
 
-GROUP_WARPS = 4  # warps of a warpgroup
 MEMORY = (Space.SHARED, Space.GLOBAL)
 BULK_ATOMS = ("bulk_load", "bulk_store")
 ENGINE_ATOMS = (*BULK_ATOMS, "remote_store")  # whose barrier or group tells when they are done
@@ -213,16 +211,20 @@ class Lowering:
         return self.maps[key][1]
 
     def exchange(
-        self, kind: DType, tile: tuple[int, ...], layout: Layout | None = None
+        self,
+        kind: DType,
+        tile: tuple[int, ...],
+        write: Callable[[Buffer], Iterable[Op]],
+        layout: Layout | None = None,
     ) -> tuple[Buffer, Body]:
-        """A shared tile that the instance's threads may write now, once they have done what is
-        returned besides: a barrier, which `settle_scratch` takes out again where none is needed.
-        They `join` before they read it."""
+        """A shared tile that the instance's threads may read once they have done what is returned
+        besides: they `write` it between two barriers, of which `settle_scratch` takes out the first
+        where none is needed."""
         name, shape = self.var("scratch").name, tuple(const(e) for e in tile)
         found = Buffer(name, shape, kind, Space.SHARED, layout=layout or row_major(tile))
         flat, met = self.flat(found), self.join()
         self.exchanges.append(Exchange(flat, met[0] if met else None, self.instance.instances))
-        return found, met
+        return found, (*met, *write(found), *self.join())
 
     def apart(self, body: Body, instance: Var, first: int) -> Body:
         """`body` of one of several instances, the arrays of its exchanges, those from `first` on,
@@ -323,13 +325,16 @@ class Lowering:
 
     def load(self, e: Load, indices: tuple[Expr, ...]) -> Expr:
         """An element of memory at `indices`; outside a tensor, zero."""
-        flat = self.flat(e.buffer)
-        if e.buffer.space is Space.SHARED:
-            return Load(flat, (self.offset(e.buffer, indices),), e.loc)
-        found = Load(flat, indices, e.loc)
-        if e.buffer.space is not Space.GLOBAL:
-            return found
-        return select(self.within(e.buffer, indices), found, const(0, e.dtype))
+        place, inside = self.place(e.buffer, indices)
+        found = Load(self.flat(e.buffer), place, e.loc)
+        return found if inside is TRUE else select(inside, found, const(0, e.dtype))
+
+    def place(self, buffer: Buffer, indices: Sequence[Expr]) -> tuple[tuple[Expr, ...], Expr]:
+        """Where an element lies in its array, and whether it is there: a tensor has an end."""
+        if buffer.space is Space.SHARED:
+            return (self.offset(buffer, indices),), TRUE
+        inside = self.within(buffer, indices) if buffer.space is Space.GLOBAL else TRUE
+        return tuple(indices), inside
 
     def within(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Whether an element is one of the tensor's, as far as that is not known."""
@@ -348,7 +353,7 @@ class Lowering:
 
     def offset(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Where an element of a shared tile lies."""
-        swizzle, layout = shared_layout(buffer, None)
+        swizzle, layout = shared_layout(buffer)
         parts = [layout_expr(layout[d], i) for d, i in enumerate(indices)]
         if buffer.name in self.shifts:
             parts.append(self.shifts[buffer.name])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.thread_layouts import coalesced
@@ -33,7 +33,7 @@ from tilewright.passes.lower.lowering import (
     unroll,
 )
 from tilewright.passes.lower.map_loops import MapLoop, map_loop, region_loop
-from tilewright.support.errors import CompileError, at
+from tilewright.support.errors import at
 
 COUNTS = (16, 8, 4, 2)
 MOST_HELD = 64  # words of registers between memory and what is computed
@@ -142,35 +142,23 @@ def _structure(loop: MapLoop, op: Op) -> Op:
 
 
 def _indexes_registers(loop: For) -> bool:
-    for op in walk_ops(loop.body):
-        places = [(x.buffer, x.indices) for x in op_loads(op)]
-        if isinstance(op, Store):
-            places.append((op.buffer, op.indices))
-        for buffer, indices in places:
-            if buffer.space is Space.FRAGMENT and any(loop.var in variables(i) for i in indices):
-                return True
-    return False
+    return any(
+        x.buffer.space is Space.FRAGMENT and any(loop.var in variables(i) for i in x.indices)
+        for op in walk_ops(loop.body)
+        for x, _ in elements_of(op)
+    )
 
 
 def _store(loop: MapLoop, op: Store) -> Iterable[Op]:
-    low = loop.low
-    flat = low.flat(op.buffer)
-    value = loop.expr(op.value)
+    flat, value = loop.low.flat(op.buffer), loop.expr(op.value)
     if op.buffer.space is Space.FRAGMENT:
         check_single(op.buffer)
         register = loop.register(op.buffer, op.indices, op.loc)
         yield Store(flat, (register,), value)
         return
-    cond: Expr = TRUE
-    if op.buffer.space is Space.SHARED:
-        indices: tuple[Expr, ...] = (loop.offset(op.buffer, op.indices),)
-    else:
-        indices = tuple(loop.index(i) for i in op.indices)
-    if op.buffer.space is Space.GLOBAL:
-        cond = loop.low.within(op.buffer, indices)
+    place, inside = loop.low.place(op.buffer, [loop.index(i) for i in op.indices])
     once = loop.first_copy() if op.buffer.space in MEMORY else TRUE
-    store = guarded(cond, (Store(flat, indices, value),))
-    yield from guarded(once, store)
+    yield from guarded(once, guarded(inside, (Store(flat, place, value),)))
 
 
 # ── iterations that several threads hold ─────────────────────────────────────────────────────
@@ -213,23 +201,23 @@ def hand_over(low: Lowering, op: Map, layout: Fragment) -> Iterable[Op]:
                     fix="split the map: compute into shared memory first",
                 )
             places[inner.buffer, inner.indices] = None
+
+    def move(indices: tuple[Expr, ...], source: Buffer, target: Buffer) -> Iterable[Op]:
+        names = tuple(low.var(v.name) for v in op.vars)
+        at: dict[Var, Expr] = dict(zip(op.vars, names, strict=True))
+        where = tuple(substitute(i, at) for i in indices)
+        store = Store(target, where, Load(source, where, op.loc))
+        return low.op(Map(names, op.extents, (store,), layout=layout))
+
     for buffer, indices in places:
-        scratch, met = low.exchange(buffer.dtype, buffer.static_shape)
-        yield from met
-        for source, target in ((buffer, scratch), (scratch, buffer)):
-            if source is scratch:
-                yield from low.join()
-            names = tuple(low.var(v.name) for v in op.vars)
-            at: dict[Var, Expr] = dict(zip(op.vars, names, strict=True))
-            where = tuple(substitute(i, at) for i in indices)
-            store = Store(target, where, Load(source, where, op.loc))
-            yield from low.op(Map(names, op.extents, (store,), layout=layout))
+        write = partial(move, indices, buffer)
+        scratch, told = low.exchange(buffer.dtype, buffer.static_shape, write)
+        yield from (*told, *move(indices, scratch, buffer))
 
 
 def check_single(buffer: Buffer) -> None:
     """A fragment that is written holds each element once in a thread."""
-    fragment = buffer.layout
-    assert isinstance(fragment, Fragment)
+    fragment = buffer.fragment
     if fragment.drop_repeats().values != fragment.values:
         raise CompileError(
             f"{buffer.name} holds elements in several registers of one thread",

@@ -18,16 +18,13 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import Indices
-from tilewright.passes.layout.addresses import fit_registers
+from tilewright.passes.layout.addresses import fit_registers, ravel
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll
 from tilewright.passes.lower.map_loops import MapLoop, region_loop, used
 from tilewright.passes.lower.maps import widest_layout
-from tilewright.passes.lower.relayout import through_scratch, tile_map
+from tilewright.passes.lower.relayout import into_scratch, through_scratch, tile_map
 from tilewright.support.distinct import distinct
-from tilewright.support.errors import CompileError
 
 # ── folds ────────────────────────────────────────────────────────────────────────────────────
 
@@ -208,11 +205,15 @@ def _reduced(
         return (*used(loop.before, tuple(body)), *body)
 
     size = prod(tile) // tile[dim]
-    scratch, met = low.exchange(kind, (parts.ranks * size,))
     others = [(p, e) for d, (p, e) in enumerate(zip(places, tile, strict=True)) if d != dim]
-    body += (*met, *_tell(low, op, loop, partial, low.flat(scratch), parts, others))
+
+    def tell(scratch: Buffer) -> Iterable[Op]:
+        return _tell(low, op, loop, partial, low.flat(scratch), parts, others)
+
+    scratch, told = low.exchange(kind, (parts.ranks * size,), tell)
+    body += told
     gather = _gather(low, op, scratch, parts.ranks, size)
-    return (*used(loop.before, tuple(body)), *body, *low.join(), *low.op(gather))
+    return (*used(loop.before, tuple(body)), *body, *low.op(gather))
 
 
 # ── who folds what ───────────────────────────────────────────────────────────────────────────
@@ -383,11 +384,8 @@ def _tell(
 ) -> Iterable[Op]:
     """Partial results into `scratch[rank, row]`; `others` are the coordinates and extents that
     make the row."""
-    row: Expr = const(0)
-    for place, extent in others:
-        row = row * extent + place
-    inside = low.in_box(*zip(*others, strict=True)) if others else TRUE
-    size = prod(extent for _, extent in others)
+    places, extents = zip(*others, strict=True) if others else ((), ())
+    row, inside, size = wrap(ravel(places, extents)), low.in_box(places, extents), prod(extents)
     thread = low.instance.thread
     rank = chosen(low, thread, parts.rank.tolist()) if parts.ranks > 1 else const(0)
     name, let = low.let("rank", rank)
@@ -420,10 +418,7 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
     total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
 
     def fold(coords: tuple[Expr, ...]) -> Body:
-        row: Expr = const(0)
-        for coord, extent in zip(coords, op.dst.static_tile, strict=True):
-            row = row * extent + coord
-        body: Body = ()
+        row, body = wrap(ravel(coords, op.dst.static_tile)), ()
         value: Expr = Load(scratch, (row,), op.loc)
         if ranks > 1:
             q = low.var("q")
@@ -448,10 +443,8 @@ def lower_scan(low: Lowering, op: Scan) -> Iterable[Op]:
     unit = not op.src.extents or int(op.src.extents[op.axis]) == 1
     dim = -1 if unit else _within_tile(op.src, op.axis)
     kind = accumulates_in(op.op, op.src.dtype, op.dst.dtype)
-    scratch, met = low.exchange(kind, tile)
-    yield from met
-    yield from low.op(through_scratch(low, op.src, scratch, op.loc, True))
-    yield from low.join()
+    scratch, told = low.exchange(kind, tile, lambda scratch: into_scratch(low, op, scratch))
+    yield from told
     if dim >= 0:
         yield from low.op(_lines(low, op, scratch, tile, dim))
         yield from low.join()

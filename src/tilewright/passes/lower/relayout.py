@@ -5,20 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.passes.layout.addresses import fit_index
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, unroll
 from tilewright.passes.lower.map_loops import Held
 from tilewright.support.distinct import distinct
-from tilewright.support.errors import CompileError, Loc
 
 # issue slots: a shuffle or a shared access takes two, a select one; two barriers and the latency
 # of a store and a load through shared memory
@@ -111,8 +108,7 @@ def _lane_expr(lane: tuple[int, ...]) -> Expr | None:
 
 
 def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
-    src, dst = op.src.buffer.layout, op.dst.buffer.layout
-    assert isinstance(src, Fragment) and isinstance(dst, Fragment)
+    src, dst = op.src.buffer.fragment, op.dst.buffer.fragment
     low.check_spread(op.src.buffer.name, src)
     low.check_spread(op.dst.buffer.name, dst)
     whole = op.src.is_whole and op.dst.is_whole and src.tile == dst.tile
@@ -167,11 +163,13 @@ def _padded(tile: tuple[int, ...], kind: DType) -> Layout:
 
 def _through_shared(low: Lowering, op: Relayout) -> Iterable[Op]:
     tile = op.src.static_tile or (1,)
-    scratch, met = low.exchange(op.src.dtype, tile, _padded(tile, op.src.dtype))
-    yield from met
-    yield from low.op(through_scratch(low, op.src, scratch, op.loc, True))
-    yield from low.join()
-    yield from low.op(through_scratch(low, op.dst, scratch, op.loc, False))
+    layout = _padded(tile, op.src.dtype)
+    scratch, told = low.exchange(op.src.dtype, tile, partial(into_scratch, low, op), layout)
+    return (*told, *low.op(through_scratch(low, op.dst, scratch, op.loc, False)))
+
+
+def into_scratch(low: Lowering, op: Relayout | Scan, scratch: Buffer) -> Iterable[Op]:
+    return low.op(through_scratch(low, op.src, scratch, op.loc, True))
 
 
 def through_scratch(

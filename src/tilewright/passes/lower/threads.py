@@ -45,11 +45,11 @@ from tilewright.passes.lower.elements import lower_atomic, lower_intrinsic
 from tilewright.passes.lower.gemm import lower_fence, lower_gemm, written_by_threads
 from tilewright.passes.lower.lowering import (
     BULK_ATOMS,
-    GROUP_WARPS,
     MEMORY,
     Instance,
     Lowering,
     Rule,
+    guarded,
     linear_thread,
     meets,
     pin,
@@ -59,7 +59,6 @@ from tilewright.passes.lower.reduce import lower_reduce, lower_scan
 from tilewright.passes.lower.relayout import lower_relayout
 from tilewright.passes.overlap.roles import free_barriers
 from tilewright.passes.sync.scratch import settle_scratch
-from tilewright.support.errors import CompileError
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 
@@ -173,7 +172,7 @@ def _turn_barriers(low: Lowering, op: Role) -> int | None:
     turns = [inner for inner in walk_ops(op.body) if isinstance(inner, Turn)]
     if not turns:
         return None
-    groups = op.warps // GROUP_WARPS
+    groups = op.warps // GROUP
     for first in low.free_ids:
         mine = range(first, first + groups)
         if all(i in low.free_ids for i in mine):
@@ -192,14 +191,14 @@ def _first_turn(low: Lowering, op: Role) -> Iterable[Op]:
     the last section that arrival is left over, at a barrier that nobody else uses."""
     base = low.instance.turn_id
     if base is not None:
-        last = compare("==", _warpgroup(low), op.warps // GROUP_WARPS - 1)
-        early = Sync("named", const(base), 2 * GROUP_WARPS * WARP, arrive=True)
+        last = compare("==", _warpgroup(low), op.warps // GROUP - 1)
+        early = Sync("named", const(base), 2 * WARPGROUP, arrive=True)
         yield If(last, (early,))
 
 
 def _warpgroup(low: Lowering) -> Expr:
     """The warpgroup's number in its instance, the same in all lanes of a warp."""
-    return low.simplify(low.instance.warp // GROUP_WARPS)
+    return low.simplify(low.instance.warp // GROUP)
 
 
 def _accumulators(body: Body) -> tuple[Buffer, ...]:
@@ -371,9 +370,9 @@ def _turn(low: Lowering, op: Turn) -> Iterable[Op]:
     base, group = low.instance.turn_id, _warpgroup(low)
     assert base is not None
     if op.edge == "end":
-        group = (group + 1) % (low.instance.threads // (GROUP_WARPS * WARP))
+        group = (group + 1) % (low.instance.threads // WARPGROUP)
     which = low.simplify(base + group)
-    yield Sync("named", which, 2 * GROUP_WARPS * WARP, arrive=op.edge == "end")
+    yield Sync("named", which, 2 * WARPGROUP, arrive=op.edge == "end")
 
 
 def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
@@ -388,17 +387,9 @@ def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
     if once:
         yield from low.meet()
     low.touched = low.touched or (op.buffer.space in MEMORY and low.instance.leader is None)
-    if op.buffer.space is Space.SHARED:
-        place = low.offset(op.buffer, op.indices)
-        stored: Op = Store(low.flat(op.buffer), (place,), op.value)
-    else:
-        cond = low.within(op.buffer, op.indices) if op.buffer.space is Space.GLOBAL else TRUE
-        stored = op if cond is TRUE else If(cond, (op,))
-    if once:
-        yield from low.by_leader(stored)
-        yield from low.join()
-    else:
-        yield stored
+    place, inside = low.place(op.buffer, op.indices)
+    stored = guarded(inside, (Store(low.flat(op.buffer), place, op.value),))
+    yield from (*low.by_leader(*stored), *low.join()) if once else stored
 
 
 def _reads_what_it_writes(low: Lowering, op: Store) -> bool:
