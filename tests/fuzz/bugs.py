@@ -217,7 +217,8 @@ BUGS = (
         "for first, end in ((0, 1), (1, count)):",
         "for first, end in ((0, 1), (1, max(count - 1, 1))):", "threads"),
     Bug("lines of a scan behind the tile's end", "passes/lower/reduce.py",
-        "if lines % threads or rounds == 1:", "if rounds == 1:", "threads"),
+        "For(k, const(1), const(tile[dim]), steps)",
+        "For(k, const(1), const(tile[dim] + 1), steps)", "threads"),
     # rings, engines, time
     Bug("a ring that expects the bytes of one of its tiles", "passes/overlap/rings.py",
         "return sum(b.bytes // self.stages for b in self.slots.values())",

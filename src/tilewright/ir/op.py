@@ -503,7 +503,6 @@ def is_rare(body: Body) -> bool:
     return any(isinstance(op, Hint) and op.name == "rare" for op in body)
 
 
-@kept
 def elements_of(op: Op) -> list[tuple[Load, bool]]:
     """The single elements that an op itself reads, and the one that it stores (True)."""
     found = [(load, False) for load in op_loads(op)]
@@ -512,6 +511,7 @@ def elements_of(op: Op) -> list[tuple[Load, bool]]:
     return found
 
 
+@kept
 def read_buffers(op: Op) -> tuple[Buffer, ...]:
     """Buffers whose elements the op reads, not counting its bodies."""
     named = [r.buffer for r in regions(op, reads=True)] + [x.buffer for x in op_loads(op)]

@@ -43,8 +43,8 @@ def evaluate(
             return held(_NUMPY[op](*parts), expr.dtype)
         case Select():
             return np.where(*parts)
-        case Cast() if expr.dtype.is_int:
-            return held(np.add(*parts, 0), expr.dtype)  # bools count
-        case Cast() if expr.dtype.is_bool:
-            return np.not_equal(*parts, 0)
+        case Cast(a=a) if expr.dtype.is_int:
+            return held(np.add(evaluate(a, values, held), 0), expr.dtype)  # bools count
+        case Cast(a=a) if expr.dtype.is_bool:
+            return np.not_equal(evaluate(a, values, held), 0)
     raise CompileError(f"{expr} is not known at compile time")

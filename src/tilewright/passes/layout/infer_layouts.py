@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tilewright.ir import scope
@@ -442,13 +442,10 @@ def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
 def _widest(buffer: Buffer, ranges: Ranges, anywhere: bool, *others: int) -> int:
     """The widest vectors of elements that divide the distance of rows, and `others`. A tensor of
     one row is in vectors by its size alone where it may begin `anywhere`."""
-    limit = WIDEST // _bytes(buffer) or 1
     sizes = [*others, row_pitch(buffer, ranges)]
     if anywhere and buffer.rank == 1 and buffer.strides is None:
         sizes.append(multiple_of(buffer.shape[-1], ranges))
-    while limit > 1 and any(size % limit for size in sizes):
-        limit //= 2
-    return limit
+    return gcd(WIDEST // _bytes(buffer) or 1, *sizes)
 
 
 def element_width(place: Load, nest: Map, ranges: Ranges, anywhere: bool = False) -> int:

@@ -24,13 +24,11 @@ from tilewright.ir.target import Target
 from tilewright.passes.layout.matrix_tiles import wanted_operands
 from tilewright.passes.layout.thread_layouts import (
     Access,
-    Wish,
     accesses,
     buffer_from_nest,
     needed_by,
     plain_points,
     same_registers,
-    spread,
     unrolled,
     with_units,
 )
@@ -252,15 +250,9 @@ def _reduce(c: _Converter, op: Reduce) -> Iterable[Op]:
     if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
         yield op
         return
-    source = op.src.buffer
-    want = reduced(source.fragment, op)
-    if want is None:
-        wish = Wish(1, max(1, source.dtype.bits // 8), ((op.axis, 1),))
-        plain = spread(source.static_shape, c.threads, wish)
-        for new in _through(c, op, "src", plain, back=False):
-            yield from _reduce(c, new) if isinstance(new, Reduce) else (new,)
-    elif want.same(op.dst.buffer.fragment):
-        yield op
+    want = reduced(op.src.buffer.fragment, op)
+    if want is None or want.same(op.dst.buffer.fragment):
+        yield op  # what threads lack goes through shared memory
     else:
         yield from _through(c, op, "dst", want, keeps=not op.clear)
 

@@ -27,6 +27,7 @@ from tilewright.ir.layout.layout import AnyLayout, leaves, make_layout, row_majo
 from tilewright.ir.layout.ops import composition
 from tilewright.ir.layout.query import recast, same
 from tilewright.ir.target import Target
+from tilewright.passes.layout.addresses import row_pitch
 from tilewright.passes.reasons import at_line, because, costs
 
 MATRIX_ROWS = 8  # of what ldmatrix and stmatrix move
@@ -373,12 +374,10 @@ def _value(expr: Expr) -> int | None:
 def _aligned(tensor: Region, ranges: Ranges, unit: int) -> str | None:
     """Why rows and their start may not lie on multiples of `unit` bits."""
     buffer, bits = tensor.buffer, tensor.dtype.bits
-    strides = buffer.strides or row_major_strides(buffer)
-    if _value(strides[-1]) != 1:
+    if buffer.strides and _value(buffer.strides[-1]) != 1:
         return f"the innermost dimension of {buffer.name} is not contiguous"
-    for stride in strides[:-1]:
-        if multiple_of(stride, ranges) * bits % unit:
-            return f"rows of {buffer.name} are not known to begin on multiples of {unit // 8} bytes"
+    if row_pitch(buffer, ranges) * bits % unit:
+        return f"rows of {buffer.name} are not known to begin on multiples of {unit // 8} bytes"
     if multiple_of(tensor.starts[-1], ranges) * bits % unit:
         return f"the tile of {buffer.name} may begin between multiples of {unit // 8} bytes"
     return None

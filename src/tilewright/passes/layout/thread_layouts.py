@@ -213,7 +213,7 @@ def plain_points(
     """`Access.points` of an access whose `dims` are known; read-only."""
     coords = np.indices(extents).reshape(len(extents), -1)
     zeros = np.zeros(coords.shape[1], np.int64)
-    result = zeros + ravel((coords[dim] if dim >= 0 else zeros for dim in dims), shape)
+    result: Indices = zeros + ravel((coords[dim] if dim >= 0 else zeros for dim in dims), shape)
     result.flags.writeable = False
     return result[:, None]
 
@@ -312,16 +312,13 @@ def _points(
     grid = np.meshgrid(*(np.array(r, np.int64) for r in ranges), indexing="ij")
     values = {v: x[:, None] for v, x in domain.items()}
     values |= {v: g.reshape(1, -1) for v, g in zip(used, grid, strict=True)}
-    result = np.zeros((size, count), np.int64)
-    inside = np.ones((size, count), bool)
-    for index, extent in zip(indices, buffer.static_shape, strict=True):
-        try:
-            at = np.broadcast_to(np.asarray(evaluate(index, values)), (size, count))
-        except (CompileError, KeyError):
-            return None
-        inside &= (at >= 0) & (at < extent)
-        result = result * extent + at
-    return np.where(inside, result, -1)
+    try:
+        places = [np.broadcast_to(evaluate(i, values), (size, count)) for i in indices]
+    except (CompileError, KeyError):
+        return None
+    pairs = zip(places, buffer.static_shape, strict=True)
+    inside = np.all([(at >= 0) & (at < extent) for at, extent in pairs], axis=0)
+    return np.where(inside, ravel(places, buffer.static_shape), -1)
 
 
 # ── from nests to buffers and back ───────────────────────────────────────────────────────────

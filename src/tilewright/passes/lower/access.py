@@ -14,7 +14,7 @@ multiple of it. One group in the tensor at most is in it by a part:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -23,7 +23,6 @@ import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.core import *
-from tilewright.ir.op import is_rare
 from tilewright.ir.simplify import simplify
 from tilewright.passes.layout.addresses import (
     TileAddress,
@@ -32,9 +31,8 @@ from tilewright.passes.layout.addresses import (
     row_pitch,
     shared_layout,
     swizzle_expr,
-    tile_address,
 )
-from tilewright.passes.lower.lowering import Lowering, guarded, unroll
+from tilewright.passes.lower.lowering import Lowering, guarded, joined, unroll
 from tilewright.passes.lower.map_loops import MapLoop, dimensions, used
 from tilewright.passes.overlap.prefetchable import holds_for_all
 
@@ -310,12 +308,12 @@ def _tile_offset(groups: Groups, region: Region) -> Expr | None:
     group; None where threads and values do not separate."""
     loop, low = groups.loop, groups.loop.low
     table, layouts = loop.table, dimensions(loop.fragment)
-    if region.buffer.name in low.shifts or (table < 0).any() or layouts is None:
+    if (table < 0).any() or layouts is None:
         return None
     if loop.part is not None or not loop.movable:
         return None
     try:
-        address = tile_address(region, low.ranges)
+        address = low.address(region, None)
     except CompileError:
         return None
     table = address.offsets().reshape(-1)[table]
@@ -434,11 +432,6 @@ def move(
 # ── batches ──────────────────────────────────────────────────────────────────────────────────
 
 
-def fitting(groups: int, most: int) -> int:
-    """The largest batch, `most` at most, that divides `groups`."""
-    return max(b for b in range(1, groups + 1) if groups % b == 0 and b <= most)
-
-
 def batched(
     groups: Groups,
     batch: int,
@@ -461,7 +454,7 @@ def batched(
         return group * batch + b if batch > 1 else group
 
     def each(b: Var, ops: list[Op], *conds: Expr) -> Body:
-        body = tuple(_joined(ops))
+        body = joined(ops)
         for cond in conds:
             body = guarded(cond, body)
         return (unroll(b, batch, body),) if batch > 1 and body else body
@@ -497,18 +490,3 @@ def batched(
         body = (unroll(group, rounds, body, kind=kind),)
     hints = [hint for access, _ in (*loaded, *stored) for hint in access.align(low)]
     return (*hints, *used(loop.before, body), *body)
-
-
-def _joined(ops: Iterable[Op]) -> list[Op]:
-    """`ops` with one question for neighbours that ask the same, as those of one place in several
-    tensors do: the compiler of the code leaves them apart."""
-    found: list[Op] = []
-    for op in ops:
-        last = found[-1] if found else None
-        match last, op:
-            case If(a, x, rare), If(b, y, (_, *rest) as other) if a is b:
-                if is_rare(rare) and is_rare(other):
-                    found[-1] = replace(last, then=x + y, orelse=(*rare, *rest))
-                    continue
-        found.append(op)
-    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tilewright.ir.gather import Gather, gather_of
 from tilewright.ir.layout.query import fit_layout
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import expand_op
-from tilewright.passes.layout.addresses import TileAddress, layout_expr, tile_address
+from tilewright.passes.layout.addresses import TileAddress, layout_expr
 from tilewright.passes.layout.shared_tiles import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import (
@@ -33,7 +33,6 @@ from tilewright.passes.lower.access import (
     Groups,
     batched,
     find_access,
-    fitting,
     move,
     split_offset,
 )
@@ -159,7 +158,7 @@ def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
         groups, source, target = _both_sides(low, op)
         if op.atom == "cp_async" and groups.count * op.src.dtype.bits // 8 in SIZES:
             return _cp_async(groups, source, target, MOST_UNROLLED)
-        batch = fitting(groups.number, MOST_UNDER_WAY)
+        batch = longest(groups.number, MOST_UNDER_WAY)
         size = (const(batch * groups.count),)
         piece = Buffer(low.var("piece").name, size, op.src.dtype, Space.LOCAL)
         return batched(groups, batch, [(source, piece)], [(target, piece)], MOST_UNROLLED)
@@ -171,8 +170,7 @@ def _both_sides(low: Lowering, op: Copy) -> tuple[Groups, Access, Access]:
     shape = tile or (1,)
     count, var = WIDEST // max(op.src.dtype.bits, op.dst.dtype.bits), low.var("v")
     while True:
-        while shape[-1] % count:
-            count //= 2
+        count = gcd(shape[-1], count)
         names = tuple(low.var(f"i{d}") for d in range(len(shape)))
         loop = map_loop(low, coalesced(shape, low.instance.threads, count), names)
         groups = Groups(loop, var, count)
@@ -324,22 +322,21 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
             got=f"{tensor.starts[-1]} elements of {tensor.dtype}",
             fix="copy by threads, or say with `hint assume` what the start is a multiple of",
         )
-    address = tile_address(tile, low.ranges)
+    address = low.address(tile, op.atom)
     box, corners = cut_boxes(tensor, address, low.ranges)
     found = low.tensor_map(tensor.buffer, box, address.swizzle_bytes)
-    words = {"map": found.name, "rank": str(len(box))}
     starts = tensor.starts
     if len(box) > len(starts):
         starts = (*starts[:-1], starts[-1] // box[-1], const(0))
+    text = f"map={found.name} rank={len(box)}"
     if op.cache in POLICIES:
-        words["cache"] = op.cache
+        text += f" cache={op.cache}"
     if op.reduce:
-        words["reduce"] = op.reduce
+        text += f" reduce={op.reduce}"
     if op.multicast is not None:
-        words["multicast"] = "1"
+        text += " multicast=1"
     elif load and not low.reaches_peers:
-        words["to"] = "block"
-    text = " ".join(f"{k}={v}" for k, v in words.items())
+        text += " to=block"
     copies: list[Op] = []
     for at, offset in corners:
         coords = [low.index(s + c) for s, c in zip(starts, at, strict=True)]
@@ -371,7 +368,7 @@ def copy_matrices(low: Lowering, op: Copy) -> Iterable[Op]:
     if len(region.static_tile) != 2:
         raise CompileError(f"{op.atom} moves matrices, not tiles of {region.static_tile}")
     low.check_whole(op.atom or "", WARP)
-    held, address = Held(low, region), tile_address(memory, low.ranges)
+    held, address = Held(low, region), low.address(memory, op.atom)
     if not store:
         check_single(region.buffer)
     elif len(distinct(held.table)) != held.table.size:
@@ -503,16 +500,9 @@ def _no_matrices(held: Held, op: Copy) -> CompileError:
 
 def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
     atom = op.atom or ""
-    if any(r.buffer.name in low.shifts for r in (op.src, op.dst)):
-        if atom in ("ldmatrix", "stmatrix"):
-            atom = "threads"
-        elif atom not in ("threads", "cp_async"):
-            region = op.src if op.src.buffer.name in low.shifts else op.dst
-            raise CompileError(
-                f"{region.buffer.name} begins at a place known only at run time, which {atom} "
-                "cannot say",
-                fix="copy it by threads",
-            )
+    shifted = any(r.buffer.name in low.shifts for r in (op.src, op.dst))
+    if shifted and atom in ("ldmatrix", "stmatrix"):
+        atom = "threads"
     return COPIES[atom](low, op)
 
 

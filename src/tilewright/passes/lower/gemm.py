@@ -16,7 +16,7 @@ import numpy as np
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
-from tilewright.passes.layout.addresses import TileAddress, tile_address
+from tilewright.passes.layout.addresses import TileAddress
 from tilewright.passes.layout.matrix_tiles import FMA_TYPES, operand_kind
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, pin
 from tilewright.passes.lower.map_loops import Held
@@ -126,13 +126,6 @@ def _mn_major(part: np.ndarray, span: int, bits: int) -> _Form:
 def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
     if op.meta is not None:
         raise CompileError("sparse gemm is not lowered to threads yet")
-    for region in (op.a, op.b):
-        if op.atom == "wgmma" and region.buffer.name in low.shifts:
-            raise CompileError(
-                f"{region.buffer.name} begins at a place known only at run time, which no matrix "
-                "descriptor says",
-                fix="copy it into a tile of its own",
-            )
     return GEMMS[op.atom or ""](low, op)
 
 
@@ -153,7 +146,7 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
     low.check_whole("wgmma", WARPGROUP)
     c, columns = _accumulators(low, op, kind, n)
     blocks = sorted(c.corners)
-    b_address = tile_address(op.b, low.ranges)
+    b_address = low.address(op.b, op.atom)
     b = shared_operand(b_address, 0 if op.transpose_b else 1, columns, kind, "b")
     right = _Descriptor(low, b, [n0 for _, n0 in blocks[0]])
     yield from right.made
@@ -163,20 +156,13 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
             raise CompileError("an operand in registers cannot be transposed")
         registers = _need(low, op.a, matrix_fragments("wgmma", kind)["a"], op, WARPGROUP)
     else:
-        a_address = tile_address(op.a, low.ranges)
+        a_address = low.address(op.a, op.atom)
         a = shared_operand(a_address, 1 if op.transpose_a else 0, M, kind, "a")
         left = _Descriptor(low, a, [m0 for m0, _ in blocks[0]])
         yield from left.made
-    fields = {
-        "n": columns,
-        "a": kind.name,
-        "b": b_kind.name,
-        "d": op.c.dtype.name,
-        "from": "rs" if a is None else "ss",
-        "ta": int(a is not None and a.mn_major),
-        "tb": int(b.mn_major),
-    }
-    text = " ".join(f"{key}={value}" for key, value in fields.items())
+    left_side = "from=rs ta=0" if a is None else f"from=ss ta={int(a.mn_major)}"
+    types = f"a={kind.name} b={b_kind.name} d={op.c.dtype.name}"
+    text = f"n={columns} {types} {left_side} tb={int(b.mn_major)}"
     if not low.fenced:
         used = {r.buffer for r in (op.a, op.c)}
         yield from _fence(low, [b for b in low.instance.written if b in used])

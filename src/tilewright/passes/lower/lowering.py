@@ -19,16 +19,19 @@ from tilewright.ir.analysis.uniform import PerThread
 from tilewright.ir.core import *
 from tilewright.ir.layout.layout import row_major
 from tilewright.ir.marks import with_loc
+from tilewright.ir.op import is_rare
 from tilewright.ir.rewrite import OpT
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_map import MapHint, seen_sizes
 from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import (
+    TileAddress,
     fit_index,
     fit_registers,
     layout_expr,
     shared_layout,
     swizzle_expr,
+    tile_address,
 )
 from tilewright.passes.overlap.rings import slots_of, slotted
 from tilewright.support.errors import at, current_loc, occurrence
@@ -249,14 +252,13 @@ class Lowering:
         found: list[Op] = []
         for op in body:
             self.fenced = self.fenced and _keeps_fence(op)
-            for new in self.op(op):
-                _append(found, new)
+            found += self.op(op)
             self.note_computed(op)
             self.ranges = scope.after(op, self.ranges)
             if isinstance(op, (Alloc, View)):
                 self.seen = self.seen | {op.buffer.name}
         self.ranges, self.seen = before, seen
-        return tuple(found)
+        return joined(found)
 
     def op(self, op: Op) -> Iterable[Op]:
         rule = self.rules.get(type(op))
@@ -359,6 +361,16 @@ class Lowering:
             parts.append(self.shifts[buffer.name])
         return self.simplify(swizzle_expr(swizzle, sum(parts, const(0))))
 
+    def address(self, region: Region, atom: str | None) -> TileAddress:
+        """Where `atom` finds a region of shared memory."""
+        if region.buffer.name in self.shifts:
+            raise CompileError(
+                f"{region.buffer.name} begins at a place known only at run time, which {atom} "
+                "cannot say",
+                fix="copy it by threads, or into a tile of its own",
+            )
+        return tile_address(region, self.ranges)
+
     def by_leader(self, *ops: Op) -> Body:
         """`ops` in one thread of the instance."""
         if self.instance.solo:
@@ -431,20 +443,22 @@ def guarded(cond: Expr, body: Body) -> Body:
     return body if cond is TRUE or not body else (If(cond, body),)
 
 
-def _append(found: list[Op], op: Op) -> None:
-    """Add `op`, joining what one thread does in a row."""
-    last = found[-1] if found else None
-    if (
-        isinstance(op, If)
-        and isinstance(last, If)
-        and last.cond is op.cond
-        and not (last.orelse or op.orelse)
-        and isinstance(op.cond, Var)
-        and op.cond.name.startswith("leader")
-    ):
-        found[-1] = rebuild(last, then=last.then + op.then)
-    else:
+def joined(ops: Iterable[Op]) -> Body:
+    """`ops` with one question for neighbours that ask the same: whether a thread is the leader, or
+    a vector is whole, as those of one place in several tensors do. NVRTC leaves them apart."""
+    found: list[Op] = []
+    for op in ops:
+        match found[-1] if found else None, op:
+            case If(Var(name), x, ()) as last, If(cond, y, ()):
+                if cond is last.cond and name.startswith("leader"):
+                    found[-1] = rebuild(last, then=x + y)
+                    continue
+            case If(a, x, rare) as last, If(b, y, (_, *rest) as other):
+                if a is b and is_rare(rare) and is_rare(other):
+                    found[-1] = rebuild(last, then=x + y, orelse=(*rare, *rest))
+                    continue
         found.append(op)
+    return tuple(found)
 
 
 def _keeps_fence(op: Op) -> bool:

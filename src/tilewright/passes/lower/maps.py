@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from math import gcd
 from typing import Any, TypeAlias
 
 from tilewright.ir import scope
@@ -12,7 +13,8 @@ from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import expand_op
-from tilewright.passes.layout.thread_layouts import coalesced
+from tilewright.passes.layout.shared_tiles import longest
+from tilewright.passes.layout.thread_layouts import coalesced, static_extents
 from tilewright.passes.lower.access import (
     WIDEST,
     WORD,
@@ -21,7 +23,6 @@ from tilewright.passes.lower.access import (
     Groups,
     batched,
     find_access,
-    fitting,
 )
 from tilewright.passes.lower.elements import atomic_element, intrinsic, lower_sums
 from tilewright.passes.lower.lowering import (
@@ -48,7 +49,7 @@ Root: TypeAlias = Callable[[Buffer], str]
 def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
     """Every thread does the iterations of its values."""
     fragment = map_layout(op)
-    extents = tuple(int(e) for e in op.extents)
+    extents = static_extents(op)
     if extents != fragment.tile:
         raise CompileError(
             "the map and its layout have different shapes",
@@ -248,7 +249,7 @@ def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
         return low.op(unrolled(found))
     if not isinstance(found, Map):
         found = Map((low.var("i"),), (const(1),), (found,))
-    layout = widest_layout(low, op.dst, tuple(int(e) for e in found.extents))
+    layout = widest_layout(low, op.dst, static_extents(found))
     return low.op(rebuild(found, layout=layout))
 
 
@@ -261,9 +262,7 @@ def unrolled(op: Op) -> Op:
 
 def widest_layout(low: Lowering, region: Region, tile: tuple[int, ...]) -> Fragment:
     """The block's threads over a region of memory, 16 bytes each where the tile divides."""
-    vector = max(128 // region.dtype.bits, 1)
-    while tile[-1] % vector:
-        vector //= 2
+    vector = gcd(tile[-1], max(WIDEST // region.dtype.bits, 1))
     return coalesced(tile, low.instance.threads, vector)
 
 
@@ -411,7 +410,7 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
     read = set(map(_place, touched)) & set(found)
     written = _stored(statements) & set(found)
     words = sum(count * key[0].dtype.bits // WORD for key in (*read, *written))
-    batch = fitting(groups.number, max(MOST_HELD // words, 1))
+    batch = longest(groups.number, max(MOST_HELD // words, 1))
 
     def piece(key: Place, name: str) -> Buffer:
         size = (const(batch * count // found[key].share),)

@@ -10,10 +10,12 @@ A scan puts the tile into shared memory, where each thread runs along lines of i
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import add, and_, or_, xor
 
 import numpy as np
 
@@ -29,12 +31,8 @@ from tilewright.support.distinct import distinct
 # ── folds ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _max(a: Expr, b: Expr) -> Expr:
-    return Call("max_nan", (a, b), a.dtype) if a.dtype.is_float else Bin("max", a, b)
-
-
-def _min(a: Expr, b: Expr) -> Expr:
-    return Call("min_nan", (a, b), a.dtype) if a.dtype.is_float else Bin("min", a, b)
+def _keep_nan(op: str, a: Expr, b: Expr) -> Expr:
+    return Call(f"{op}_nan", (a, b), a.dtype) if a.dtype.is_float else Bin(op, a, b)
 
 
 def _magnitude(a: Expr) -> Expr:
@@ -55,23 +53,24 @@ class Folding:
     idempotent: bool = False
 
 
+_max, _min, _most, _least = (
+    functools.partial(fold, op) for fold in (_keep_nan, Bin) for op in ("max", "min")
+)
 FOLDS: dict[str, Folding] = {
-    "sum": Folding(lambda a, b: a + b),
+    "sum": Folding(add),
     "max": Folding(_max, idempotent=True),
     "min": Folding(_min, idempotent=True),
-    "abssum": Folding(lambda a, b: a + b, _magnitude),
+    "abssum": Folding(add, _magnitude),
     "absmax": Folding(_max, _magnitude, True),
-    "max_num": Folding(lambda a, b: Bin("max", a, b), _number("max"), True),
-    "min_num": Folding(lambda a, b: Bin("min", a, b), _number("min"), True),
-    "absmax_num": Folding(
-        lambda a, b: Bin("max", a, b), lambda a: Bin("max", _magnitude(a), const(0, a.dtype)), True
-    ),
-    "and": Folding(lambda a, b: a & b, idempotent=True),
-    "or": Folding(lambda a, b: a | b, idempotent=True),
-    "xor": Folding(lambda a, b: a ^ b),
+    "max_num": Folding(_most, _number("max"), True),
+    "min_num": Folding(_least, _number("min"), True),
+    "absmax_num": Folding(_most, lambda a: _most(_magnitude(a), const(0, a.dtype)), True),
+    "and": Folding(and_, idempotent=True),
+    "or": Folding(or_, idempotent=True),
+    "xor": Folding(xor),
     # of truth values, as 0 and 1
-    "any": Folding(lambda a, b: a | b, idempotent=True),
-    "all": Folding(lambda a, b: a & b, idempotent=True),
+    "any": Folding(or_, idempotent=True),
+    "all": Folding(and_, idempotent=True),
 }
 TRUTHS = ("any", "all")
 
@@ -311,15 +310,9 @@ def _direct(low: Lowering, op: Reduce, parts: Parts) -> list[int] | None:
         return None
     if target.threads != low.instance.threads or target.drop_repeats().values != target.values:
         return None
-    wanted = target.table()
-    found = []
-    for d in range(target.values):
-        need = wanted[:, d : d + 1]
-        fits = ((parts.rows == need) | (need < 0)).all(axis=0)
-        if not fits.any():
-            return None
-        found.append(int(fits.argmax()))
-    return found
+    wanted = target.table()[:, :, None]  # [thread, register, partial]
+    fits = ((parts.rows[:, None] == wanted) | (wanted < 0)).all(axis=0)
+    return fits.argmax(axis=1).tolist() if fits.any(axis=1).all() else None
 
 
 # ── code ─────────────────────────────────────────────────────────────────────────────────────
@@ -418,7 +411,8 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
     total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
 
     def fold(coords: tuple[Expr, ...]) -> Body:
-        row, body = wrap(ravel(coords, op.dst.static_tile)), ()
+        row: Expr = wrap(ravel(coords, op.dst.static_tile))
+        body: Body = ()
         value: Expr = Load(scratch, (row,), op.loc)
         if ranks > 1:
             q = low.var("q")
@@ -453,21 +447,12 @@ def lower_scan(low: Lowering, op: Scan) -> Iterable[Op]:
 
 def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim: int) -> Op:
     """Every line along `dim` by one thread, in place."""
-    lines, threads = prod(tile) // tile[dim], low.instance.threads
-    turn, line = low.var("turn"), low.instance.thread
-    rounds = -(-lines // threads)
-    if rounds > 1:
-        line = line + turn * threads
-    places: list[Expr] = []
-    left: Expr = line
-    for extent in reversed([e for d, e in enumerate(tile) if d != dim]):
-        places.insert(0, left % extent)
-        left = left // extent
-    k = low.var("k")
-    last = tile[dim] - 1
+    layout = coalesced(tile[:dim] + tile[dim + 1 :], low.instance.threads)
+    names = tuple(low.var(f"i{d}") for d in range(len(tile) - 1))
+    k, last = low.var("k"), tile[dim] - 1
 
     def at(step: Expr) -> tuple[Expr, ...]:
-        return (*places[:dim], const(last) - step if op.reverse else step, *places[dim:])
+        return (*names[:dim], const(last) - step if op.reverse else step, *names[dim:])
 
     total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
     more = FOLDS[op.op].fold(Load(total, (), op.loc), Load(scratch, at(k), op.loc))
@@ -479,6 +464,4 @@ def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim:
         Alloc(total, init=Load(scratch, at(const(0)), op.loc)),
         For(k, const(1), const(tile[dim]), steps),
     )
-    if lines % threads or rounds == 1:
-        body = (If(compare("<", line, lines), body),)
-    return body[0] if rounds == 1 else For(turn, const(0), const(rounds), body)
+    return Map(names or (low.var("i"),), tuple(map(const, layout.tile)), body, layout=layout)
