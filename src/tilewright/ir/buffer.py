@@ -173,6 +173,14 @@ class Region:
         return self.buffer.dtype
 
     @property
+    def space(self) -> Space:
+        return self.buffer.space
+
+    @property
+    def name(self) -> str:
+        return self.buffer.name
+
+    @property
     def is_whole(self) -> bool:
         """Covers the buffer, in the block's own memory."""
         return (

@@ -113,13 +113,15 @@ def _reads_rows(op: Op, tile: Buffer) -> bool:
 
 
 def _without(kernel: Kernel, writer: Op, tile: Buffer, var: Var, value: Expr) -> Kernel:
-    def inlined(e: Load) -> Expr | None:
-        return substitute(value, {var: e.indices[0]}) if e.buffer == tile else None
+    def node(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.buffer == tile:
+            return substitute(value, {var: e.indices[0]})
+        return None
 
     def rewrite(op: Op) -> Op | Body | None:
         if op is writer or (isinstance(op, Alloc) and op.buffer == tile):
             return ()
-        return map_loads(op, inlined)
+        return map_exprs(op, lambda e: transform(e, node))
 
     return map_ops(kernel, rewrite)
 

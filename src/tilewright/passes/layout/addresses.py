@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.analysis.linear import Linear, build_sum
-from tilewright.ir.core import *
 from tilewright.ir.layout.layout import Swizzle
 from tilewright.ir.layout.ops import composition
-from tilewright.ir.simplify import simplify
+from tilewright.passes.core import *
 
 NO_SWIZZLE = Swizzle(0, 0, 0)
 
@@ -100,7 +98,7 @@ def tile_address(region: Region, ranges: Ranges) -> TileAddress:
                 modes.append(composition(mode, Layout(size)))
             except LayoutError:
                 raise CompileError(
-                    f"this region of {region.buffer.name} does not end where its layout does",
+                    f"this region of {region.name} does not end where its layout does",
                     expected=f"an extent in dimension {dim} that is made of modes of {mode}",
                     got=str(size),
                 ) from None
@@ -222,7 +220,7 @@ def fit_registers(table: Indices, variables: Sequence[Var]) -> Expr | None:
             parts.append((k, one))
     result = parts[-1][1]
     for end, part in reversed(parts[:-1]):
-        result = select(compare("<", var, end), part, result)
+        result = select(var < end, part, result)
     return result
 
 

@@ -19,14 +19,8 @@ from functools import cached_property
 from math import gcd, prod
 from typing import Any
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.bounds import Ranges, multiple_of, stride_of
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import row_pitch
 from tilewright.passes.layout.insert_conversions import insert_conversions, reduced
 from tilewright.passes.layout.matrix_tiles import instruction, split_of, wanted_operands
@@ -46,7 +40,6 @@ from tilewright.passes.layout.thread_layouts import (
     with_units,
 )
 from tilewright.passes.overlap.roles import by_hand, role_of
-from tilewright.passes.reasons import at_line, because
 
 Key = str | int  # a buffer's name, or the id of a nest
 MOST_TURNS, SOME_TURNS = 64, 4  # of loops, where they weigh; some: known only at run time
@@ -75,7 +68,6 @@ class Nest:
     """An elementwise nest and its accesses of fragments."""
 
     op: Map
-    extents: tuple[int, ...]
     accesses: list[Access]
     ranges: Ranges  # that hold where it stands
 
@@ -130,7 +122,7 @@ def infer_layouts(at: Facts) -> Kernel:
     if by_hand(at.kernel):
         return at.kernel
     found = spread_fragments(at.kernel, at.dims, at.target, at.names)
-    return lay_out_shared(found, at.target)
+    return lay_out_shared(found)
 
 
 def spread_fragments(
@@ -164,7 +156,7 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
             key, layout = op.buffer.name, op.buffer.layout
         elif isinstance(op, Map):
             key, layout = id(op), op.layout
-            problem.nests[key] = Nest(op, static_extents(op), accesses(op, around), known)
+            problem.nests[key] = Nest(op, accesses(op, around), known)
         else:
             continue
         role = roles.get(id(op)) or users.get(key)
@@ -239,7 +231,7 @@ def _by_size(problem: Problem) -> list[Key]:
 def _shape(problem: Problem, key: Key) -> tuple[int, ...]:
     if isinstance(key, str):
         return problem.fragments[key].static_shape
-    return problem.nests[key].extents
+    return static_extents(problem.nests[key].op)
 
 
 def _hint(problem: Problem, op: Hint) -> Iterator[Proposal]:
@@ -249,7 +241,7 @@ def _hint(problem: Problem, op: Hint) -> Iterator[Proposal]:
 
 
 def _gemm(problem: Problem, op: Gemm) -> Iterator[Proposal]:
-    threads = problem.crews.get(op.c.buffer.name, problem.threads)
+    threads = problem.crews.get(op.c.name, problem.threads)
     for name, buffer, found in wanted_operands(op, threads, problem.target):
         split = split_of(op, threads, problem.target)
         assert split is not None
@@ -291,7 +283,7 @@ def _map(problem: Problem, op: Map) -> Iterator[Proposal]:
         name, known = access.buffer.name, problem.known.get(access.buffer.name)
         strength = Strength.WRITTEN if access.writes else Strength.READ
         if layout is None and known is not None:
-            found = nest_from_buffer(access, known, nest.extents)
+            found = nest_from_buffer(access, known)
             if found is not None:
                 why = f"follows {name}, which it {'writes' if access.writes else 'reads'}"
                 yield Proposal(id(op), found, strength, why, name)
@@ -351,11 +343,9 @@ def _matrices(problem: Problem, key: Key) -> Fragment | None:
         return None
     onward = 0
     for op, _ in problem.touching.get(key, ()):
-        if isinstance(op, Alloc | Hint):
-            continue
-        if isinstance(op, Copy) and op.src.buffer.name == key and op.src.is_whole:
+        if isinstance(op, Copy) and op.src.name == key and op.src.is_whole:
             onward += 1
-            if op.dst.buffer.space is not Space.SHARED or op.dst.buffer.layout is not None:
+            if op.dst.space is not Space.SHARED or op.dst.buffer.layout is not None:
                 return None
         elif (pair := turned(op)) is None or pair[1].name != key:
             return None
@@ -393,10 +383,10 @@ def _wish(problem: Problem, key: Key) -> Wish:
         for op, ranges in problem.touching.get(key, ()):
             if isinstance(op, Copy):
                 for held, memory in ((op.src, op.dst), (op.dst, op.src)):
-                    if held.buffer.name == key and memory.buffer.space is Space.GLOBAL:
+                    if held.name == key and memory.space is Space.GLOBAL:
                         width = vector_width(memory, ranges, anywhere)
                         vectors.append((width, _bytes(memory.buffer)))
-            elif isinstance(op, Reduce) and op.src.buffer.name == key:
+            elif isinstance(op, Reduce) and op.src.name == key:
                 reduced[op.axis] = reduced.get(op.axis, 0) + problem.turns[id(op)]
             elif isinstance(op, Map):
                 nest = problem.nests[id(op)]

@@ -17,10 +17,8 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import row_of
-from tilewright.ir.target import Target
+from tilewright.passes.core import *
 from tilewright.passes.layout.matrix_tiles import wanted_operands
 from tilewright.passes.layout.thread_layouts import (
     Access,
@@ -30,6 +28,7 @@ from tilewright.passes.layout.thread_layouts import (
     plain_points,
     same_registers,
     unrolled,
+    walk_map,
     with_units,
 )
 from tilewright.passes.lower.elements import PRINTED
@@ -57,8 +56,8 @@ def _in_memory(kernel: Kernel, names: set[str]) -> Kernel:
         after: list[Op] = []
         for name in ("a", "b", "c"):
             region: Region = getattr(op, name)
-            if roots[region.buffer.name] in moved:
-                tile = replace(region.buffer, name=fresh_name(f"{region.buffer.name}_own", names))
+            if roots[region.name] in moved:
+                tile = replace(region.buffer, name=fresh_name(f"{region.name}_own", names))
                 yield Alloc(tile, loc=op.loc)
                 yield _by_threads(region.buffer, tile, op)
                 after += [_by_threads(tile, region.buffer, op)] if name == "c" else []
@@ -160,24 +159,16 @@ def picked_stores(op: Map) -> set[tuple[str, tuple[Expr, ...]]]:
     long = {v for v, e in zip(op.vars, op.extents, strict=True) if e is not const(1)}
     found: set[tuple[str, tuple[Expr, ...]]] = set()
 
-    def visit(body: Body, guards: frozenset[Var], names: dict[Var, Expr]) -> None:
-        for each in body:
-            if isinstance(each, Let):
-                names = {**names, each.var: substitute(each.value, names)}
-            if isinstance(each, Store) and each.buffer.space is Space.FRAGMENT:
-                own = {v for i in each.indices for v in variables(substitute(i, names))}
-                if guards - own:
-                    found.add((each.buffer.name, each.indices))
-            asked = set(guards)
-            for e in expressions(each) if bodies(each) else ():
-                e = substitute(e, names)
-                # what a variable of the iteration holds may depend on anything
-                local = any(x.buffer.space is Space.LOCAL for x in loads(e))
-                asked |= long if local else variables(e) & long
-            for inner in bodies(each):
-                visit(inner, frozenset(asked), names)
+    def asked(guard: Expr) -> set[Var]:
+        # what a variable of the iteration holds may depend on anything
+        local = any(x.buffer.space is Space.LOCAL for x in loads(guard))
+        return long if local else variables(guard) & long
 
-    visit(op.body, frozenset(), {})
+    for each, names, _, guards in walk_map(op.body, {}, {}):
+        if isinstance(each, Store) and each.buffer.space is Space.FRAGMENT:
+            own = {v for i in each.indices for v in variables(substitute(i, names))}
+            if set().union(*map(asked, guards)) - own:
+                found.add((each.buffer.name, each.indices))
     return found
 
 
@@ -247,7 +238,7 @@ def reduced(source: Fragment, op: Reduce) -> Fragment | None:
 
 
 def _reduce(c: _Converter, op: Reduce) -> Iterable[Op]:
-    if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
+    if not all(r.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
         yield op
         return
     want = reduced(op.src.buffer.fragment, op)
@@ -329,7 +320,7 @@ def _print(c: _Converter, op: Intrinsic) -> Iterable[Op]:
     """What is printed of a fragment is read from shared memory, by one thread."""
     args: list[Expr | Region] = []
     for arg in op.args if op.name == "print" else ():
-        if isinstance(arg, Region) and arg.buffer.space is Space.FRAGMENT:
+        if isinstance(arg, Region) and arg.space is Space.FRAGMENT:
             buffer = arg.buffer
             if buffer.name not in c.printed:
                 name = buffer.name + PRINTED

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.ir.atoms import MATRIX_TYPES, Feature, MatrixType, matrix_fragments
-from tilewright.ir.core import *
+from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
 from tilewright.ir.layout.fragment import repeat, spatial
-from tilewright.ir.target import Target
+from tilewright.passes.core import *
 from tilewright.passes.layout.thread_layouts import Wish, divisors, spread, with_units
 
 FMA_TYPES = ("float32", "int32", "float64", "int64", "uint64")
@@ -85,13 +84,13 @@ def _wrong(op: Gemm, threads: int, target: Target, needs: Feature, group: int) -
         noun = "warps" if group == WARP else "warpgroups"
         return f": {threads} threads are not whole {noun} of {group}"
     if op.meta is not None:
-        return f": {op.a.buffer.name} is sparse"
+        return f": {op.a.name} is sparse"
     for region in (op.a, op.b, op.c):
         if len(region.static_tile) != 2:
-            return f": {region.buffer.name} is no matrix with several rows and columns"
+            return f": {region.name} is no matrix with several rows and columns"
     for region in (op.a, op.b):
         if operand_kind(op, region) is None:
-            name, kind = region.buffer.name, region.dtype.name
+            name, kind = region.name, region.dtype.name
             if kind == "float32":
                 return (
                     f': {name} is float32, whose products are exact: precision="tf32" asks for it'
@@ -101,8 +100,7 @@ def _wrong(op: Gemm, threads: int, target: Target, needs: Feature, group: int) -
     assert x is not None and y is not None
     if not x.multiplies(y, op.c.dtype.name):
         return (
-            f": {x.name} by {y.name} into {op.c.dtype}: allocate {op.c.buffer.name} as "
-            f"{x.accumulators[0]}"
+            f": {x.name} by {y.name} into {op.c.dtype}: allocate {op.c.name} as {x.accumulators[0]}"
         )
     return ""
 
@@ -243,7 +241,7 @@ def wanted_operands(
     wholes = {
         name: whole(region.buffer)
         for name, region in (("a", op.a), ("b", op.b))
-        if region.buffer.space is Space.FRAGMENT
+        if region.space is Space.FRAGMENT
     }
     for name, fragment in fragments_of(rebuild(op, **wholes), split).items():
         buffer: Buffer = getattr(op, name).buffer

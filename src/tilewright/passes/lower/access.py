@@ -21,9 +21,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import Ranges, multiple_of
-from tilewright.ir.core import *
-from tilewright.ir.simplify import simplify
+from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import (
     TileAddress,
     fit_index,
@@ -287,7 +285,7 @@ def may_end_within(low: Lowering, buffer: Buffer) -> bool:
     """Whether vectors are for tensors that may end within one. They must begin on a vector then:
     for others there is another form (`-rows=any`) where sizes are known at launch only. Known sizes
     have one form, and take slices that begin anywhere."""
-    return not low.anywhere and not isinstance(buffer.shape[-1], Const)
+    return low.target.internal.rows != "any" and not isinstance(buffer.shape[-1], Const)
 
 
 def vectors_in(low: Lowering, buffer: Buffer, count: int) -> bool:

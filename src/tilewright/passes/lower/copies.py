@@ -14,14 +14,11 @@ from math import gcd, prod
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.analysis.points import evaluate
-from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
 from tilewright.ir.gather import Gather, gather_of
 from tilewright.ir.layout.query import fit_layout
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import expand_op
+from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import TileAddress, layout_expr
 from tilewright.passes.layout.shared_tiles import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
 from tilewright.passes.layout.thread_layouts import coalesced
@@ -46,7 +43,6 @@ from tilewright.passes.lower.maps import (
     unrolled,
 )
 from tilewright.passes.overlap.prefetchable import SIZES
-from tilewright.passes.reasons import because
 from tilewright.support.distinct import distinct
 
 UINT32 = dtype("uint32")
@@ -65,7 +61,7 @@ MOST_UNROLLED = 8  # batches of them in a row
 def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
     """Between a fragment and shared or global memory; into a peer's shared memory every element
     once, and by `remote_store` its bytes counted there."""
-    store = op.src.buffer.space is Space.FRAGMENT
+    store = op.src.space is Space.FRAGMENT
     held, memory = (op.src, op.dst) if store else (op.dst, op.src)
     if op.src.cta is not None:
         raise CompileError("copies by threads stay in the block")
@@ -131,7 +127,7 @@ def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
     count = int(dst.shape[0])
     pack = PACK.get(op.dst.dtype.name) if op.src.dtype.name == "float32" else None
     if pack is None or count % 2 or not op.dst.is_whole:
-        value = cast(Load(src, (register,), op.loc), op.dst.dtype)
+        value = cast(Load(src, (register,)), op.dst.dtype)
         body: Op = Store(dst, (place,), value)
         if op.dst.is_whole:
             return (unroll(loop.var, count, (body,)),)
@@ -139,7 +135,7 @@ def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
     pair = low.var("v")
     inside = low.ranges.where(pair, 0, count // 2 - 1)
     places = [substitute(register, {loop.var: pair * 2 + i}) for i in (0, 1)]
-    both = tuple(Load(src, (simplify(p, inside),), op.loc) for p in places)
+    both = tuple(Load(src, (simplify(p, inside),)) for p in places)
     packed = Call(pack, both, UINT32)
     body = Intrinsic("store_packed", (low.span(target, pair * 2, 2), packed))
     return (unroll(pair, count // 2, (body,)),)
@@ -281,7 +277,7 @@ def cut_boxes(
         if stride != pitch:
             if pitch == 1:
                 raise CompileError(
-                    f"a bulk copy needs {tensor.buffer.name}'s fastest dimension contiguous in "
+                    f"a bulk copy needs {tensor.name}'s fastest dimension contiguous in "
                     f"{address.buffer.name}",
                     got=repr(address.buffer.layout),
                 )
@@ -335,7 +331,7 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
         text += f" reduce={op.reduce}"
     if op.multicast is not None:
         text += " multicast=1"
-    elif load and not low.reaches_peers:
+    elif load and Feature.MULTICAST not in low.target.features:
         text += " to=block"
     copies: list[Op] = []
     for at, offset in corners:
@@ -372,7 +368,7 @@ def copy_matrices(low: Lowering, op: Copy) -> Iterable[Op]:
     if not store:
         check_single(region.buffer)
     elif len(distinct(held.table)) != held.table.size:
-        raise CompileError(f"stmatrix: several threads hold elements of {region.buffer.name}")
+        raise CompileError(f"stmatrix: several threads hold elements of {region.name}")
     matrices, trans, places, steps = _find(low, held, address, op, consecutive=pack is None)
     size = matrices * (2 if pack is not None else WORD // region.dtype.bits)
     var, lets, count = low.var("v"), list[Op](), len(steps)
@@ -386,7 +382,7 @@ def copy_matrices(low: Lowering, op: Copy) -> Iterable[Op]:
         low.unrolled[var] = range(count)
         if pack is not None:
             source = low.flat(region.buffer)
-            each = [Load(source, (held.first(i, 1, var, size),), op.loc) for i in range(size)]
+            each = [Load(source, (held.first(i, 1, var, size),)) for i in range(size)]
             words = [Call(pack, (each[i], each[i + 1]), UINT32) for i in range(0, size, 2)]
             args: tuple[Expr | Region, ...] = (row, *words)
         else:
@@ -488,7 +484,7 @@ def _unaligned(address: TileAddress, op: Copy) -> CompileError:
 
 def _no_matrices(held: Held, op: Copy) -> CompileError:
     return CompileError(
-        f"the registers of {held.region.buffer.name} are not matrices that {op.atom} moves",
+        f"the registers of {held.region.name} are not matrices that {op.atom} moves",
         expected="lane 4·r + c holds 32 bits of row r (or column r) of 8×8 matrices",
         got=repr(held.fragment),
         fix="copy with atom=threads",
@@ -500,14 +496,14 @@ def _no_matrices(held: Held, op: Copy) -> CompileError:
 
 def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
     atom = op.atom or ""
-    shifted = any(r.buffer.name in low.shifts for r in (op.src, op.dst))
+    shifted = any(r.name in low.shifts for r in (op.src, op.dst))
     if shifted and atom in ("ldmatrix", "stmatrix"):
         atom = "threads"
     return COPIES[atom](low, op)
 
 
 def _threads(low: Lowering, op: Copy) -> Iterable[Op]:
-    source, target = op.src.buffer.space, op.dst.buffer.space
+    source, target = op.src.space, op.dst.space
     held = Space.FRAGMENT in (source, target)
     if Space.LOCAL in (source, target):
         return _alone(low, op)
@@ -519,17 +515,15 @@ def _threads(low: Lowering, op: Copy) -> Iterable[Op]:
 def _alone(low: Lowering, op: Copy) -> Iterable[Op]:
     """What each thread copies for itself, from or to its own array."""
     for region in (op.src, op.dst):
-        if region.buffer.space is Space.FRAGMENT:
-            raise CompileError(
-                f"{region.buffer.name} is spread over threads, which do not copy it alone"
-            )
+        if region.space is Space.FRAGMENT:
+            raise CompileError(f"{region.name} is spread over threads, which do not copy it alone")
     loops = expand_op(op, low.names)
     assert loops is not None
     return low.op(unrolled(loops))
 
 
 def _remote_store(low: Lowering, op: Copy) -> Iterable[Op]:
-    if op.src.buffer.space is not Space.FRAGMENT:
+    if op.src.space is not Space.FRAGMENT:
         raise CompileError("remote stores go from a fragment to shared memory")
     if op.dst.cta is None or op.barrier is None or op.barrier.cta is not op.dst.cta:
         raise CompileError(

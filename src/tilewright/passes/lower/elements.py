@@ -14,11 +14,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tilewright.ir import scope
-from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import expand_op
+from tilewright.passes.core import *
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import Candidate, Groups, find_access
 from tilewright.passes.lower.lowering import MEMORY, Lowering, guarded
@@ -75,7 +72,7 @@ def atomic_element(at: Site, op: Atomic) -> Iterable[Op]:
     old = low.var("old", kind)
     yield Alloc(kept, init=const(0, kind))
     yield from guarded(once, (*atomic(old), Store(kept, (), old)))
-    yield Let(op.result, Load(kept, (), op.loc))
+    yield Let(op.result, Load(kept, ()))
 
 
 def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
@@ -111,7 +108,7 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
 
     scratch, told = low.exchange(op.dst.dtype, (1,), tell)
     yield from told
-    yield Let(op.result, Load(low.flat(scratch), (const(0),), op.loc))
+    yield Let(op.result, Load(low.flat(scratch), (const(0),)))
 
 
 def _by_elements(low: Lowering, op: Atomic) -> Op:
@@ -122,7 +119,7 @@ def _by_elements(low: Lowering, op: Atomic) -> Op:
     if tile and op.src is not None and isinstance(held, Fragment):
         if not op.src.is_whole or held.tile != tile:
             raise CompileError(
-                f"an atomic of a part of {op.src.buffer.name}", fix="copy the part out first"
+                f"an atomic of a part of {op.src.name}", fix="copy the part out first"
             )
         layout = held.drop_repeats()
     found = expand_op(op, low.names)
@@ -158,7 +155,7 @@ def _is_sum(op: Atomic) -> bool:
     return (
         op.op == "add"
         and op.dst.dtype.name == "float32"
-        and op.dst.buffer.space is Space.GLOBAL
+        and op.dst.space is Space.GLOBAL
         and op.dst.cta is None
         and op.result is None
         and op.order == "relaxed"
@@ -206,7 +203,7 @@ def intrinsic(at: Site, op: Intrinsic) -> Iterable[Op]:
             raise CompileError(f"{buffer.name} is spread over threads and has no address")
         low.touched = low.touched or buffer.space in MEMORY
         if op.name not in ("ptx", "call_extern"):
-            return low.load(Load(buffer, arg.starts, op.loc), starts)
+            return low.load(Load(buffer, arg.starts), starts)
         if buffer.space is Space.SHARED:
             return low.span(buffer, low.offset(buffer, starts), 1, arg.cta)
         return Region(low.flat(buffer), starts, arg.extents, arg.cta)
@@ -283,9 +280,9 @@ class PrintRows:
         at: Expr = var
         if count is not extent:
             last = var + (extent - 2 * EDGE)
-            at = select(compare("<", var, EDGE), var, last)
+            at = select(var < EDGE, var, last)
             if not _size(extent):
-                at = select(compare("<=", extent, 2 * EDGE), var, at)
+                at = select(extent <= 2 * EDGE, var, at)
         return [For(var, const(0), count, tuple(body(at)))]
 
     def _line(self, tile: Region, at: At, first: Expr, count: int) -> list[Op]:
@@ -297,7 +294,7 @@ class PrintRows:
             ":".join(str(p.value) if isinstance(p, Const) else "{}" for p in pair)
             for pair in numbers
         ]
-        name = re.sub(PRINTED + r"(_\d+)?$", "", tile.buffer.name)
+        name = re.sub(PRINTED + r"(_\d+)?$", "", tile.name)
         args = (*self.speaker, *shown, *self._values(tile, at, first, count))
         text = f"{self.who}: {name}[{', '.join(holes)}] ="
         width = len(self.speaker) + len(shown)

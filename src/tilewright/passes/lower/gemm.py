@@ -208,8 +208,7 @@ class _Descriptor:
         units = [step >> 4 for step in steps]
         if len(set(units)) == 1:
             return self.var + units[0] if units[0] else self.var
-        number = self.low.simplify(self.low.instance.warp // (WARPGROUP // WARP))
-        return self.var + cast(chosen(self.low, number, units), UINT64)
+        return self.var + cast(chosen(self.low, self.low.warpgroup, units), UINT64)
 
 
 # ── registers as operands ────────────────────────────────────────────────────────────────────
@@ -265,13 +264,13 @@ def _need(
     """An operand in registers."""
     if not isinstance(region.buffer.layout, Fragment):
         raise CompileError(
-            f"mma multiplies fragments, and {region.buffer.name} is in shared memory",
+            f"mma multiplies fragments, and {region.name} is in shared memory",
             fix="copy it into a fragment first, with atom=ldmatrix",
         )
     found = _blocks(low, region, atom, threads, transposed)
     if found is None:
         raise CompileError(
-            f"{region.buffer.name} does not have the registers that {op.atom} needs",
+            f"{region.name} does not have the registers that {op.atom} needs",
             expected=f"{atom!r} in consecutive registers, repeated"
             + (", transposed" if transposed else ""),
             got=repr(region.buffer.layout),
@@ -296,8 +295,7 @@ def _at(blocks: Blocks, corners: Corners, op: Gemm, who: str) -> Region:
     if corners not in blocks.corners:
         wrong = blocks.held.region.buffer
         raise CompileError(
-            f"{who} do not hold the part of {wrong.name} that their part of {op.c.buffer.name} "
-            "needs",
+            f"{who} do not hold the part of {wrong.name} that their part of {op.c.name} needs",
             got=f"{wrong.layout} for {op.c.buffer.layout}",
         )
     return blocks.span(corners)
@@ -376,15 +374,15 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     if op.c.dtype.name not in FMA_TYPES:
         raise CompileError(f"fma accumulates in {', '.join(FMA_TYPES)}, not {op.c.dtype}")
     for region in (op.a, op.b):
-        if region.buffer.space is not Space.SHARED:
+        if region.space is not Space.SHARED:
             raise CompileError(
-                f"fma reads its operands from shared memory, and {region.buffer.name} is elsewhere",
+                f"fma reads its operands from shared memory, and {region.name} is elsewhere",
                 fix="copy it to shared memory first",
             )
     i, j, k = (low.var(name) for name in "ijk")
     left = _element(op.a, (k, i) if op.transpose_a else (i, k), op)
     right = _element(op.b, (j, k) if op.transpose_b else (k, j), op)
-    total = Load(op.c.buffer, (i, j), op.loc) + left * right
+    total = Load(op.c.buffer, (i, j)) + left * right
     body = Store(op.c.buffer, (i, j), total)
     extents = tuple(const(e) for e in fragment.tile)
     loop = Map((i, j), extents, (body,), layout=fragment)
@@ -396,7 +394,7 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
 def _element(region: Region, coords: tuple[Var, ...], op: Gemm) -> Expr:
     places = (const(0),) * (len(region.starts) - 2) + coords  # a matrix is the last two
     indices = tuple(s + c for s, c in zip(region.starts, places, strict=True))
-    value: Expr = Load(region.buffer, indices, op.loc)
+    value: Expr = Load(region.buffer, indices)
     if op.precision == "tf32" and region.dtype.name == "float32":
         value = cast(value, dtype("tfloat32"))
     return cast(value, op.c.dtype)

@@ -12,18 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.aliases import Aliases
-from tilewright.ir.analysis.bounds import Ranges, prove
-from tilewright.ir.analysis.uniform import PerThread
-from tilewright.ir.core import *
 from tilewright.ir.layout.layout import row_major
 from tilewright.ir.marks import with_loc
 from tilewright.ir.op import is_rare
 from tilewright.ir.rewrite import OpT
-from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_map import MapHint, seen_sizes
 from tilewright.passes.canonicalize.rules import widened
+from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import (
     TileAddress,
     fit_index,
@@ -34,7 +29,7 @@ from tilewright.passes.layout.addresses import (
     tile_address,
 )
 from tilewright.passes.overlap.rings import slots_of, slotted
-from tilewright.support.errors import at, current_loc, occurrence
+from tilewright.support.errors import current_loc, occurrence
 
 MEMORY = (Space.SHARED, Space.GLOBAL)
 BULK_ATOMS = ("bulk_load", "bulk_store")
@@ -99,19 +94,18 @@ class Lowering:
     ranges: Ranges
     instance: Instance
     differs: PerThread
+    target: Target
     buffers: dict[str, Buffer] = field(default_factory=dict)
     unrolled: dict[Var, range] = field(default_factory=dict)
     # of each copy's boxes, and how they lie in shared memory: the tensor and its map
     maps: dict[Any, tuple[Buffer, MapHint]] = field(default_factory=dict)
     touched: bool = False
     fixed: frozenset[str] = frozenset()  # tensors that the kernel does not write
-    reaches_peers: bool = True  # bulk loads, the other blocks of a cluster
     open_group: list[Buffer] = field(default_factory=list)
     committed: list[frozenset[Buffer]] = field(default_factory=list)
     fenced: bool = False
     fresh: dict[Buffer, None] = field(default_factory=dict)
     warp: Var = Var("warp")
-    anywhere: bool = False  # tensors of any length begin on no more than an element (`-rows=any`)
     free_ids: list[int] = field(default_factory=list)
     crossing: frozenset[str] = frozenset()
     peer_fence: str = "cluster"
@@ -305,6 +299,11 @@ class Lowering:
         """Fragments that matrix instructions use which have not been waited for."""
         return frozenset(self.open_group).union(*self.committed)
 
+    @property
+    def warpgroup(self) -> Expr:
+        """The warpgroup's number in its instance, the same in all lanes of a warp."""
+        return self.simplify(self.instance.warp // GROUP)
+
     def plain(self, op: OpT) -> OpT:
         """`op`, outside tiles, with the elements that it reads found where they lie."""
         self.touched = self.touched or any(x.buffer.space in MEMORY for x in op_loads(op))
@@ -345,7 +344,7 @@ class Lowering:
     def in_box(self, indices: Iterable[Expr], sizes: Iterable[Any]) -> Expr:
         result: Expr = TRUE
         for index, size in zip(indices, sizes, strict=True):
-            for cond in (compare(">=", index, 0), compare("<", index, size)):
+            for cond in (index >= 0, index < size):
                 known = prove(cond, self.ranges)
                 if known is None:
                     result = logical_and(result, cond)
@@ -363,10 +362,9 @@ class Lowering:
 
     def address(self, region: Region, atom: str | None) -> TileAddress:
         """Where `atom` finds a region of shared memory."""
-        if region.buffer.name in self.shifts:
+        if region.name in self.shifts:
             raise CompileError(
-                f"{region.buffer.name} begins at a place known only at run time, which {atom} "
-                "cannot say",
+                f"{region.name} begins at a place known only at run time, which {atom} cannot say",
                 fix="copy it by threads, or into a tile of its own",
             )
         return tile_address(region, self.ranges)
@@ -481,7 +479,7 @@ def chosen(low: Lowering, number: Expr, values: Sequence[int]) -> Expr:
     result: Expr = const(int(table[-1]))
     for i in reversed(range(len(table) - 1)):
         if table[i] != table[i + 1]:
-            result = select(compare("<=", number, i), const(int(table[i])), result)
+            result = select(number <= i, const(int(table[i])), result)
     return result
 
 

@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import bounds, linear
+from tilewright.ir.analysis.bounds import linear
 from tilewright.ir.analysis.intervals import limits
 from tilewright.ir.analysis.linear import Linear, build_sum
 from tilewright.ir.analysis.points import evaluate
-from tilewright.ir.core import *
-from tilewright.ir.marks import read_variables
 from tilewright.passes.canonicalize.rules import widened
+from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import fit_registers, layout_expr, ravel
 from tilewright.passes.lower.lowering import Lowering, guarded, unroll
 from tilewright.support.distinct import distinct
@@ -37,7 +36,7 @@ class Held:
 
     def __init__(self, low: Lowering, region: Region) -> None:
         self.low, self.region, self.fragment = low, region, region.buffer.fragment
-        low.check_spread(region.buffer.name, self.fragment)
+        low.check_spread(region.name, self.fragment)
         self._parts: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.first(0)
 
@@ -92,7 +91,7 @@ class Held:
         return self._parts[starts]
 
     def _refused(self, why: str) -> CompileError:
-        name = self.region.buffer.name
+        name = self.region.name
         return CompileError(f"this part of {name} {why}", got=repr(self.fragment))
 
 
@@ -292,7 +291,7 @@ class MapLoop:
         fragment = self.fragment
         for coord, most, size in zip(self.coords, fragment.cover, fragment.tile, strict=True):
             if most > size:
-                cond = logical_and(cond, compare("<", coord, size))
+                cond = logical_and(cond, coord < size)
         return cond
 
     def first_copy(self) -> Expr:

@@ -7,12 +7,9 @@ from functools import partial
 from math import gcd
 from typing import Any, TypeAlias
 
-from tilewright.ir import scope
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import expand_op
+from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import longest
 from tilewright.passes.layout.thread_layouts import coalesced, static_extents
 from tilewright.passes.lower.access import (
@@ -34,7 +31,6 @@ from tilewright.passes.lower.lowering import (
     unroll,
 )
 from tilewright.passes.lower.map_loops import MapLoop, map_loop, region_loop
-from tilewright.support.errors import at
 
 COUNTS = (16, 8, 4, 2)
 MOST_HELD = 64  # words of registers between memory and what is computed
@@ -78,12 +74,8 @@ def map_layout(op: Map) -> Fragment:
     """The map's layout: its own, or that of the fragment it writes by its own variables."""
     if isinstance(op.layout, Fragment):
         return op.layout
-    for inner in walk_ops(op.body):
-        if (
-            isinstance(inner, Store)
-            and isinstance(inner.buffer.layout, Fragment)
-            and inner.indices == op.vars
-        ):
+    for inner in walk_ops(op.body, Store):
+        if isinstance(inner.buffer.layout, Fragment) and inner.indices == op.vars:
             return inner.buffer.layout
     raise CompileError(
         "this map has no layout",
@@ -178,7 +170,7 @@ def runs_once(low: Lowering, op: Map) -> bool:
         if (
             isinstance(inner, (Atomic, Intrinsic))
             and inner.result is not None
-            and any(r.buffer.space in MEMORY for r in regions(inner, reads=True, writes=True))
+            and any(r.space in MEMORY for r in regions(inner, reads=True, writes=True))
         ):
             return True
         read |= {low.root(x.buffer) for x in op_loads(inner) if x.buffer.space in MEMORY}
@@ -192,8 +184,8 @@ def runs_once(low: Lowering, op: Map) -> bool:
 def hand_over(low: Lowering, op: Map, layout: Fragment) -> Iterable[Op]:
     """What one thread wrote to fragments in an iteration, to all that hold it."""
     places: dict[tuple[Buffer, tuple[Expr, ...]], None] = {}
-    for inner in walk_ops(op.body):
-        if isinstance(inner, Store) and inner.buffer.space is Space.FRAGMENT:
+    for inner in walk_ops(op.body, Store):
+        if inner.buffer.space is Space.FRAGMENT:
             if any(variables(i) - set(op.vars) for i in inner.indices):
                 raise CompileError(
                     f"several threads hold this element of {inner.buffer.name}, and its iteration "
@@ -207,7 +199,7 @@ def hand_over(low: Lowering, op: Map, layout: Fragment) -> Iterable[Op]:
         names = tuple(low.var(v.name) for v in op.vars)
         at: dict[Var, Expr] = dict(zip(op.vars, names, strict=True))
         where = tuple(substitute(i, at) for i in indices)
-        store = Store(target, where, Load(source, where, op.loc))
+        store = Store(target, where, Load(source, where))
         return low.op(Map(names, op.extents, (store,), layout=layout))
 
     for buffer, indices in places:

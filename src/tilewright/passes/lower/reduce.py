@@ -111,14 +111,14 @@ def element_value(op: str, value: Expr, kind: DType) -> Expr:
 def lower_reduce(low: Lowering, op: Reduce) -> Iterable[Op]:
     """Partial results over registers, then exchanges between lanes, then between warps."""
     dim, tile = _axis(op)
-    if op.src.buffer.space is not Space.FRAGMENT:
+    if op.src.space is not Space.FRAGMENT:
         layout = widest_layout(low, op.src, tile)
         return _held(low, op, dim, layout, lambda to: Copy(op.src, to, atom="threads"))
     with low.restored():
         loop, kept, register = region_loop(low, op.src)
         if not loop.movable or any(k not in loop.tables for k in kept):
             raise CompileError(
-                f"the part of {op.src.buffer.name} that is reduced begins at a place known only at "
+                f"the part of {op.src.name} that is reduced begins at a place known only at "
                 "run time",
                 fix="unroll the loop around, or copy the part out first",
             )
@@ -139,7 +139,7 @@ def _held(
     low: Lowering, op: Reduce, dim: int, layout: Fragment, move: Callable[[Region], Op]
 ) -> Iterable[Op]:
     """The source into registers of another layout first."""
-    name = low.var(f"{op.src.buffer.name}_held").name
+    name = low.var(f"{op.src.name}_held").name
     shape = tuple(const(e) for e in layout.tile)
     held = whole(Buffer(name, shape, op.src.dtype, Space.FRAGMENT, layout=layout))
     for each in (Alloc(held.buffer), move(held)):
@@ -176,7 +176,7 @@ def _reduced(
         parts = replace(parts, members=[parts.members[u] for u in direct])
     rows = len(parts.members)
     alike = direct is not None and kind == op.src.dtype == op.dst.dtype and op.op not in TRUTHS
-    name = low.var(f"{op.dst.buffer.name}_part").name
+    name = low.var(f"{op.dst.name}_part").name
     partial = Buffer(name, (const(rows),), kind, Space.LOCAL)
     target = low.flat(op.dst.buffer)
     # the old value of a maximum takes part like an element: it is the same in all lanes, and
@@ -186,7 +186,7 @@ def _reduced(
     body += _fold_registers(low, op, loop, register, partial, parts.members, old)
 
     d = low.var("d")
-    total: Expr = Load(partial, (d,), op.loc)
+    total: Expr = Load(partial, (d,))
     end: list[Op] = []
     for lane in parts.lanes:
         own, let = low.let("own", total)
@@ -339,9 +339,9 @@ def _fold_registers(
         if cond is not TRUE:
             folded = select(cond, folded, identity(op.op, kind))
         if more:
-            folded = folding.fold(Load(partial, (row,), op.loc), folded)
+            folded = folding.fold(Load(partial, (row,)), folded)
         elif old is not None:
-            folded = folding.fold(Load(old, (row,), op.loc), folded)
+            folded = folding.fold(Load(old, (row,)), folded)
         return Store(partial, (row,), folded)
 
     rows, count = len(members), len(members[0])
@@ -360,7 +360,7 @@ def _fold_registers(
 def _final(op: Reduce, total: Expr, target: Buffer, spot: tuple[Expr, ...]) -> Expr:
     """A total, with the old value when that stays, as the result's type."""
     if not op.clear:
-        old, kind = Load(target, spot, op.loc), total.dtype
+        old, kind = Load(target, spot), total.dtype
         mine = element_value(op.op, old, kind) if op.op in TRUTHS else cast(old, kind)
         total = FOLDS[op.op].fold(mine, total)
     return cast(total, op.dst.dtype)
@@ -390,7 +390,7 @@ def _tell(
     assert value is not None  # members of one tile
     at = {loop.var: value}
     place = low.simplify(name * size + substitute(row, at))
-    store = Store(scratch, (place,), Load(partial, (u,), op.loc))
+    store = Store(scratch, (place,), Load(partial, (u,)))
     body = guarded(low.simplify(substitute(inside, at)), (store,))
     once = TRUE if parts.first.all() else _chooses(low, parts.first)
     yield from guarded(once, (unroll(u, len(firsts), body),))
@@ -413,15 +413,15 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
     def fold(coords: tuple[Expr, ...]) -> Body:
         row: Expr = wrap(ravel(coords, op.dst.static_tile))
         body: Body = ()
-        value: Expr = Load(scratch, (row,), op.loc)
+        value: Expr = Load(scratch, (row,))
         if ranks > 1:
             q = low.var("q")
-            part = Load(scratch, (q * size + row,), op.loc)
-            more = FOLDS[op.op].fold(Load(total, (), op.loc), part)
+            part = Load(scratch, (q * size + row,))
+            more = FOLDS[op.op].fold(Load(total, ()), part)
             step = Store(total, (), more)
             rest = unroll(q, ranks, (step,), start=1)
             body = (Alloc(total, init=value), rest)
-            value = Load(total, (), op.loc)
+            value = Load(total, ())
         spot = op.dst.at(coords)
         final = _final(op, value, op.dst.buffer, spot)
         return (*body, Store(op.dst.buffer, spot, final))
@@ -442,7 +442,7 @@ def lower_scan(low: Lowering, op: Scan) -> Iterable[Op]:
     if dim >= 0:
         yield from low.op(_lines(low, op, scratch, tile, dim))
         yield from low.join()
-    yield from low.op(through_scratch(low, op.dst, scratch, op.loc, False))
+    yield from low.op(through_scratch(low, op.dst, scratch, False))
 
 
 def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim: int) -> Op:
@@ -455,13 +455,13 @@ def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim:
         return (*names[:dim], const(last) - step if op.reverse else step, *names[dim:])
 
     total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
-    more = FOLDS[op.op].fold(Load(total, (), op.loc), Load(scratch, at(k), op.loc))
+    more = FOLDS[op.op].fold(Load(total, ()), Load(scratch, at(k)))
     steps = (
         Store(total, (), more),
-        Store(scratch, at(k), Load(total, (), op.loc)),
+        Store(scratch, at(k), Load(total, ())),
     )
     body: Body = (
-        Alloc(total, init=Load(scratch, at(const(0)), op.loc)),
+        Alloc(total, init=Load(scratch, at(const(0)))),
         For(k, const(1), const(tile[dim]), steps),
     )
     return Map(names or (low.var("i"),), tuple(map(const, layout.tile)), body, layout=layout)

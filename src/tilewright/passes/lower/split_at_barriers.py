@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.analysis.points import evaluate
-from tilewright.ir.analysis.uniform import Cause, PerThread, per_thread
-from tilewright.ir.core import *
+from tilewright.ir.analysis.uniform import Cause
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.marks import read_variables
-from tilewright.ir.target import Target
+from tilewright.passes.core import *
 from tilewright.passes.lower.lowering import guarded, linear_thread
 from tilewright.passes.lower.reduce import identity
 
@@ -30,10 +28,10 @@ _FOLDS = {"any_sync": "or", "all_sync": "and", "ballot": "or"}
 _SYMBOLS = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}
 
 
-def split_at_barriers(program: Program, target: Target) -> Program:
+@kernel_pass
+def split_at_barriers(at: Facts) -> Kernel:
     """Per-thread statements become maps over the thread indices."""
-    names = program_names(program)
-    return map_kernels(program, lambda kernel: _Splitter(kernel, names).run())
+    return _Splitter(at.kernel, at.names).run()
 
 
 def _convergent(op: Op) -> bool:
@@ -296,8 +294,8 @@ class _Splitter:
             "down": lane + by,
         }[kind]
         other = me - lane + target
-        inside = logical_and(compare(">=", target, base), compare("<", target, base + width))
-        return select(logical_and(inside, compare("<", other, self.count)), other, me)
+        inside = logical_and(target >= base, target < base + width)
+        return select(logical_and(inside, other < self.count), other, me)
 
     # ── values that outlive a group ──────────────────────────────────────────────────────────
 

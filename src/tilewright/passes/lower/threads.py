@@ -21,17 +21,10 @@ import dataclasses
 from collections.abc import Iterable
 from math import gcd, prod
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.aliases import aliases, places
-from tilewright.ir.analysis.bounds import multiple_of
-from tilewright.ir.analysis.effects import written_by
+from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.analysis.uniform import per_thread
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.marks import read_variables
-from tilewright.ir.target import Target
+from tilewright.passes.core import *
 from tilewright.passes.layout.thread_layouts import same_registers
 from tilewright.passes.lower.cluster import (
     before_unrolled,
@@ -151,7 +144,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         start.insert(0, Intrinsic("elect", (chosen,), leader))
     if thread in used:
         start.insert(0, let_thread)
-    if sync_id is not None and any(isinstance(i, Sync) and i.id is sync_id for i in walk_ops(body)):
+    if sync_id is not None and any(i.id is sync_id for i in walk_ops(body, Sync)):
         low.free_ids = low.free_ids[: -op.instances]
     if solo:
         body = (If(leader, body),)
@@ -169,7 +162,7 @@ def _own_barrier(low: Lowering, op: Role) -> Expr | None:
 
 def _turn_barriers(low: Lowering, op: Role) -> int | None:
     """The first of as many named barriers in a row as `op` has warpgroups that take turns."""
-    turns = [inner for inner in walk_ops(op.body) if isinstance(inner, Turn)]
+    turns = list(walk_ops(op.body, Turn))
     if not turns:
         return None
     groups = op.warps // GROUP
@@ -191,14 +184,9 @@ def _first_turn(low: Lowering, op: Role) -> Iterable[Op]:
     the last section that arrival is left over, at a barrier that nobody else uses."""
     base = low.instance.turn_id
     if base is not None:
-        last = compare("==", _warpgroup(low), op.warps // GROUP - 1)
+        last = compare("==", low.warpgroup, op.warps // GROUP - 1)
         early = Sync("named", const(base), 2 * WARPGROUP, arrive=True)
         yield If(last, (early,))
-
-
-def _warpgroup(low: Lowering) -> Expr:
-    """The warpgroup's number in its instance, the same in all lanes of a warp."""
-    return low.simplify(low.instance.warp // GROUP)
 
 
 def _accumulators(body: Body) -> tuple[Buffer, ...]:
@@ -227,21 +215,17 @@ def _is_relied_on(kernel: Kernel, role: Role) -> bool:
     variable which the role sets, or that comes behind what the role waits for."""
     inside = {id(op) for op in walk_ops(role)}
     outside = [op for op in walk_ops(kernel) if id(op) not in inside]
-    waits = any(isinstance(op, (Wait, WaitGroup)) for op in walk_ops(role))
-    if waits and any(
+    if any(walk_ops(role, Wait, WaitGroup)) and any(
         isinstance(op, Role)
         and op.first < role.first + role.warps
         and role.first < op.first + op.warps
         for op in outside
     ):
         return True
-    own = {op.buffer.name for op in walk_ops(role) if isinstance(op, Alloc)}
-    told = {
-        op.buffer.name
-        for op in walk_ops(role)
-        if isinstance(op, Store) and op.buffer.space is Space.LOCAL and op.buffer.name not in own
-    }
-    return any(b.name in told for op in (outside if told else ()) for b in read_buffers(op))
+    own = {op.buffer for op in walk_ops(role, Alloc)}
+    stored = {op.buffer for op in walk_ops(role, Store)}
+    told = {buffer for buffer in stored - own if buffer.space is Space.LOCAL}
+    return any(b in told for op in (outside if told else ()) for b in read_buffers(op))
 
 
 # ── memory and synchronisation ───────────────────────────────────────────────────────────────
@@ -367,7 +351,7 @@ def _sync(low: Lowering, op: Sync) -> Iterable[Op]:
 def _turn(low: Lowering, op: Turn) -> Iterable[Op]:
     """A warpgroup waits at its own barrier, where only the one before it arrives. Nothing else is
     to be learnt there: for the threads of the instance it is no meeting."""
-    base, group = low.instance.turn_id, _warpgroup(low)
+    base, group = low.instance.turn_id, low.warpgroup
     assert base is not None
     if op.edge == "end":
         group = (group + 1) % (low.instance.threads // WARPGROUP)
@@ -426,14 +410,9 @@ def _exchanging(rule: Rule) -> Rule:
     return lower
 
 
-def lower_threads(program: Program, target: Target) -> Program:
-    """Every tile op of every kernel as code of one thread."""
-    names = program_names(program)
-    return map_kernels(program, lambda kernel: _lower_kernel(kernel, program, names, target))
-
-
-def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Target) -> Lowering:
-    """What the lowering of `kernel` begins with."""
+def lowering_of(at: Facts, names: set[str]) -> Lowering:
+    """What the lowering of a kernel begins with."""
+    kernel = at.kernel
     threads, linear = prod(kernel.threads), linear_thread(kernel)
     read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
     tensors = {b.name for b in read if b.space is Space.GLOBAL}
@@ -441,11 +420,10 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Targe
         kernel,
         RULES,
         names,
-        scope.entry(kernel, program.dims),
+        scope.entry(kernel, at.dims),
         Instance(threads, linear, linear // WARP),
-        per_thread(kernel),
-        anywhere=target.internal.rows == "any",
-        reaches_peers=Feature.MULTICAST in target.features,
+        at.differs,
+        at.target,
         roots=aliases(kernel),
         places={buffer.name: place for buffer, place in places(kernel).items()},
         free_ids=free_barriers(kernel),
@@ -454,7 +432,7 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Targe
         peer_fence=peer_fence(kernel),
     )
     low.warp = low.var("warp")
-    if not _has_roles(kernel):
+    if not at.has_roles:
         low.instance = dataclasses.replace(
             low.instance,
             warp=low.warp,
@@ -465,26 +443,24 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Targe
     return low
 
 
-def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Target) -> Kernel:
+@kernel_pass
+def lower_threads(at: Facts) -> Kernel:
+    """Every tile op of a kernel as code of one thread."""
+    kernel, low = at.kernel, lowering_of(at, at.names)
     linear, loc = linear_thread(kernel), kernel.loc
-    low = lowering_of(kernel, program, names, target)
     body = low.body(kernel.body)
     start: list[Op] = []
-    if _has_roles(kernel) or low.warp in read_variables(body):
+    if at.has_roles or low.warp in read_variables(body):
         start.append(Intrinsic("warp_index", (linear,), low.warp, loc=loc))
     for tensor, found in low.maps.values():
         start.append(Hint("tensor_map", tensor, detail=found.detail, loc=loc))
-    arrays, body = settle_scratch(kernel, body, low.exchanges, target)
+    arrays, body = settle_scratch(kernel, body, low.exchanges, at.target)
     start += arrays
     texts = [f"map={found.name}" for _, found in low.maps.values()]
     prefetch = tuple(Intrinsic("prefetch_map", text=text, loc=loc) for text in texts)
     if prefetch:
         start.append(If(compare("==", linear, 0), prefetch, loc=loc))
     return rebuild(kernel, body=(*start, *body))
-
-
-def _has_roles(kernel: Kernel) -> bool:
-    return any(walk_ops(kernel, Role))
 
 
 RULES: dict[type[Op], Rule] = {
