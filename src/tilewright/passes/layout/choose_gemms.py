@@ -54,7 +54,7 @@ def choose_gemms(at: Facts) -> Kernel:
     """An atom for each product, which the threads of its role or of the block share."""
     roles = role_of(at.kernel)
     # a product of a product: warps that own whole rows have what they need for the next
-    chained = any(op.a.space is Space.FRAGMENT for op in walk_ops(at.kernel, Gemm))
+    chained = any(op.a.buffer.is_fragment for op in walk_ops(at.kernel, Gemm))
     laid = [(op.buffer, op.buffer.layout) for op in walk_ops(at.kernel, Alloc)]
     # tiles whose layout is not free: descriptors may not say it
     fixed = at.viewed | {buffer.name for buffer, layout in laid if isinstance(layout, Layout)}
@@ -78,7 +78,7 @@ def choose_gemms(at: Facts) -> Kernel:
         why = _layout_of(warps[0], at) if fast else ""
         choice = _Choice(at.kernel.name, threads, able, why, at.names)
         whole_tile = op.c.is_whole or op.c.name in pinned
-        if op.c.space is not Space.FRAGMENT or not whole_tile:
+        if not op.c.buffer.is_fragment or not whole_tile:
             return (*before, *_beside(op, op.c.dtype, choice))
         return (*before, *_chosen(op, choice))
 
@@ -155,7 +155,7 @@ def _own_parts(op: Gemm, constant: set[str], names: set[str]) -> tuple[Body, Gem
     before: list[Op] = []
     for name, region, deep in _factors(op):
         buffer = region.buffer
-        if buffer.space is not Space.FRAGMENT or buffer.name in constant:
+        if not buffer.is_fragment or buffer.name in constant:
             continue
         dim = deep + buffer.rank - 2
         sizes = enumerate(zip(region.extents, buffer.shape, strict=True))
@@ -201,7 +201,7 @@ def _mma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
     loads: list[Op] = []
     for name, region, deep in _factors(op):
         part = along(region, deep, at * step, step)
-        if region.space is Space.FRAGMENT:
+        if region.buffer.is_fragment:
             parts[name] = part
             continue
         shape = tuple(const(s) for s in part.static_tile)
@@ -225,7 +225,7 @@ def _fma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
     yield from _cleared(op)
     operands: dict[str, Region] = {}
     for name, region in (("a", op.a), ("b", op.b)):
-        if region.space is Space.FRAGMENT:
+        if region.buffer.is_fragment:
             held = _tile(region.buffer, "shared", region.buffer.shape, names, Space.SHARED)
             yield Alloc(held, loc=op.loc)
             yield Copy(whole(region.buffer), whole(held), loc=op.loc)
@@ -323,7 +323,7 @@ def _cut(facts: Facts, loop: For, at: int, asked: bool) -> tuple[list[int], int,
     if not isinstance(op, Gemm) or op.atom != "wgmma" or op.clear is not TRUE:
         return None
     tile = op.c.buffer
-    if tile.space is not Space.FRAGMENT or tile.rank != 2 or not op.c.is_whole:
+    if not tile.is_fragment or tile.rank != 2 or not op.c.is_whole:
         return None
     needed, room = registers(kernel), fragment_room(kernel)
     if (needed <= room and not asked) or any(r.buffer == tile for r in (op.a, op.b)):

@@ -112,7 +112,7 @@ def fragments_in(op: Op) -> set[str]:
     """The fragments that an op, or a nest as a whole, names."""
     ops = walk_ops(op) if isinstance(op, Map) else (op,)
     found = [buffer for each in ops for buffer in named_buffers(each)]
-    return {buffer.name for buffer in found if buffer.space is Space.FRAGMENT}
+    return {buffer.name for buffer in found if buffer.is_fragment}
 
 
 @kernel_pass
@@ -151,7 +151,7 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
         problem.turns[id(op)] = turns
         known = ranges[id(op)]
         problem.ops.append((position, op, known))
-        if isinstance(op, Alloc | View) and op.buffer.space is Space.FRAGMENT:
+        if isinstance(op, Alloc | View) and op.buffer.is_fragment:
             problem.fragments[op.buffer.name] = op.buffer
             key, layout = op.buffer.name, op.buffer.layout
         elif isinstance(op, Map):
@@ -255,7 +255,7 @@ def _follow(problem: Problem, op: Copy | Scan | View | Reduce) -> Iterator[Propo
         a, b, whole = op.source, op.buffer, op.source.dtype == op.buffer.dtype
     else:
         a, b, whole = op.src.buffer, op.dst.buffer, op.src.is_whole and op.dst.is_whole
-    if not (whole and a.space is b.space is Space.FRAGMENT):
+    if not (whole and a.is_fragment and b.is_fragment):
         return
     word = "reduction" if isinstance(op, Reduce) else type(op).__name__.lower()
     for one, other in ((a, b),) if isinstance(op, Reduce) else ((a, b), (b, a)):
@@ -345,7 +345,7 @@ def _matrices(problem: Problem, key: Key) -> Fragment | None:
     for op, _ in problem.touching.get(key, ()):
         if isinstance(op, Copy) and op.src.name == key and op.src.is_whole:
             onward += 1
-            if op.dst.space is not Space.SHARED or op.dst.buffer.layout is not None:
+            if not op.dst.buffer.is_shared or op.dst.buffer.layout is not None:
                 return None
         elif (pair := turned(op)) is None or pair[1].name != key:
             return None
@@ -383,7 +383,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
         for op, ranges in problem.touching.get(key, ()):
             if isinstance(op, Copy):
                 for held, memory in ((op.src, op.dst), (op.dst, op.src)):
-                    if held.name == key and memory.space is Space.GLOBAL:
+                    if held.name == key and memory.buffer.is_global:
                         width = vector_width(memory, ranges, anywhere)
                         vectors.append((width, _bytes(memory.buffer)))
             elif isinstance(op, Reduce) and op.src.name == key:

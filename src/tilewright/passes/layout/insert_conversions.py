@@ -45,7 +45,7 @@ def _in_memory(kernel: Kernel, names: set[str]) -> Kernel:
     """`kernel` with fragments that views show under other registers in shared memory."""
     roots, moved = aliases(kernel), set[str]()
     for op in walk_ops(kernel, View):
-        if op.buffer.space is Space.FRAGMENT and not (
+        if op.buffer.is_fragment and not (
             op.offset is const(0) and same_registers(op.buffer, op.source)
         ):
             moved.add(roots[op.buffer.name])
@@ -161,11 +161,11 @@ def picked_stores(op: Map) -> set[tuple[str, tuple[Expr, ...]]]:
 
     def asked(guard: Expr) -> set[Var]:
         # what a variable of the iteration holds may depend on anything
-        local = any(x.buffer.space is Space.LOCAL for x in loads(guard))
+        local = any(x.buffer.is_local for x in loads(guard))
         return long if local else variables(guard) & long
 
     for each, names, _, guards in walk_map(op.body, {}, {}):
-        if isinstance(each, Store) and each.buffer.space is Space.FRAGMENT:
+        if isinstance(each, Store) and each.buffer.is_fragment:
             own = {v for i in each.indices for v in variables(substitute(i, names))}
             if set().union(*map(asked, guards)) - own:
                 found.add((each.buffer.name, each.indices))
@@ -197,7 +197,7 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
     for access in found:
         buffer = access.buffer
         now = written.get(buffer, buffer)
-        if access.writes or now.space is Space.SHARED or _fits(replace(access, buffer=now), nest):
+        if access.writes or now.is_shared or _fits(replace(access, buffer=now), nest):
             continue
         layout = buffer_from_nest(access, nest)
         if layout is not None:
@@ -238,7 +238,7 @@ def reduced(source: Fragment, op: Reduce) -> Fragment | None:
 
 
 def _reduce(c: _Converter, op: Reduce) -> Iterable[Op]:
-    if not all(r.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
+    if not all(r.buffer.is_fragment and r.is_whole for r in (op.src, op.dst)):
         yield op
         return
     want = reduced(op.src.buffer.fragment, op)
@@ -263,7 +263,7 @@ def _through(
 
 def _copy(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
     a, b = op.src, op.dst
-    if not a.buffer.space is b.buffer.space is Space.FRAGMENT:
+    if not (a.buffer.is_fragment and b.buffer.is_fragment):
         yield op
         return
     if a.is_whole and b.is_whole:
@@ -320,7 +320,7 @@ def _print(c: _Converter, op: Intrinsic) -> Iterable[Op]:
     """What is printed of a fragment is read from shared memory, by one thread."""
     args: list[Expr | Region] = []
     for arg in op.args if op.name == "print" else ():
-        if isinstance(arg, Region) and arg.space is Space.FRAGMENT:
+        if isinstance(arg, Region) and arg.buffer.is_fragment:
             buffer = arg.buffer
             if buffer.name not in c.printed:
                 name = buffer.name + PRINTED

@@ -118,13 +118,13 @@ def _wgmma(op: Gemm, threads: int, target: Target) -> Split | str:
         return f": C has {m} rows: make them a multiple of 64"
     if k % kind.k:
         return f": K is {k}: make it a multiple of {kind.k} for {kind.name}"
-    if b.space is not Space.SHARED:
+    if not b.is_shared:
         return f": {b.name}, which is B, is a fragment: keep it in T.alloc_shared"
-    if a.space is Space.FRAGMENT and op.transpose_a:
+    if a.is_fragment and op.transpose_a:
         return f": {a.name} is a transposed fragment: keep it in T.alloc_shared"
     if not kind.mn_major and not op.transpose_b:
         return f": {b.name} of {other.name} must lie with K innermost: load it so, transpose_B=True"
-    if not kind.mn_major and op.transpose_a and a.space is Space.SHARED:
+    if not kind.mn_major and op.transpose_a and a.is_shared:
         return f": {a.name} of {kind.name} must lie with K innermost: load it so, transpose_A=False"
     # rows first: wide instructions read least, and rows of a softmax stay in a warpgroup
     policy = "full_col" if op.policy == "full_col" else "full_row"
@@ -241,11 +241,11 @@ def wanted_operands(
     wholes = {
         name: whole(region.buffer)
         for name, region in (("a", op.a), ("b", op.b))
-        if region.space is Space.FRAGMENT
+        if region.buffer.is_fragment
     }
     for name, fragment in fragments_of(rebuild(op, **wholes), split).items():
         buffer: Buffer = getattr(op, name).buffer
-        if buffer.space is Space.FRAGMENT:
+        if buffer.is_fragment:
             found = with_units(fragment, buffer.static_shape)
             if found is not None:
                 yield name, buffer, found

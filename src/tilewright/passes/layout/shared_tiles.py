@@ -35,7 +35,7 @@ def pin_shared(kernel: Kernel, target: Target) -> Kernel:
     changes: dict[Buffer, Buffer] = {}
     views = list(walk_ops(kernel, View))
     for op in walk_ops(kernel, Hint):
-        if op.buffer is None or op.buffer.space is not Space.SHARED:
+        if op.buffer is None or not op.buffer.is_shared:
             continue
         layout, how = op.layout, "pinned by annotate_layout"
         if op.name == "padding":
@@ -78,14 +78,14 @@ def lay_out_shared(kernel: Kernel) -> Kernel:
         for op in walk_ops(kernel, Gemm)
         if op.atom == "wgmma"
         for r in (op.a, op.b)
-        if r.space is Space.SHARED
+        if r.buffer.is_shared
     }
     # what warps move as matrices, eight rows of 16 bytes at a time
     matrices = {
         shared.name
         for op in walk_ops(kernel, Copy)
         for shared, held in ((op.src, op.dst), (op.dst, op.src))
-        if shared.space is Space.SHARED and held.space is Space.FRAGMENT
+        if shared.buffer.is_shared and held.buffer.is_fragment
         if shared.buffer.rank > 1 and shared.buffer.static_shape[-2] >= MATRIX_ROWS
     }
     matrices |= {pair[0].name for op in walk_ops(kernel, Map) if (pair := turned(op))}
@@ -93,7 +93,7 @@ def lay_out_shared(kernel: Kernel) -> Kernel:
     changes: dict[Buffer, Buffer] = {}
     for op in walk_ops(kernel, Alloc, View):
         buffer = op.buffer
-        if buffer.space is not Space.SHARED:
+        if not buffer.is_shared:
             continue
         if isinstance(op, View):
             layout = seen_through(op, changes.get(op.source, op.source))

@@ -229,7 +229,7 @@ def accesses(op: Map, around: dict[Var, range]) -> list[Access]:
     for inner, lets, loops, _ in walk_map(op.body, {}, around):
         for place, writes in elements_of(inner):
             buffer = place.buffer
-            if buffer.space is not Space.FRAGMENT:
+            if not buffer.is_fragment:
                 continue
             indices = tuple(substitute(i, lets) for i in place.indices)
             dims, grid = _dims(op, indices, buffer.static_shape), None

@@ -137,7 +137,7 @@ class Access:
 
     def align(self, low: Lowering) -> Body:
         """What the launch has to check."""
-        if self.buffer.space is not Space.GLOBAL or self.width == 1:
+        if not self.buffer.is_global or self.width == 1:
             return ()
         size = self.width * self.buffer.dtype.bits // 8
         return (Hint("align", low.base(self.buffer)[0], detail=(size,)),)
@@ -204,7 +204,7 @@ def find_access(
     if any(at(e, last) is not at(e, zero) for _, e in rows):
         return None
     together = asked(wanted, last) is asked(wanted, zero)
-    if not together and buffer.space is Space.GLOBAL:
+    if not together and buffer.is_global:
         # a guard that holds all over the tensor says what its end does: outside nothing is stored,
         # and zeros are loaded
         with low.restored(ranges):
@@ -216,7 +216,7 @@ def find_access(
     named = tuple((var, at(e, zero)) for var, e in rows)
     wanted = asked(wanted, zero)
     starts = tuple(at(p, zero) for p in places)
-    if buffer.space is Space.SHARED:
+    if buffer.is_shared:
         swizzle, layout = shared_layout(buffer)
         plain = sum((layout_expr(layout[d], i) for d, i in enumerate(places)), zero)
         if buffer.name in low.shifts:
@@ -377,7 +377,7 @@ def move(
     rows, access = access.found(low)
     (held, first), memory, inside = registers, low.flat(access.buffer), access.inside
     kind, cache, ragged = memory.dtype, access.cache, access.ragged
-    told = f" cache={cache}" if cache and memory.space is Space.GLOBAL else ""
+    told = f" cache={cache}" if cache and memory.is_global else ""
 
     def element(place: tuple[Expr, ...], slot: Expr, cond: Expr) -> Body:
         if store:

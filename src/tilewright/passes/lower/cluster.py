@@ -73,7 +73,7 @@ def passes_tensors(kernel: Kernel, ordered: Callable[[Op], bool] = lambda op: Fa
     line = 0
 
     def tensors(buffers: Iterable[Buffer]) -> set[str]:
-        return {roots[b.name] for b in buffers if b.space is Space.GLOBAL}
+        return {roots[b.name] for b in buffers if b.is_global}
 
     for at, top in enumerate(kernel.body):
         for op in walk_ops((top,)):

@@ -61,7 +61,7 @@ MOST_UNROLLED = 8  # batches of them in a row
 def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
     """Between a fragment and shared or global memory; into a peer's shared memory every element
     once, and by `remote_store` its bytes counted there."""
-    store = op.src.space is Space.FRAGMENT
+    store = op.src.buffer.is_fragment
     held, memory = (op.src, op.dst) if store else (op.dst, op.src)
     if op.src.cta is not None:
         raise CompileError("copies by threads stay in the block")
@@ -515,7 +515,7 @@ def _threads(low: Lowering, op: Copy) -> Iterable[Op]:
 def _alone(low: Lowering, op: Copy) -> Iterable[Op]:
     """What each thread copies for itself, from or to its own array."""
     for region in (op.src, op.dst):
-        if region.space is Space.FRAGMENT:
+        if region.buffer.is_fragment:
             raise CompileError(f"{region.name} is spread over threads, which do not copy it alone")
     loops = expand_op(op, low.names)
     assert loops is not None
@@ -523,7 +523,7 @@ def _alone(low: Lowering, op: Copy) -> Iterable[Op]:
 
 
 def _remote_store(low: Lowering, op: Copy) -> Iterable[Op]:
-    if op.src.space is not Space.FRAGMENT:
+    if not op.src.buffer.is_fragment:
         raise CompileError("remote stores go from a fragment to shared memory")
     if op.dst.cta is None or op.barrier is None or op.barrier.cta is not op.dst.cta:
         raise CompileError(

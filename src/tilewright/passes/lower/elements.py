@@ -90,7 +90,7 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
         return
     leader, where = low.instance.leader, low.plain(op).dst
     alone = leader is not None and low.instance.threads == WARP
-    if alone and where.buffer.space is Space.GLOBAL and op.value is not None and has_atomic(op):
+    if alone and where.buffer.is_global and op.value is not None and has_atomic(op):
         # one lane does it, whose old value reaches the others by a shuffle
         if low.within(where.buffer, where.starts) is not TRUE:
             raise CompileError(
@@ -155,7 +155,7 @@ def _is_sum(op: Atomic) -> bool:
     return (
         op.op == "add"
         and op.dst.dtype.name == "float32"
-        and op.dst.space is Space.GLOBAL
+        and op.dst.buffer.is_global
         and op.dst.cta is None
         and op.result is None
         and op.order == "relaxed"
@@ -199,12 +199,12 @@ def intrinsic(at: Site, op: Intrinsic) -> Iterable[Op]:
         if not isinstance(arg, Region):
             return at.expr(arg)
         buffer, starts = arg.buffer, tuple(map(at.index, arg.starts))
-        if buffer.space is Space.FRAGMENT:
+        if buffer.is_fragment:
             raise CompileError(f"{buffer.name} is spread over threads and has no address")
         low.touched = low.touched or buffer.space in MEMORY
         if op.name not in ("ptx", "call_extern"):
             return low.load(Load(buffer, arg.starts), starts)
-        if buffer.space is Space.SHARED:
+        if buffer.is_shared:
             return low.span(buffer, low.offset(buffer, starts), 1, arg.cta)
         return Region(low.flat(buffer), starts, arg.extents, arg.cta)
 
@@ -216,7 +216,7 @@ def intrinsic(at: Site, op: Intrinsic) -> Iterable[Op]:
         yield from guarded(once, tuple(lines(rows.lines())))
         return
     # each thread that holds the iteration needs what is left in its registers
-    kept = op.result is not None or any(b.space is Space.LOCAL for b in written_buffers(op))
+    kept = op.result is not None or any(b.is_local for b in written_buffers(op))
     yield from guarded(TRUE if kept else once, (rewritten(op),))
 
 

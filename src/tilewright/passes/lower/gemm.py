@@ -374,7 +374,7 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     if op.c.dtype.name not in FMA_TYPES:
         raise CompileError(f"fma accumulates in {', '.join(FMA_TYPES)}, not {op.c.dtype}")
     for region in (op.a, op.b):
-        if region.space is not Space.SHARED:
+        if not region.buffer.is_shared:
             raise CompileError(
                 f"fma reads its operands from shared memory, and {region.name} is elsewhere",
                 fix="copy it to shared memory first",

@@ -134,7 +134,7 @@ class Lowering:
         if buffer.name not in self.buffers:
             if isinstance(buffer.layout, Fragment):
                 new = Buffer(buffer.name, (const(buffer.layout.values),), buffer.dtype, Space.LOCAL)
-            elif buffer.space is Space.SHARED:
+            elif buffer.is_shared:
                 layout = buffer.layout
                 size = prod(buffer.static_shape)
                 if isinstance(layout, (Layout, ComposedLayout)):
@@ -313,7 +313,7 @@ class Lowering:
         """An expression outside tiles."""
         if not isinstance(e, Load):
             return widened(map_children(e, self.expr))
-        if e.buffer.space is Space.FRAGMENT:
+        if e.buffer.is_fragment:
             raise CompileError(
                 f"{e.buffer.name} is a fragment and is read outside a tile op",
                 loc=occurrence(e.loc, current_loc()),
@@ -332,9 +332,9 @@ class Lowering:
 
     def place(self, buffer: Buffer, indices: Sequence[Expr]) -> tuple[tuple[Expr, ...], Expr]:
         """Where an element lies in its array, and whether it is there: a tensor has an end."""
-        if buffer.space is Space.SHARED:
+        if buffer.is_shared:
             return (self.offset(buffer, indices),), TRUE
-        inside = self.within(buffer, indices) if buffer.space is Space.GLOBAL else TRUE
+        inside = self.within(buffer, indices) if buffer.is_global else TRUE
         return tuple(indices), inside
 
     def within(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:

@@ -164,7 +164,7 @@ class MapLoop:
         return self.low.simplify(self.expr(e))
 
     def load(self, e: Load) -> Expr:
-        if e.buffer.space is Space.FRAGMENT:
+        if e.buffer.is_fragment:
             flat = self.low.flat(e.buffer)
             return Load(flat, (self.register(e.buffer, e.indices, e.loc),), e.loc)
         return self.low.load(e, tuple(self.index(i) for i in e.indices))

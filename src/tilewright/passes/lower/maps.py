@@ -136,7 +136,7 @@ def _structure(loop: MapLoop, op: Op) -> Op:
 
 def _indexes_registers(loop: For) -> bool:
     return any(
-        x.buffer.space is Space.FRAGMENT and any(loop.var in variables(i) for i in x.indices)
+        x.buffer.is_fragment and any(loop.var in variables(i) for i in x.indices)
         for op in walk_ops(loop.body)
         for x, _ in elements_of(op)
     )
@@ -144,7 +144,7 @@ def _indexes_registers(loop: For) -> bool:
 
 def _store(loop: MapLoop, op: Store) -> Iterable[Op]:
     flat, value = loop.low.flat(op.buffer), loop.expr(op.value)
-    if op.buffer.space is Space.FRAGMENT:
+    if op.buffer.is_fragment:
         check_single(op.buffer)
         register = loop.register(op.buffer, op.indices, op.loc)
         yield Store(flat, (register,), value)
@@ -185,7 +185,7 @@ def hand_over(low: Lowering, op: Map, layout: Fragment) -> Iterable[Op]:
     """What one thread wrote to fragments in an iteration, to all that hold it."""
     places: dict[tuple[Buffer, tuple[Expr, ...]], None] = {}
     for inner in walk_ops(op.body, Store):
-        if inner.buffer.space is Space.FRAGMENT:
+        if inner.buffer.is_fragment:
             if any(variables(i) - set(op.vars) for i in inner.indices):
                 raise CompileError(
                     f"several threads hold this element of {inner.buffer.name}, and its iteration "
@@ -224,7 +224,7 @@ def check_single(buffer: Buffer) -> None:
 def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
     """A fragment register by register; memory by a map of the block's threads."""
     buffer = op.dst.buffer
-    if buffer.space is Space.FRAGMENT:
+    if buffer.is_fragment:
         op = low.plain(op)
         value = cast(op.value, op.dst.dtype)
         if op.dst.is_whole:
@@ -237,7 +237,7 @@ def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
         return loop.emit((Store(low.flat(buffer), (place,), value),))
     found = expand_op(op, low.names)
     assert found is not None
-    if buffer.space is Space.LOCAL:
+    if buffer.is_local:
         return low.op(unrolled(found))
     if not isinstance(found, Map):
         found = Map((low.var("i"),), (const(1),), (found,))
@@ -345,7 +345,7 @@ def _candidates(statements: Statements, root: Root) -> dict[Place, Candidate]:
             return
         before = found.get((buffer, indices))
         if before is not None:
-            if cond is not before.given and (stores or buffer.space is not Space.GLOBAL):
+            if cond is not before.given and (stores or not buffer.is_global):
                 # several conditions: what is loaded too often is not stored so
                 banned.add(root(buffer))
                 return
@@ -355,7 +355,7 @@ def _candidates(statements: Statements, root: Root) -> dict[Place, Candidate]:
         used = {v for e in (*plain, cond) for v in variables(e)}
         rows = tuple((var, load) for load, var in names.items() if var in used)
         # outside a tensor there are zeros, wherever the load stands; other memory has no guard
-        if all(x.buffer.space is Space.GLOBAL for _, load in rows for x in loads(load)):
+        if all(x.buffer.is_global for _, load in rows for x in loads(load)):
             found[buffer, indices] = Candidate(plain, cond, rows, given)
         else:
             found.pop((buffer, indices), None)

@@ -111,7 +111,7 @@ def element_value(op: str, value: Expr, kind: DType) -> Expr:
 def lower_reduce(low: Lowering, op: Reduce) -> Iterable[Op]:
     """Partial results over registers, then exchanges between lanes, then between warps."""
     dim, tile = _axis(op)
-    if op.src.space is not Space.FRAGMENT:
+    if not op.src.buffer.is_fragment:
         layout = widest_layout(low, op.src, tile)
         return _held(low, op, dim, layout, lambda to: Copy(op.src, to, atom="threads"))
     with low.restored():

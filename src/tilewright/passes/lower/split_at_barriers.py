@@ -76,7 +76,7 @@ class _Splitter:
                 continue
             written = [buffer for op in inside for buffer in written_buffers(op)]
             written += [op.buffer for op in inside if isinstance(op, Alloc)]
-            found |= {buffer for buffer in written if buffer.space is Space.LOCAL}
+            found |= {buffer for buffer in written if buffer.is_local}
         return found - known.buffers
 
     def run(self) -> Kernel:
@@ -121,7 +121,7 @@ class _Splitter:
     def once(self, op: Op) -> bool:
         """The block does `op` once, whatever its threads do around it."""
         effect = isinstance(op, (Store, Atomic, Intrinsic)) or (
-            isinstance(op, Alloc) and op.init is not None and op.buffer.space is Space.LOCAL
+            isinstance(op, Alloc) and op.init is not None and op.buffer.is_local
         )
         return effect and id(op) not in self.controls and not self.mentions(op)
 
@@ -314,7 +314,7 @@ class _Splitter:
         for each, where in uses.items():
             if not isinstance(each, Buffer) or each not in self.apart.causes:
                 continue
-            if each.space is Space.LOCAL and where != {self.home.get(each)}:
+            if each.is_local and where != {self.home.get(each)}:
                 self.expanded[each.name] = self._tile(each.name, each.dtype, each.static_shape)
         self.stored = {
             var: self._tile(var.name, var.dtype)

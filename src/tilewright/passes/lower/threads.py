@@ -224,7 +224,7 @@ def _is_relied_on(kernel: Kernel, role: Role) -> bool:
         return True
     own = {op.buffer for op in walk_ops(role, Alloc)}
     stored = {op.buffer for op in walk_ops(role, Store)}
-    told = {buffer for buffer in stored - own if buffer.space is Space.LOCAL}
+    told = {buffer for buffer in stored - own if buffer.is_local}
     return any(b in told for op in (outside if told else ()) for b in read_buffers(op))
 
 
@@ -244,7 +244,7 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
     """Another name of the same array. Registers are the same ones only where threads hold the
     same elements in them."""
     buffer, source = op.buffer, op.source
-    if buffer.space is Space.FRAGMENT:
+    if buffer.is_fragment:
         if op.offset is not const(0) or not same_registers(buffer, source):
             raise CompileError(
                 f"{buffer.name} is no view of the registers of {source.name}",
@@ -255,13 +255,13 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         if buffer.dtype == source.dtype:
             low.buffers[buffer.name] = low.flat(source)
             return
-    elif buffer.space is Space.GLOBAL:
+    elif buffer.is_global:
         root, least = low.base(source)
         step = multiple_of(op.offset, low.ranges) * buffer.dtype.bits // 8
         low.bases[buffer.name] = (root, gcd(least, step))
         if buffer.dtype.bits > root.dtype.bits:
             yield Hint("align", root, detail=(buffer.dtype.bits // 8,))
-    elif buffer.space is Space.SHARED:
+    elif buffer.is_shared:
         if not isinstance(op.offset, Const) or source.name in low.shifts:
             yield from _shifted_view(low, op)
             return
@@ -362,7 +362,7 @@ def _turn(low: Lowering, op: Turn) -> Iterable[Op]:
 def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
     each = low.differs.runs_apart(op)
     op = low.plain(op)
-    if op.buffer.space is Space.FRAGMENT:
+    if op.buffer.is_fragment:
         raise CompileError(
             f"{op.buffer.name} is a fragment and is stored to outside a tile op",
             fix="store to it in a map",
@@ -415,7 +415,7 @@ def lowering_of(at: Facts, names: set[str]) -> Lowering:
     kernel = at.kernel
     threads, linear = prod(kernel.threads), linear_thread(kernel)
     read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
-    tensors = {b.name for b in read if b.space is Space.GLOBAL}
+    tensors = {b.name for b in read if b.is_global}
     low = Lowering(
         kernel,
         RULES,
