@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.dtype import INT64, dtype
 from tilewright.ir.expr import Const, Var
 from tilewright.ir.simplify import simplify
 from tilewright.ir.text import parse_expr
-from tilewright.passes.layout.addresses import evaluate, fit_index
+from tilewright.passes.layout.addresses import fit_index
+from tilewright.passes.lower.lowering import Lowering
 from tilewright.support.errors import CompileError
 
 I, J = Var("i"), Var("j")
@@ -40,7 +44,8 @@ def test_fits(table, variables) -> None:
 
 
 def test_values_that_do_not_count_from_zero() -> None:
-    found = fit_index(2 * i + 3 * j, (I, J), (10, 0), (5, 1))
+    low: Any = SimpleNamespace(unrolled={I: range(10, 30, 5), J: range(6)})
+    found = Lowering.registers(low, "it", (I, J), lambda at: (at[I] - 10) // 5 * 2 + 3 * at[J])
     assert found is not None and simplify(found) is found
     assert int(evaluate(found, {I: np.int64(20), J: np.int64(4)})) == 2 * 2 + 3 * 4
 

@@ -16,7 +16,6 @@ from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import reach
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
-from tilewright.passes.layout.insert_conversions import reduced_dim
 from tilewright.passes.layout.matrix_tiles import RULES, instruction, split_of
 from tilewright.passes.layout.shared_tiles import why_not_bulk, why_not_cp_async
 from tilewright.passes.lower.relayout import relayout_cost
@@ -295,7 +294,7 @@ def _reduce(op: Reduce, told: Told) -> Entry:
     text = f"reduce {op.op} {op.src.buffer.name} → {op.dst.buffer.name}"
     layout = op.src.buffer.layout
     if isinstance(layout, Fragment):
-        dim = reduced_dim(op)
+        dim = op.axis
         count = prod(e for e, s in layout.along(dim)[0].modes() if s)
         how = "within threads"
         if count > 1:

@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.machine.sync import Blocked, Cell, Clocks, Meeting
-from tilewright.passes.layout.addresses import evaluate
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap import unit_times as rates
 

@@ -340,9 +340,9 @@ def _only_loads(op: Store) -> bool:
 def _across_groups(op: Reduce) -> bool:
     """Whether warpgroups share rows of what is reduced: their results meet in shared memory."""
     layout = op.src.buffer.layout
-    if not isinstance(layout, Fragment) or op.dim >= len(op.src.buffer.shape):
+    if not isinstance(layout, Fragment):
         return False
-    return reach(layout, op.dim) > WARPGROUP
+    return reach(layout, op.axis) > WARPGROUP
 
 
 EVENTS = 20_000  # give up

@@ -60,6 +60,22 @@ class Buffer:
     def rank(self) -> int:
         return len(self.shape)
 
+    @property
+    def is_global(self) -> bool:
+        return self.space is Space.GLOBAL
+
+    @property
+    def is_shared(self) -> bool:
+        return self.space is Space.SHARED
+
+    @property
+    def is_fragment(self) -> bool:
+        return self.space is Space.FRAGMENT
+
+    @property
+    def is_local(self) -> bool:
+        return self.space is Space.LOCAL
+
     @cached_property
     def static_shape(self) -> tuple[int, ...]:
         """The shape as integers; an error for sizes known only at launch."""
@@ -82,6 +98,12 @@ class Buffer:
             return 8 * prod(self.static_shape)
         cosize = getattr(self.layout, "cosize", None)
         return self.bytes if cosize is None else self.dtype.storage_bytes(cosize())
+
+    @property
+    def fragment(self) -> Fragment:
+        """The layout of a fragment that has one."""
+        assert isinstance(self.layout, Fragment), self.name
+        return self.layout
 
     def with_layout(self, layout: AnyLayout | None) -> Buffer:
         return replace(self, layout=layout)
@@ -165,6 +187,14 @@ class Region:
     @property
     def dtype(self) -> DType:
         return self.buffer.dtype
+
+    @property
+    def space(self) -> Space:
+        return self.buffer.space
+
+    @property
+    def name(self) -> str:
+        return self.buffer.name
 
     @property
     def is_whole(self) -> bool:

@@ -11,7 +11,12 @@ What a file imports by name besides is what it asks for: analyses, layouts, othe
 from tilewright.ir.buffer import *
 from tilewright.ir.dtype import *
 from tilewright.ir.expr import *
+from tilewright.ir.layout.fragment import IDLE as IDLE
 from tilewright.ir.layout.fragment import Fragment as Fragment
+from tilewright.ir.layout.layout import ComposedLayout as ComposedLayout
+from tilewright.ir.layout.layout import Indices as Indices
+from tilewright.ir.layout.layout import Layout as Layout
+from tilewright.ir.layout.layout import LayoutError as LayoutError
 from tilewright.ir.op import *
 from tilewright.ir.rewrite import *
 from tilewright.ir.warps import *

@@ -33,22 +33,13 @@ def meets_inside(op: Op, threads: int) -> bool:
         return False
     if isinstance(op, Relayout):
         return src.tile == dst.tile and relayout_crosses(src, dst)
-    dims = _dims(src.tile, dst.tile, op.dim)
-    return bool(dims) and all(reduction_crosses(src, dst, d) for d in dims)
+    return reduction_crosses(src, dst, op.axis)
 
 
 def _spread(region: Region, threads: int) -> Fragment | None:
     layout = region.buffer.layout
     fits = isinstance(layout, Fragment) and region.is_whole and layout.threads == threads
     return layout if fits and isinstance(layout, Fragment) else None
-
-
-def _dims(tile: tuple[int, ...], result: tuple[int, ...], dim: int) -> set[int]:
-    """The dimensions of a tile that `dim` may mean: with those of 1 counted, or without."""
-    long = [d for d, e in enumerate(tile) if e != 1]
-    rest = [e for e in result if e != 1]
-    meant = {d for d in (dim, *long[dim : dim + 1]) if d < len(tile)}
-    return {d for d in meant if [tile[i] for i in long if i != d] == rest}
 
 
 def _by_warp(src: Fragment, dst: Fragment) -> Iterator[tuple[Indices, Indices]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tilewright.ir.buffer import AnyLayout, Buffer, Region
+from tilewright.ir.buffer import AnyLayout, Buffer, Load, Region, long_dims
 from tilewright.ir.expr import FALSE, Expr, Var, const
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import *
@@ -242,6 +242,9 @@ class Gemm(Op):
 class Reduce(Op):
     """dst = op over dimension `dim` of src's tile; folds into dst when not `clear`.
 
+    `dim` counts the dimensions that are not 1, or all of them: `axis` is the reading that gives
+    dst's shape.
+
     op: sum max min abssum absmax and or xor any all. NaN is kept; max_num, min_num and absmax_num
     skip it, and give what an empty reduction gives where there is nothing else. dst may keep the
     reduced dimension as 1.
@@ -254,6 +257,21 @@ class Reduce(Op):
     dim: int = attr()
     clear: bool = attr(default=True)
 
+    @property
+    def axis(self) -> int:
+        """The dimension of src's extents that is reduced."""
+        extents, readings = self.src.extents, _readings(self.src, self.dim)
+        for axis in readings:
+            left = tuple(extents[d] for d in long_dims(extents) if d != axis)
+            if left == self.dst.tile:
+                return axis
+        return readings[0]
+
+
+def _readings(region: Region, dim: int) -> tuple[int, ...]:
+    """The dimensions of a region that `dim` may mean: without those of 1 counted, or with them."""
+    return (*long_dims(region.extents)[dim : dim + 1], dim)
+
 
 class Scan(Op):
     """Inclusive prefix `sum` or `max` along `dim`, from the end when `reverse`."""
@@ -264,6 +282,11 @@ class Scan(Op):
     dst: Region = arg(writes=True)
     dim: int = attr()
     reverse: bool = attr(default=False)
+
+    @property
+    def axis(self) -> int:
+        """The dimension of src's extents along which it runs."""
+        return _readings(self.src, self.dim)[0]
 
 
 class Relayout(Op):
@@ -455,6 +478,14 @@ def outside_nests(body: Body) -> Iterator[Op]:
 def is_rare(body: Body) -> bool:
     """A branch that few take (`hint rare`)."""
     return any(isinstance(op, Hint) and op.name == "rare" for op in body)
+
+
+def elements_of(op: Op) -> list[tuple[Load, bool]]:
+    """The single elements that an op itself reads, and the one that it stores (True)."""
+    found = [(load, False) for load in op_loads(op)]
+    if isinstance(op, Store):
+        found.append((Load(op.buffer, op.indices, op.loc), True))
+    return found
 
 
 @kept

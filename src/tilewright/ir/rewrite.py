@@ -76,6 +76,11 @@ def map_exprs(op: OpT, fn: Callable[[Expr], Expr]) -> OpT:
     return map_operands(op, fn)
 
 
+def map_loads(op: OpT, fn: Callable[[Load], Expr | None]) -> OpT:
+    """`op` with what `fn` gives in place of its loads, which stay where that is None."""
+    return map_exprs(op, lambda e: transform(e, lambda x: fn(x) if isinstance(x, Load) else None))
+
+
 def _each(values: tuple[Any, ...], fn: Callable[[Any], Any]) -> tuple[Any, ...]:
     new = tuple(fn(v) for v in values)
     return values if all(map(is_, new, values)) else new

@@ -8,14 +8,18 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from tilewright.ir.buffer import AnyLayout
-from tilewright.ir.core import *
+from tilewright.ir.buffer import AnyLayout, Space
+from tilewright.ir.expr import FALSE, TRUE, Expr, truth, wrap
 from tilewright.ir.layout.banks import make_swizzled_layout as _make_swizzled_layout
+from tilewright.ir.layout.fragment import Fragment as _Fragment
 from tilewright.ir.layout.layout import Layout as _Layout
+from tilewright.ir.op import Hint, Intrinsic
 from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.handles import Tile, describe, region_of, usable
 from tilewright.lang.types import shape_tuple, static_int
 from tilewright.support.errors import CompileError, word
+
+Fragment = _Fragment
 
 
 def Layout(shape: Any, stride: Any = None) -> AnyLayout | None:

@@ -183,8 +183,7 @@ def run_reduce(builder: Builder, op: Reduce, src: TileRegion, dst: TileRegion, f
     watch_meeting(fr, op)
     marks = (padding.box_marks(x), padding.box_marks(y)) if fr.agent.sanitize else (None, None)
     watch(fr, WRITE if op.clear else UPDATE, y)
-    tile = read_box(x)
-    tile, axis = _reduced_axis(op, tile, y.extents)
+    tile, axis = read_box(x), op.axis
     padding.mark_reduce(fr, op, tile, marks[0], y, marks[1], axis)
     out_shape = tile.shape[:axis] + tile.shape[axis + 1 :]
     old = None if op.clear else read_box(y).reshape(out_shape)
@@ -192,22 +191,6 @@ def run_reduce(builder: Builder, op: Reduce, src: TileRegion, dst: TileRegion, f
     if builder.evaluate.nan and y.mem.dtype.is_float:
         _no_new_nan("reduction", value, [tile] if old is None else [tile, old])
     write_box(y, value.reshape(y.extents))
-
-
-def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array, int]:
-    """The tile and the axis that `dim` means in it.
-
-    `dim` counts the dimensions that are not 1, or all of them when the reduced one is 1 itself:
-    the reading that fits dst's shape.
-    """
-    short = squeezed(tile.shape)
-    full, brief = (tile, op.dim % max(tile.ndim, 1)), (tile.reshape(short), op.dim)
-    for view, axis in (brief, full):
-        if axis < view.ndim:
-            left = view.shape[:axis] + view.shape[axis + 1 :]
-            if squeezed(left) == squeezed(out):
-                return view, axis
-    raise RunError(f"reducing dimension {op.dim} of a tile {tile.shape} does not give {out}")
 
 
 @tile_meaning(Scan)
@@ -223,11 +206,7 @@ def run_scan(op: Scan, src: TileRegion, dst: TileRegion, fr: Frame) -> None:
         watch_meeting(fr, op)
         watch(fr, WRITE, y)
     tile = read_box(x)
-    short = squeezed(tile.shape)
-    axis = op.dim % max(tile.ndim, 1)
-    if op.dim < len(short):
-        tile, axis = tile.reshape(short), op.dim
-    value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
+    value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, op.axis, op.reverse)
     write_box(y, fit(value, y.extents))
 
 

@@ -103,10 +103,8 @@ def accesses_of(op: Op, general: str = "threads") -> Iterator[_Found]:
                 for s, e in zip(region.starts, region.extents, strict=True)
             )
             yield region.buffer, kind, writes, box, pattern, region.cta
-    for load in op_loads(op):
-        yield load.buffer, general, False, tuple((i, 1) for i in load.indices), None, None
-    if isinstance(op, Store):
-        yield op.buffer, general, True, tuple((i, 1) for i in op.indices), None, None
+    for place, writes in elements_of(op):
+        yield place.buffer, general, writes, tuple((i, 1) for i in place.indices), None, None
     if isinstance(op, Intrinsic):
         for arg in op.args:
             if isinstance(arg, Region):
@@ -121,15 +119,13 @@ def _map_accesses(op: Map) -> Iterator[_Found]:
     inner = {v for each in op.body for v in bound_within(each)}
     stores = KINDS.get(op.atom or "", {}).get(True, "threads")
     for each in walk_ops(op.body):
-        found = [(x.buffer, x.indices, "threads", False) for x in op_loads(each)]
-        if isinstance(each, Store):
-            found.append((each.buffer, each.indices, stores, True))
         for region in regions(each, reads=True, writes=True):
             atomic = isinstance(each, Atomic) and region is each.dst
             yield region.buffer, "atomic" if atomic else "threads", True, None, None, None
-        for buffer, indices, kind, writes in found:
+        for place, writes in elements_of(each):
+            buffer, indices, pattern = place.buffer, place.indices, None
+            kind = stores if writes else "threads"
             box = tuple(_span(i, extents, inner) for i in indices)
-            pattern = None
             plain = kind == "threads" and all(i in extents for i in indices)
             if _is_one_to_one(op.layout) and plain:
                 axes = tuple(op.vars.index(i) for i in indices if isinstance(i, Var))

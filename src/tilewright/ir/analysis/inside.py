@@ -17,6 +17,7 @@ import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.analysis.effects import leaves_early
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
 
@@ -173,37 +174,19 @@ def _points(place: _Place, loops: list[Var]) -> dict[Var, Array]:
     return {v: g.reshape(-1) for v, g in zip(loops, grid, strict=True)}
 
 
-_NUMPY: dict[str, Any] = {
-    **{op: FOLD[op] for op in ("+", "-", "*", "//", "%", "&", "|", "^", *CMP_OPS)},
-    "min": np.minimum, "max": np.maximum, "and": np.logical_and, "or": np.logical_or,
-    "not": np.logical_not, "neg": np.negative,
-}  # fmt: skip
-
-
 def _value(expr: Expr, points: dict[Var, Array]) -> Array | None:
     """The values at all points; None of what is not worked out here, or would overflow."""
-    if isinstance(expr, Var):
-        return points[expr]
-    if not (expr.dtype.is_int or expr.dtype.is_bool):
+    try:
+        return evaluate(expr, points, _held)
+    except CompileError:
         return None
-    parts: list[Any] = [_value(child, points) for child in expr.children]
-    if any(part is None for part in parts):
-        return None
-    match expr:
-        case Const(value):
-            found: Array = np.array(min(int(value), 1 << 32), np.int64)
-        case Bin(op) | Cmp(op) | Call(op) if op in _NUMPY:
-            if op in ("//", "%") and np.any(parts[1] == 0):
-                return None
-            found = _NUMPY[op](*parts)
-        case Select():
-            found = np.where(*parts)
-        case Cast():
-            found = parts[0] != 0 if expr.dtype.is_bool else parts[0].astype(np.int64)
-        case _:
-            return None
-    low, high = max(expr.dtype.min_value, -(1 << 31)), min(expr.dtype.max_value, (1 << 31) - 1)
-    return found if np.all((found >= low) & (found <= high)) else None
+
+
+def _held(found: Array, kind: DType) -> Array:
+    low, high = max(kind.min_value, -(1 << 31)), min(kind.max_value, (1 << 31) - 1)
+    if np.any((found < low) | (found > high)):
+        raise CompileError("it overflows")
+    return found
 
 
 def _refuse(

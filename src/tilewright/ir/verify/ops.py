@@ -12,7 +12,6 @@ from tilewright.ir.verify.core import (
     DATA,
     TILES,
     Context,
-    Extents,
     block_warps,
     check_buffer,
     check_expr,
@@ -243,28 +242,19 @@ _REDUCTIONS = (
 def _reduce(op: Reduce, context: Context) -> None:
     context.one_of(op.op, _REDUCTIONS, "reduction")
     _moves(op, DATA, context)
-    # `dim` counts the tile's dimensions, or the buffer's when the reduced one has extent 1
-    answers = [
-        _without(extents, op.dim)
-        for extents in (op.src.tile, op.src.extents)
-        if 0 <= op.dim < len(extents)
-    ]
-    if not answers:
+    extents = op.src.extents
+    if not 0 <= op.dim < len(extents):
         context.fail(
             f"{op.src.buffer.name} has no dimension {op.dim}",
-            expected=f"0 … {max(len(op.src.extents) - 1, 0)}",
+            expected=f"0 … {max(len(extents) - 1, 0)}",
         )
-    if not any(fits(answer, op.dst.tile) for answer in answers):
+    left = tuple(extents[d] for d in long_dims(extents) if d != op.axis)
+    if not fits(left, op.dst.tile):
         context.fail(
             f"{op.dst.buffer.name} does not have the shape of the reduction",
-            expected=shape_text(answers[0]),
+            expected=shape_text(left),
             got=shape_text(op.dst.tile),
         )
-
-
-def _without(extents: Extents, dim: int) -> Extents:
-    rest = extents[:dim] + extents[dim + 1 :]
-    return tuple(e for e in rest if not (isinstance(e, Const) and e.value == 1))
 
 
 @rule

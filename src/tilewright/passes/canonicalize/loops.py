@@ -236,9 +236,7 @@ def _places(op: Op) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
     """The places that a map or a tile operation touches."""
     if isinstance(op, Map):
         for inner in walk_ops(op.body):
-            yield from ((x.buffer, x.indices) for x in op_loads(inner))
-            if isinstance(inner, Store):
-                yield inner.buffer, inner.indices
+            yield from ((x.buffer, x.indices) for x, _ in elements_of(inner))
     elif isinstance(op, (Copy, Reduce, Scan)):
         yield from ((r.buffer, r.starts) for r in regions(op, reads=True, writes=True))
 

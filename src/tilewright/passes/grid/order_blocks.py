@@ -44,10 +44,10 @@ import numpy as np
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, bounds, linear
 from tilewright.ir.analysis.linear import factors
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.layout.addresses import evaluate
 from tilewright.passes.reasons import at_line, because
 from tilewright.support.errors import CompileError, Loc
 

@@ -8,19 +8,17 @@ from the table of all their values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.analysis.linear import Linear, build_sum
-from tilewright.ir.core import *
-from tilewright.ir.layout.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
+from tilewright.ir.layout.layout import Swizzle
 from tilewright.ir.layout.ops import composition
-from tilewright.ir.simplify import simplify
-from tilewright.support.errors import CompileError, Loc
+from tilewright.passes.core import *
 
 NO_SWIZZLE = Swizzle(0, 0, 0)
 
@@ -68,41 +66,39 @@ def swizzle_span(swizzle: Swizzle, elem_bits: int) -> int:
     return 16 << swizzle.bits
 
 
-def shared_layout(buffer: Buffer, loc: Loc | None) -> tuple[Swizzle, Layout]:
+def shared_layout(buffer: Buffer) -> tuple[Swizzle, Layout]:
     """The swizzle and the plain layout of a shared buffer, one mode per dimension."""
     layout = buffer.layout
     swizzle = NO_SWIZZLE
     if isinstance(layout, ComposedLayout):
         if layout.offset:
-            raise CompileError(f"{buffer.name}: a layout with an offset is not supported", loc=loc)
+            raise CompileError(f"{buffer.name}: a layout with an offset is not supported")
         swizzle, layout = layout.swizzle, layout.layout
     if not isinstance(layout, Layout) or len(layout) != buffer.rank:
         raise CompileError(
             f"{buffer.name} needs a layout with one mode per dimension",
-            loc=loc,
             expected=f"{buffer.rank} modes",
             got=repr(buffer.layout),
         )
     return swizzle, layout
 
 
-def tile_address(region: Region, ranges: Ranges, loc: Loc | None) -> TileAddress:
+def tile_address(region: Region, ranges: Ranges) -> TileAddress:
     """Split `region`'s address into a run-time base and a constant tile."""
-    swizzle, layout = shared_layout(region.buffer, loc)
+    swizzle, layout = shared_layout(region.buffer)
     base: Expr = const(0)
     modes = []
     for dim, (start, extent) in enumerate(zip(region.starts, region.extents, strict=True)):
         size = int(extent)
         mode = layout[dim]
-        _check_aligned(region.buffer, dim, mode, start, size, ranges, loc)
+        _check_aligned(region.buffer, dim, mode, start, size, ranges)
         base = base + layout_expr(mode, start)
         if size != 1:
             try:
                 modes.append(composition(mode, Layout(size)))
             except LayoutError:
                 raise CompileError(
-                    f"this region of {region.buffer.name} does not end where its layout does",
-                    loc=loc,
+                    f"this region of {region.name} does not end where its layout does",
                     expected=f"an extent in dimension {dim} that is made of modes of {mode}",
                     got=str(size),
                 ) from None
@@ -110,7 +106,7 @@ def tile_address(region: Region, ranges: Ranges, loc: Loc | None) -> TileAddress
 
 
 def _check_aligned(
-    buffer: Buffer, dim: int, mode: Layout, start: Expr, size: int, ranges: Ranges, loc: Loc | None
+    buffer: Buffer, dim: int, mode: Layout, start: Expr, size: int, ranges: Ranges
 ) -> None:
     """`mode(start + i) == mode(start) + mode(i)` for i < size: no carry into a mode from below."""
     inner = 1
@@ -124,10 +120,19 @@ def _check_aligned(
         if not fits:
             raise CompileError(
                 f"this region of {buffer.name} does not begin where its layout does",
-                loc=loc,
                 expected=f"a start in dimension {dim} that is a multiple of {inner}",
                 got=str(start),
             )
+
+
+def row_pitch(buffer: Buffer, ranges: Ranges) -> int:
+    """What the distance of a tensor's rows is known to be a multiple of, in elements: 0 for one
+    row, 1 where the elements of a row lie apart."""
+    if buffer.strides is None:
+        return multiple_of(buffer.shape[-1], ranges) if buffer.rank > 1 else 0
+    *rows, step = buffer.strides
+    together = isinstance(step, Const) and step.value == 1
+    return gcd(*(multiple_of(row, ranges) for row in rows)) if together else 1
 
 
 def layout_expr(layout: Layout, coord: Expr) -> Expr:
@@ -155,66 +160,34 @@ def swizzle_expr(swizzle: Swizzle, offset: Expr) -> Expr:
 
 MOST_CASES = 256  # of an index that is looked up
 
-_quietly = np.errstate(divide="ignore")  # a quotient that is not asked for may divide by 0
-_INTEGER: dict[str, Callable[[Any, Any], Any]] = {
-    "+": np.add, "-": np.subtract, "*": np.multiply,
-    "//": _quietly(np.floor_divide), "%": _quietly(np.remainder),
-    "min": np.minimum, "max": np.maximum, "&": np.bitwise_and, "|": np.bitwise_or,
-    "^": np.bitwise_xor, "<<": np.left_shift, ">>": np.right_shift, "<": np.less,
-    "<=": np.less_equal, "==": np.equal, "!=": np.not_equal, ">": np.greater,
-    ">=": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
-}  # fmt: skip
+
+def ravel(coords: Iterable[Any], sizes: Iterable[int]) -> Any:
+    """The row-major index of an element at `coords`: expressions, or arrays of them."""
+    index: Any = 0
+    for coord, size in zip(coords, sizes, strict=True):
+        index = index * size + coord
+    return index
 
 
-def evaluate(expr: Expr, values: Mapping[Var, Any]) -> Any:
-    """An integer or bool expression over arrays of its variables' values."""
-    match expr:
-        case Const() if (expr.dtype.is_int or expr.dtype.is_bool) and expr.value < 1 << 63:
-            return np.int64(expr.value)
-        case Var():
-            return values[expr]
-        case Bin() | Cmp():
-            found = _INTEGER[expr.op](evaluate(expr.a, values), evaluate(expr.b, values))
-            return _wrapped(found, expr.dtype)
-        case Select():
-            return np.where(*(evaluate(e, values) for e in expr.children))
-        case Cast() if expr.dtype.is_int:
-            return _wrapped(np.add(evaluate(expr.a, values), 0), expr.dtype)  # bools count
-        case Call(name="neg"):
-            return _wrapped(-evaluate(expr.args[0], values), expr.dtype)
-    raise CompileError(f"{expr} is not known at compile time")
-
-
-def _wrapped(found: Any, kind: DType) -> Any:
-    """`found` as `kind` holds it; an index of 32 or 64 bits that overflows is undefined."""
-    if not kind.is_int or kind.bits == 64 or kind == INT32:
-        return found
-    least = int(kind.min_value)
-    return (found - least) % (1 << kind.bits) + least
-
-
-def fit_index(
-    table: Indices, variables: Sequence[Var], starts: Sequence[int] = (), steps: Sequence[int] = ()
-) -> Expr | None:
-    """The expression that has value `table[i, j, …]` at the i-th, j-th, … values of `variables`
-    (which count from `starts` by `steps`): a sum of a function of each. None if there is none."""
+def fit_index(table: Indices, variables: Sequence[Var]) -> Expr | None:
+    """The expression that has value `table[i, j, …]` where `variables` are i, j, …: a sum of a
+    function of each. None if there is none."""
     if not table.size:  # a loop without turns
         return const(0, INT32)
     origin = (0,) * table.ndim
     first, narrow = int(table[origin]), bool((abs(table) < 1 << 30).all())
-    even: dict[Expr, int] = {}  # variables that count from 0, and what they are multiplied by
+    even: dict[Expr, int] = {}  # variables, and what they are multiplied by
     parts: list[Expr] = []
     rest = table - first
     for axis, var in enumerate(variables):
         line = rest[tuple(slice(None) if a == axis else 0 for a in range(table.ndim))]
         rest = rest - line.reshape([-1 if a == axis else 1 for a in range(table.ndim)])
-        count = _count(var, starts[axis] if starts else 0, steps[axis] if steps else 1)
         stride = int(line[1]) if len(line) > 1 else 0
-        if count is var and np.array_equal(line, np.arange(len(line)) * stride):
+        if np.array_equal(line, np.arange(len(line)) * stride):
             even[var] = stride
             continue
         # a sum that falls is worse than cases
-        part = None if line.min() < 0 else _fit_line(line, count)
+        part = None if line.min() < 0 else _fit_line(line, var)
         if part is None:
             return None
         parts.append(part)
@@ -226,39 +199,32 @@ def fit_index(
     return simplify(sum([*parts, *(var * k for var, k in even.items() if k)], const(first)))
 
 
-def _count(var: Var, start: int, step: int) -> Expr:
-    return (var - start) // step if step != 1 else var - start
-
-
-def fit_registers(
-    table: Indices, variables: Sequence[Var], starts: Sequence[int], steps: Sequence[int]
-) -> Expr | None:
+def fit_registers(table: Indices, variables: Sequence[Var]) -> Expr | None:
     """As `fit_index`, by cases where there is no sum: of unrolled variables, so that every index
     is a constant in the end. None when it takes too many cases."""
-    found = fit_index(table, variables, starts, steps)
+    found = fit_index(table, variables)
     if found is not None or not variables or table.shape[0] > MOST_CASES:
         return found
-    var, start, step = variables[0], starts[0], steps[0]
+    var = variables[0]
     if table.ndim == 1:
-        falling = _fit_line(table - table[0], _count(var, start, step))
+        falling = _fit_line(table - table[0], var)
         if falling is not None:
             return simplify(falling + int(table[0]))
-        parts = _segments(table, var, start, step)
+        parts = _segments(table, var)
     else:
         parts = []
-        for k in range(len(table)):
-            one = fit_registers(table[k], variables[1:], starts[1:], steps[1:])
+        for k, line in enumerate(table, 1):
+            one = fit_registers(line, variables[1:])
             if one is None:
                 return None
-            parts.append((k + 1, one))
+            parts.append((k, one))
     result = parts[-1][1]
-    before = "<" if step > 0 else ">"
     for end, part in reversed(parts[:-1]):
-        result = select(compare(before, var, start + end * step), part, result)
+        result = select(var < end, part, result)
     return result
 
 
-def _segments(line: Indices, var: Var, start: int, step: int) -> list[tuple[int, Expr]]:
+def _segments(line: Indices, var: Var) -> list[tuple[int, Expr]]:
     """Pieces that go on evenly, each with its end."""
     found: list[tuple[int, Expr]] = []
     first = 0
@@ -267,8 +233,7 @@ def _segments(line: Indices, var: Var, start: int, step: int) -> list[tuple[int,
         end = first + 1
         while end < len(line) and line[end] - line[end - 1] == by:
             end += 1
-        part = (_count(var, start, step) - first) * by + int(line[first])
-        found.append((end, simplify(part)))
+        found.append((end, simplify((var - first) * by + int(line[first]))))
         first = end
     return found
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.ir import scope
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.core import *
 from tilewright.ir.rewrite import TakenNames
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import as_copy, turned
 from tilewright.passes.layout.thread_layouts import unrolled
 from tilewright.passes.lower.copies import copy_matrices
 from tilewright.passes.lower.lowering import Lowering
 from tilewright.passes.lower.threads import lowering_of
 from tilewright.passes.overlap.roles import by_hand, role_of
-from tilewright.passes.reasons import because
-from tilewright.support.errors import CompileError
 
 
 @kernel_pass
@@ -26,7 +21,7 @@ def choose_copies(at: Facts) -> Kernel:
     """An atom for each copy; roles of their author's stay as they are."""
     if by_hand(at.kernel):
         return at.kernel
-    low = lowering_of(at.kernel, at.program, TakenNames(at.names), at.target)
+    low = lowering_of(at, TakenNames(at.names))
     low.unrolled = unrolled(at.kernel)
     block, roles = low.instance, role_of(at.kernel)
     shares = {
@@ -53,7 +48,7 @@ _MATRICES = {  # between which spaces
 
 
 def _atom(op: Copy, low: Lowering, target: Target) -> str:
-    name = _MATRICES.get((op.src.buffer.space, op.dst.buffer.space))
+    name = _MATRICES.get((op.src.space, op.dst.space))
     if name is None or not ATOMS[name].needs <= target.features:
         return "threads"
     try:

@@ -28,14 +28,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.layout.layout import Layout
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.layout.matrix_tiles import (
     RULES,
     Split,
@@ -46,8 +40,6 @@ from tilewright.passes.layout.matrix_tiles import (
 )
 from tilewright.passes.overlap.roles import role_of
 from tilewright.passes.overlap.skew import fragment_room, registers, registers_of
-from tilewright.passes.reasons import because, costs
-from tilewright.support.errors import CompileError
 
 # what stands for an accumulator that instructions do not have: integers wrap alike
 _WIDER = {
@@ -62,7 +54,7 @@ def choose_gemms(at: Facts) -> Kernel:
     """An atom for each product, which the threads of its role or of the block share."""
     roles = role_of(at.kernel)
     # a product of a product: warps that own whole rows have what they need for the next
-    chained = any(op.a.buffer.space is Space.FRAGMENT for op in walk_ops(at.kernel, Gemm))
+    chained = any(op.a.buffer.is_fragment for op in walk_ops(at.kernel, Gemm))
     laid = [(op.buffer, op.buffer.layout) for op in walk_ops(at.kernel, Alloc)]
     # tiles whose layout is not free: descriptors may not say it
     fixed = at.viewed | {buffer.name for buffer, layout in laid if isinstance(layout, Layout)}
@@ -85,8 +77,8 @@ def choose_gemms(at: Facts) -> Kernel:
         able = at.target.without(Feature.WGMMA) if warps or apart else at.target
         why = _layout_of(warps[0], at) if fast else ""
         choice = _Choice(at.kernel.name, threads, able, why, at.names)
-        whole_tile = op.c.is_whole or op.c.buffer.name in pinned
-        if op.c.buffer.space is not Space.FRAGMENT or not whole_tile:
+        whole_tile = op.c.is_whole or op.c.name in pinned
+        if not op.c.buffer.is_fragment or not whole_tile:
             return (*before, *_beside(op, op.c.dtype, choice))
         return (*before, *_chosen(op, choice))
 
@@ -163,7 +155,7 @@ def _own_parts(op: Gemm, constant: set[str], names: set[str]) -> tuple[Body, Gem
     before: list[Op] = []
     for name, region, deep in _factors(op):
         buffer = region.buffer
-        if buffer.space is not Space.FRAGMENT or buffer.name in constant:
+        if not buffer.is_fragment or buffer.name in constant:
             continue
         dim = deep + buffer.rank - 2
         sizes = enumerate(zip(region.extents, buffer.shape, strict=True))
@@ -209,7 +201,7 @@ def _mma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
     loads: list[Op] = []
     for name, region, deep in _factors(op):
         part = along(region, deep, at * step, step)
-        if region.buffer.space is Space.FRAGMENT:
+        if region.buffer.is_fragment:
             parts[name] = part
             continue
         shape = tuple(const(s) for s in part.static_tile)
@@ -233,7 +225,7 @@ def _fma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
     yield from _cleared(op)
     operands: dict[str, Region] = {}
     for name, region in (("a", op.a), ("b", op.b)):
-        if region.buffer.space is Space.FRAGMENT:
+        if region.buffer.is_fragment:
             held = _tile(region.buffer, "shared", region.buffer.shape, names, Space.SHARED)
             yield Alloc(held, loc=op.loc)
             yield Copy(whole(region.buffer), whole(held), loc=op.loc)
@@ -271,7 +263,7 @@ def split_gemms(at: Facts) -> Kernel:
                 users, dim, count = way
                 size = op.c.static_tile[dim] // count
                 said = (
-                    f"{op.c.buffer.name} in {count} pieces of {size} "
+                    f"{op.c.name} in {count} pieces of {size} "
                     f"{'columns' if dim else 'rows'}, "
                     f"one after the other: whole it would leave too few registers"
                 )
@@ -298,12 +290,8 @@ def _in_pieces(
         own = fresh_var(old.name, at.names, old.dtype)
         vars = tuple(own if v is old else v for v in op.vars)
 
-        def node(e: Expr) -> Expr | None:
-            found = isinstance(e, Load) and e.buffer == tile
-            return Load(small, vars) if found else None
-
         def rule(each: Op) -> Op:
-            each = map_exprs(each, lambda e: transform(e, node))
+            each = map_loads(each, lambda e: Load(small, vars) if e.buffer == tile else None)
             if isinstance(each, Store) and each.buffer == tile:
                 each = rebuild(each, buffer=small, indices=vars)
             return each
@@ -335,7 +323,7 @@ def _cut(facts: Facts, loop: For, at: int, asked: bool) -> tuple[list[int], int,
     if not isinstance(op, Gemm) or op.atom != "wgmma" or op.clear is not TRUE:
         return None
     tile = op.c.buffer
-    if tile.space is not Space.FRAGMENT or tile.rank != 2 or not op.c.is_whole:
+    if not tile.is_fragment or tile.rank != 2 or not op.c.is_whole:
         return None
     needed, room = registers(kernel), fragment_room(kernel)
     if (needed <= room and not asked) or any(r.buffer == tile for r in (op.a, op.b)):
@@ -392,7 +380,6 @@ def _by_element(op: Op, tile: Buffer, name: str | None = None) -> bool:
     if any(a is not b for a, b in zip(op.extents, tile.shape, strict=True)):
         return False
     name, inner = name or tile.name, list(walk_ops(op.body))
-    places = [x.indices for i in inner for x in op_loads(i) if x.buffer.name == name]
-    places += [i.indices for i in inner if isinstance(i, Store) and i.buffer.name == name]
+    places = [x.indices for i in inner for x, _ in elements_of(i) if x.buffer.name == name]
     others = [r for i in inner for r in operands(i) if isinstance(r, Region)]
-    return all(r.buffer.name != name for r in others) and all(p == op.vars for p in places)
+    return all(r.name != name for r in others) and all(p == op.vars for p in places)

@@ -12,28 +12,17 @@ Where an op cannot live with what was chosen, `insert_conversions` gives it a co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 from typing import Any
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.bounds import Ranges, multiple_of, stride_of
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.layout.layout import LayoutError
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.layout.insert_conversions import (
-    insert_conversions,
-    reduced,
-    reduced_dim,
-)
+from tilewright.passes.core import *
+from tilewright.passes.layout.addresses import row_pitch
+from tilewright.passes.layout.insert_conversions import insert_conversions, reduced
 from tilewright.passes.layout.matrix_tiles import instruction, split_of, wanted_operands
 from tilewright.passes.layout.shared_tiles import LANES, as_matrices, lay_out_shared, turned
 from tilewright.passes.layout.thread_layouts import (
@@ -51,7 +40,6 @@ from tilewright.passes.layout.thread_layouts import (
     with_units,
 )
 from tilewright.passes.overlap.roles import by_hand, role_of
-from tilewright.passes.reasons import at_line, because
 
 Key = str | int  # a buffer's name, or the id of a nest
 MOST_TURNS, SOME_TURNS = 64, 4  # of loops, where they weigh; some: known only at run time
@@ -80,7 +68,6 @@ class Nest:
     """An elementwise nest and its accesses of fragments."""
 
     op: Map
-    extents: tuple[int, ...]
     accesses: list[Access]
     ranges: Ranges  # that hold where it stands
 
@@ -125,7 +112,7 @@ def fragments_in(op: Op) -> set[str]:
     """The fragments that an op, or a nest as a whole, names."""
     ops = walk_ops(op) if isinstance(op, Map) else (op,)
     found = [buffer for each in ops for buffer in named_buffers(each)]
-    return {buffer.name for buffer in found if buffer.space is Space.FRAGMENT}
+    return {buffer.name for buffer in found if buffer.is_fragment}
 
 
 @kernel_pass
@@ -135,7 +122,7 @@ def infer_layouts(at: Facts) -> Kernel:
     if by_hand(at.kernel):
         return at.kernel
     found = spread_fragments(at.kernel, at.dims, at.target, at.names)
-    return lay_out_shared(found, at.target)
+    return lay_out_shared(found)
 
 
 def spread_fragments(
@@ -164,12 +151,12 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
         problem.turns[id(op)] = turns
         known = ranges[id(op)]
         problem.ops.append((position, op, known))
-        if isinstance(op, Alloc | View) and op.buffer.space is Space.FRAGMENT:
+        if isinstance(op, Alloc | View) and op.buffer.is_fragment:
             problem.fragments[op.buffer.name] = op.buffer
             key, layout = op.buffer.name, op.buffer.layout
         elif isinstance(op, Map):
             key, layout = id(op), op.layout
-            problem.nests[key] = Nest(op, static_extents(op), accesses(op, around), known)
+            problem.nests[key] = Nest(op, accesses(op, around), known)
         else:
             continue
         role = roles.get(id(op)) or users.get(key)
@@ -244,7 +231,7 @@ def _by_size(problem: Problem) -> list[Key]:
 def _shape(problem: Problem, key: Key) -> tuple[int, ...]:
     if isinstance(key, str):
         return problem.fragments[key].static_shape
-    return problem.nests[key].extents
+    return static_extents(problem.nests[key].op)
 
 
 def _hint(problem: Problem, op: Hint) -> Iterator[Proposal]:
@@ -254,7 +241,7 @@ def _hint(problem: Problem, op: Hint) -> Iterator[Proposal]:
 
 
 def _gemm(problem: Problem, op: Gemm) -> Iterator[Proposal]:
-    threads = problem.crews.get(op.c.buffer.name, problem.threads)
+    threads = problem.crews.get(op.c.name, problem.threads)
     for name, buffer, found in wanted_operands(op, threads, problem.target):
         split = split_of(op, threads, problem.target)
         assert split is not None
@@ -268,7 +255,7 @@ def _follow(problem: Problem, op: Copy | Scan | View | Reduce) -> Iterator[Propo
         a, b, whole = op.source, op.buffer, op.source.dtype == op.buffer.dtype
     else:
         a, b, whole = op.src.buffer, op.dst.buffer, op.src.is_whole and op.dst.is_whole
-    if not (whole and a.space is b.space is Space.FRAGMENT):
+    if not (whole and a.is_fragment and b.is_fragment):
         return
     word = "reduction" if isinstance(op, Reduce) else type(op).__name__.lower()
     for one, other in ((a, b),) if isinstance(op, Reduce) else ((a, b), (b, a)):
@@ -296,7 +283,7 @@ def _map(problem: Problem, op: Map) -> Iterator[Proposal]:
         name, known = access.buffer.name, problem.known.get(access.buffer.name)
         strength = Strength.WRITTEN if access.writes else Strength.READ
         if layout is None and known is not None:
-            found = nest_from_buffer(access, known, nest.extents)
+            found = nest_from_buffer(access, known)
             if found is not None:
                 why = f"follows {name}, which it {'writes' if access.writes else 'reads'}"
                 yield Proposal(id(op), found, strength, why, name)
@@ -356,11 +343,9 @@ def _matrices(problem: Problem, key: Key) -> Fragment | None:
         return None
     onward = 0
     for op, _ in problem.touching.get(key, ()):
-        if isinstance(op, Alloc | Hint):
-            continue
-        if isinstance(op, Copy) and op.src.buffer.name == key and op.src.is_whole:
+        if isinstance(op, Copy) and op.src.name == key and op.src.is_whole:
             onward += 1
-            if op.dst.buffer.space is not Space.SHARED or op.dst.buffer.layout is not None:
+            if not op.dst.buffer.is_shared or op.dst.buffer.layout is not None:
                 return None
         elif (pair := turned(op)) is None or pair[1].name != key:
             return None
@@ -398,12 +383,11 @@ def _wish(problem: Problem, key: Key) -> Wish:
         for op, ranges in problem.touching.get(key, ()):
             if isinstance(op, Copy):
                 for held, memory in ((op.src, op.dst), (op.dst, op.src)):
-                    if held.buffer.name == key and memory.buffer.space is Space.GLOBAL:
+                    if held.name == key and memory.buffer.is_global:
                         width = vector_width(memory, ranges, anywhere)
                         vectors.append((width, _bytes(memory.buffer)))
-            elif isinstance(op, Reduce) and op.src.buffer.name == key:
-                dim = reduced_dim(op)
-                reduced[dim] = reduced.get(dim, 0) + problem.turns[id(op)]
+            elif isinstance(op, Reduce) and op.src.name == key:
+                reduced[op.axis] = reduced.get(op.axis, 0) + problem.turns[id(op)]
             elif isinstance(op, Map):
                 nest = problem.nests[id(op)]
                 own = [a for a in nest.accesses if a.buffer.name == key]
@@ -429,10 +413,7 @@ def _bytes(buffer: Buffer) -> int:
 def _widths(nest: Nest, anywhere: bool, *spaces: Space) -> Iterator[tuple[int, int]]:
     """How wide a nest may move what it touches in `spaces`, and the bytes of an element."""
     for inner in walk_ops(nest.op.body):
-        places = [*op_loads(inner)]
-        if isinstance(inner, Store):
-            places.append(Load(inner.buffer, inner.indices))
-        for place in places:
+        for place, _ in elements_of(inner):
             if place.buffer.space in spaces and place.indices:
                 width = element_width(place, nest.op, nest.ranges, anywhere)
                 if width:
@@ -441,9 +422,7 @@ def _widths(nest: Nest, anywhere: bool, *spaces: Space) -> Iterator[tuple[int, i
 
 def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
     """Elements of a tensor's region that may move in one access: whole, aligned, contiguous."""
-    strides, last = memory.buffer.strides, memory.extents[-1]
-    if strides is not None and strides[-1] is not const(1, strides[-1].dtype):
-        return 1
+    last = memory.extents[-1]
     extent = int(last) if isinstance(last, Const) else 0
     if extent <= 1:
         return 1
@@ -453,14 +432,10 @@ def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
 def _widest(buffer: Buffer, ranges: Ranges, anywhere: bool, *others: int) -> int:
     """The widest vectors of elements that divide the distance of rows, and `others`. A tensor of
     one row is in vectors by its size alone where it may begin `anywhere`."""
-    limit = WIDEST // _bytes(buffer) or 1
-    rows: Sequence[Expr] = buffer.shape[-1:] if buffer.rank > 1 or anywhere else ()
-    if buffer.strides is not None:
-        rows = buffer.strides[:-1]
-    sizes = (*others, *(multiple_of(size, ranges) for size in rows))
-    while limit > 1 and any(size % limit for size in sizes):
-        limit //= 2
-    return limit
+    sizes = [*others, row_pitch(buffer, ranges)]
+    if anywhere and buffer.rank == 1 and buffer.strides is None:
+        sizes.append(multiple_of(buffer.shape[-1], ranges))
+    return gcd(WIDEST // _bytes(buffer) or 1, *sizes)
 
 
 def element_width(place: Load, nest: Map, ranges: Ranges, anywhere: bool = False) -> int:

@@ -17,22 +17,18 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment, row_of
-from tilewright.ir.layout.layout import Indices, LayoutError
-from tilewright.ir.target import Target
+from tilewright.ir.layout.fragment import row_of
+from tilewright.passes.core import *
 from tilewright.passes.layout.matrix_tiles import wanted_operands
 from tilewright.passes.layout.thread_layouts import (
     Access,
-    Wish,
     accesses,
     buffer_from_nest,
     needed_by,
     plain_points,
     same_registers,
-    spread,
     unrolled,
+    walk_map,
     with_units,
 )
 from tilewright.passes.lower.elements import PRINTED
@@ -49,7 +45,7 @@ def _in_memory(kernel: Kernel, names: set[str]) -> Kernel:
     """`kernel` with fragments that views show under other registers in shared memory."""
     roots, moved = aliases(kernel), set[str]()
     for op in walk_ops(kernel, View):
-        if op.buffer.space is Space.FRAGMENT and not (
+        if op.buffer.is_fragment and not (
             op.offset is const(0) and same_registers(op.buffer, op.source)
         ):
             moved.add(roots[op.buffer.name])
@@ -60,8 +56,8 @@ def _in_memory(kernel: Kernel, names: set[str]) -> Kernel:
         after: list[Op] = []
         for name in ("a", "b", "c"):
             region: Region = getattr(op, name)
-            if roots[region.buffer.name] in moved:
-                tile = replace(region.buffer, name=fresh_name(f"{region.buffer.name}_own", names))
+            if roots[region.name] in moved:
+                tile = replace(region.buffer, name=fresh_name(f"{region.name}_own", names))
                 yield Alloc(tile, loc=op.loc)
                 yield _by_threads(region.buffer, tile, op)
                 after += [_by_threads(tile, region.buffer, op)] if name == "c" else []
@@ -116,17 +112,12 @@ def _by_threads(source: Buffer, target: Buffer, op: Op) -> Copy:
     return Copy(whole(source), whole(target), atom="threads", loc=op.loc)
 
 
-def held(buffer: Buffer) -> Fragment:
-    assert isinstance(buffer.layout, Fragment), buffer.name
-    return buffer.layout
-
-
 def _fits(access: Access, nest: Fragment, writes: bool = False) -> bool:
     """Whether each thread holds what it touches, in the same register as the others, and, if it
     `writes`, each one that holds an element which the nest writes writes it itself."""
     if access.points is None:
         return False
-    fragment, shape = held(access.buffer), access.buffer.static_shape
+    fragment, shape = access.buffer.fragment, access.buffer.static_shape
     if access.dims is None:
         return _fits_points(access.points, fragment, nest, writes)
     return _fits_plainly(access.dims, access.extents, shape, fragment, nest, writes)
@@ -168,24 +159,16 @@ def picked_stores(op: Map) -> set[tuple[str, tuple[Expr, ...]]]:
     long = {v for v, e in zip(op.vars, op.extents, strict=True) if e is not const(1)}
     found: set[tuple[str, tuple[Expr, ...]]] = set()
 
-    def visit(body: Body, guards: frozenset[Var], names: dict[Var, Expr]) -> None:
-        for each in body:
-            if isinstance(each, Let):
-                names = {**names, each.var: substitute(each.value, names)}
-            if isinstance(each, Store) and each.buffer.space is Space.FRAGMENT:
-                own = {v for i in each.indices for v in variables(substitute(i, names))}
-                if guards - own:
-                    found.add((each.buffer.name, each.indices))
-            asked = set(guards)
-            for e in expressions(each) if bodies(each) else ():
-                e = substitute(e, names)
-                # what a variable of the iteration holds may depend on anything
-                local = any(x.buffer.space is Space.LOCAL for x in loads(e))
-                asked |= long if local else variables(e) & long
-            for inner in bodies(each):
-                visit(inner, frozenset(asked), names)
+    def asked(guard: Expr) -> set[Var]:
+        # what a variable of the iteration holds may depend on anything
+        local = any(x.buffer.is_local for x in loads(guard))
+        return long if local else variables(guard) & long
 
-    visit(op.body, frozenset(), {})
+    for each, names, _, guards in walk_map(op.body, {}, {}):
+        if isinstance(each, Store) and each.buffer.is_fragment:
+            own = {v for i in each.indices for v in variables(substitute(i, names))}
+            if set().union(*map(asked, guards)) - own:
+                found.add((each.buffer.name, each.indices))
     return found
 
 
@@ -202,7 +185,7 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
         if not access.writes or buffer in written:
             continue
         alone = (buffer.name, access.indices) in picked and (
-            points is None or not _written_by_holders(points, held(buffer), nest, points.size)
+            points is None or not _written_by_holders(points, buffer.fragment, nest, points.size)
         )
         if not alone and _fits(access, nest, writes=True):
             continue
@@ -214,7 +197,7 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
     for access in found:
         buffer = access.buffer
         now = written.get(buffer, buffer)
-        if access.writes or now.space is Space.SHARED or _fits(replace(access, buffer=now), nest):
+        if access.writes or now.is_shared or _fits(replace(access, buffer=now), nest):
             continue
         layout = buffer_from_nest(access, nest)
         if layout is not None:
@@ -235,50 +218,32 @@ def _swap(
 ) -> Op:
     """`op` with its loads and stores sent to other buffers."""
 
-    def node(e: Expr) -> Expr | None:
-        buffer = reads.get((e.buffer.name, e.indices)) if isinstance(e, Load) else None
-        return Load(buffer, e.children, e.loc) if isinstance(e, Load) and buffer else None
+    def there(e: Load) -> Expr | None:
+        buffer = reads.get((e.buffer.name, e.indices))
+        return Load(buffer, e.indices, e.loc) if buffer else None
 
     if reads:
-        op = map_ops(op, lambda inner: map_exprs(inner, lambda e: transform(e, node)))
+        op = map_ops(op, lambda inner: map_loads(inner, there))
     return replace_buffers(op, written) if written else op
-
-
-def reduced_dim(op: Reduce) -> int:
-    """The dimension of the source that is reduced: `op.dim` counts those of the tile, without
-    units, or all of them, whichever gives the result's shape."""
-    extents = [int(e) for e in op.src.extents]
-    long = [i for i, e in enumerate(extents) if e != 1]
-    left = op.dst.static_tile
-    for dim in (*long[op.dim : op.dim + 1], op.dim):
-        if tuple(extents[i] for i in long if i != dim) == left:
-            return dim
-    return op.dim
 
 
 def reduced(source: Fragment, op: Reduce) -> Fragment | None:
     """How the result of `op` is spread when the source is spread like this; None when its modes
     cross the tile's dimensions."""
     try:
-        left = row_of(source, reduced_dim(op), keepdim=len(source.tile) == 1)
+        left = row_of(source, op.axis, keepdim=len(source.tile) == 1)
     except LayoutError:
         return None
     return with_units(left, op.dst.buffer.static_shape)
 
 
 def _reduce(c: _Converter, op: Reduce) -> Iterable[Op]:
-    if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
+    if not all(r.buffer.is_fragment and r.is_whole for r in (op.src, op.dst)):
         yield op
         return
-    source = op.src.buffer
-    want = reduced(held(source), op)
-    if want is None:
-        wish = Wish(1, max(1, source.dtype.bits // 8), ((reduced_dim(op), 1),))
-        plain = spread(source.static_shape, c.threads, wish)
-        for new in _through(c, op, "src", plain, back=False):
-            yield from _reduce(c, new) if isinstance(new, Reduce) else (new,)
-    elif want.same(held(op.dst.buffer)):
-        yield op
+    want = reduced(op.src.buffer.fragment, op)
+    if want is None or want.same(op.dst.buffer.fragment):
+        yield op  # what threads lack goes through shared memory
     else:
         yield from _through(c, op, "dst", want, keeps=not op.clear)
 
@@ -298,12 +263,12 @@ def _through(
 
 def _copy(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
     a, b = op.src, op.dst
-    if not a.buffer.space is b.buffer.space is Space.FRAGMENT:
+    if not (a.buffer.is_fragment and b.buffer.is_fragment):
         yield op
         return
     if a.is_whole and b.is_whole:
-        source = with_units(held(a.buffer), b.buffer.static_shape)
-        if source is not None and source.same(held(b.buffer)):
+        source = with_units(a.buffer.fragment, b.buffer.static_shape)
+        if source is not None and source.same(b.buffer.fragment):
             yield op
             return
         if isinstance(op, Copy) and a.dtype == b.dtype and a.buffer.shape == b.buffer.shape:
@@ -327,7 +292,7 @@ def _holds_part(source: Region, target: Region) -> bool:
     for region in (source, target):
         if not all(isinstance(s, Const) for s in region.starts):
             return False
-        tile = held(region.buffer).tile
+        tile = region.buffer.fragment.tile
         box = np.arange(prod(tile)).reshape(tile)[
             tuple(
                 slice(int(s), int(s) + int(e))
@@ -335,16 +300,16 @@ def _holds_part(source: Region, target: Region) -> bool:
             )
         ]
         places.append(box.reshape(-1))
-    table = held(target.buffer).table()
-    wanted = np.full(held(target.buffer).elements, -1, np.int64)
+    table = target.buffer.fragment.table()
+    wanted = np.full(target.buffer.fragment.elements, -1, np.int64)
     wanted[places[1]] = places[0]
     needed = np.where(table < 0, -1, wanted[np.maximum(table, 0)])
-    return held(source.buffer).registers(needed) is not None
+    return source.buffer.fragment.registers(needed) is not None
 
 
 def _gemm(c: _Converter, op: Gemm) -> Iterable[Op]:
     for name, buffer, want in wanted_operands(op, c.threads, c.target):
-        if not want.same(held(buffer)):
+        if not want.same(buffer.fragment):
             for new in _through(c, op, name, want, back=name == "c"):
                 yield from _gemm(c, new) if isinstance(new, Gemm) else (new,)
             return
@@ -355,7 +320,7 @@ def _print(c: _Converter, op: Intrinsic) -> Iterable[Op]:
     """What is printed of a fragment is read from shared memory, by one thread."""
     args: list[Expr | Region] = []
     for arg in op.args if op.name == "print" else ():
-        if isinstance(arg, Region) and arg.buffer.space is Space.FRAGMENT:
+        if isinstance(arg, Region) and arg.buffer.is_fragment:
             buffer = arg.buffer
             if buffer.name not in c.printed:
                 name = buffer.name + PRINTED

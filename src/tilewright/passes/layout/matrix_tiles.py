@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.ir.atoms import MATRIX_TYPES, Feature, MatrixType, matrix_fragments
-from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment, repeat, spatial
-from tilewright.ir.target import Target
+from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
+from tilewright.ir.layout.fragment import repeat, spatial
+from tilewright.passes.core import *
 from tilewright.passes.layout.thread_layouts import Wish, divisors, spread, with_units
 
 FMA_TYPES = ("float32", "int32", "float64", "int64", "uint64")
@@ -85,13 +84,13 @@ def _wrong(op: Gemm, threads: int, target: Target, needs: Feature, group: int) -
         noun = "warps" if group == WARP else "warpgroups"
         return f": {threads} threads are not whole {noun} of {group}"
     if op.meta is not None:
-        return f": {op.a.buffer.name} is sparse"
+        return f": {op.a.name} is sparse"
     for region in (op.a, op.b, op.c):
         if len(region.static_tile) != 2:
-            return f": {region.buffer.name} is no matrix with several rows and columns"
+            return f": {region.name} is no matrix with several rows and columns"
     for region in (op.a, op.b):
         if operand_kind(op, region) is None:
-            name, kind = region.buffer.name, region.dtype.name
+            name, kind = region.name, region.dtype.name
             if kind == "float32":
                 return (
                     f': {name} is float32, whose products are exact: precision="tf32" asks for it'
@@ -101,8 +100,7 @@ def _wrong(op: Gemm, threads: int, target: Target, needs: Feature, group: int) -
     assert x is not None and y is not None
     if not x.multiplies(y, op.c.dtype.name):
         return (
-            f": {x.name} by {y.name} into {op.c.dtype}: allocate {op.c.buffer.name} as "
-            f"{x.accumulators[0]}"
+            f": {x.name} by {y.name} into {op.c.dtype}: allocate {op.c.name} as {x.accumulators[0]}"
         )
     return ""
 
@@ -120,13 +118,13 @@ def _wgmma(op: Gemm, threads: int, target: Target) -> Split | str:
         return f": C has {m} rows: make them a multiple of 64"
     if k % kind.k:
         return f": K is {k}: make it a multiple of {kind.k} for {kind.name}"
-    if b.space is not Space.SHARED:
+    if not b.is_shared:
         return f": {b.name}, which is B, is a fragment: keep it in T.alloc_shared"
-    if a.space is Space.FRAGMENT and op.transpose_a:
+    if a.is_fragment and op.transpose_a:
         return f": {a.name} is a transposed fragment: keep it in T.alloc_shared"
     if not kind.mn_major and not op.transpose_b:
         return f": {b.name} of {other.name} must lie with K innermost: load it so, transpose_B=True"
-    if not kind.mn_major and op.transpose_a and a.space is Space.SHARED:
+    if not kind.mn_major and op.transpose_a and a.is_shared:
         return f": {a.name} of {kind.name} must lie with K innermost: load it so, transpose_A=False"
     # rows first: wide instructions read least, and rows of a softmax stay in a warpgroup
     policy = "full_col" if op.policy == "full_col" else "full_row"
@@ -243,11 +241,11 @@ def wanted_operands(
     wholes = {
         name: whole(region.buffer)
         for name, region in (("a", op.a), ("b", op.b))
-        if region.buffer.space is Space.FRAGMENT
+        if region.buffer.is_fragment
     }
     for name, fragment in fragments_of(rebuild(op, **wholes), split).items():
         buffer: Buffer = getattr(op, name).buffer
-        if buffer.space is Space.FRAGMENT:
+        if buffer.is_fragment:
             found = with_units(fragment, buffer.static_shape)
             if found is not None:
                 yield name, buffer, found

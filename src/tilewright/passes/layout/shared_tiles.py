@@ -18,25 +18,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd, prod
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.bounds import Ranges, multiple_of
-from tilewright.ir.core import *
 from tilewright.ir.layout.banks import make_swizzled_layout
-from tilewright.ir.layout.fragment import Fragment, repeat, spatial
-from tilewright.ir.layout.layout import (
-    ComposedLayout,
-    Layout,
-    LayoutError,
-    MemoryLayout,
-    leaves,
-    make_layout,
-    row_major,
-)
+from tilewright.ir.layout.fragment import repeat, spatial
+from tilewright.ir.layout.layout import MemoryLayout, leaves, make_layout, row_major
 from tilewright.ir.layout.ops import composition
 from tilewright.ir.layout.query import recast, same
-from tilewright.ir.target import Target
-from tilewright.passes.reasons import at_line, because, costs
-from tilewright.support.errors import CompileError
+from tilewright.passes.core import *
+from tilewright.passes.layout.addresses import row_pitch
 
 MATRIX_ROWS = 8  # of what ldmatrix and stmatrix move
 CORE_BYTES = 16  # rows of the smallest block that a matrix descriptor knows
@@ -46,8 +34,8 @@ def pin_shared(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with the layouts that its author gives shared tiles, by hints."""
     changes: dict[Buffer, Buffer] = {}
     views = list(walk_ops(kernel, View))
-    for op in walk_ops(kernel):
-        if not isinstance(op, Hint) or op.buffer is None or op.buffer.space is not Space.SHARED:
+    for op in walk_ops(kernel, Hint):
+        if op.buffer is None or not op.buffer.is_shared:
             continue
         layout, how = op.layout, "pinned by annotate_layout"
         if op.name == "padding":
@@ -83,32 +71,30 @@ def _unseen(views: list[View], root: Buffer) -> str | None:
     return None
 
 
-def lay_out_shared(kernel: Kernel, target: Target) -> Kernel:
+def lay_out_shared(kernel: Kernel) -> Kernel:
     """`kernel` with a layout for each shared buffer that has none."""
-    ops = list(walk_ops(kernel))
     operands = {
-        r.buffer.name
-        for op in ops
-        if isinstance(op, Gemm) and op.atom == "wgmma"
+        r.name
+        for op in walk_ops(kernel, Gemm)
+        if op.atom == "wgmma"
         for r in (op.a, op.b)
-        if r.buffer.space is Space.SHARED
+        if r.buffer.is_shared
     }
     # what warps move as matrices, eight rows of 16 bytes at a time
     matrices = {
-        shared.buffer.name
-        for op in ops
-        if isinstance(op, Copy)
+        shared.name
+        for op in walk_ops(kernel, Copy)
         for shared, held in ((op.src, op.dst), (op.dst, op.src))
-        if shared.buffer.space is Space.SHARED and held.buffer.space is Space.FRAGMENT
+        if shared.buffer.is_shared and held.buffer.is_fragment
         if shared.buffer.rank > 1 and shared.buffer.static_shape[-2] >= MATRIX_ROWS
     }
-    matrices |= {pair[0].name for op in ops if (pair := turned(op)) is not None}
+    matrices |= {pair[0].name for op in walk_ops(kernel, Map) if (pair := turned(op))}
     viewed = aliases(kernel).viewed
     changes: dict[Buffer, Buffer] = {}
-    for op in ops:
-        if not isinstance(op, Alloc | View) or op.buffer.space is not Space.SHARED:
-            continue
+    for op in walk_ops(kernel, Alloc, View):
         buffer = op.buffer
+        if not buffer.is_shared:
+            continue
         if isinstance(op, View):
             layout = seen_through(op, changes.get(op.source, op.source))
             if buffer.layout is None:
@@ -254,14 +240,14 @@ def why_not_bulk(copy: Copy, ranges: Ranges) -> str | None:
         return reason
     bits = tensor.dtype.bits
     if tensor.buffer.rank > MOST_RANK:
-        return f"{tensor.buffer.name} has more than {MOST_RANK} dimensions"
+        return f"{tensor.name} has more than {MOST_RANK} dimensions"
     if not tensor.buffer.rank:
-        return f"{tensor.buffer.name} is a single element"
+        return f"{tensor.name} is a single element"
     inner = int(tensor.extents[-1])
     if inner * bits % UNIT_BITS or longest(inner, MOST_BOX) * bits % UNIT_BITS:
         return f"rows of {inner} elements of {tensor.dtype} are not multiples of 16 bytes"
     if int(tile.extents[-1]) != inner:
-        return f"the fastest dimension of {tensor.buffer.name} is not that of {tile.buffer.name}"
+        return f"the fastest dimension of {tensor.name} is not that of {tile.name}"
     if prod(int(e) for e in tile.extents) * bits % SLOT_BITS:
         return "the tile is not a multiple of 128 bytes"
     run = _run(tensor, ranges)
@@ -309,9 +295,9 @@ def why_not_cp_async(copy: Copy, ranges: Ranges) -> str | None:
     if not tensor.buffer.rank or int(tensor.extents[-1]) * tensor.dtype.bits % WORD_BITS:
         return "rows of the tile are not multiples of 4 bytes"
     if int(tile.extents[-1]) != int(tensor.extents[-1]):
-        return f"the fastest dimension of {tensor.buffer.name} is not that of {tile.buffer.name}"
+        return f"the fastest dimension of {tensor.name} is not that of {tile.name}"
     if multiple_of(tensor.buffer.shape[-1], ranges) * tensor.dtype.bits % WORD_BITS:
-        return f"rows of {tensor.buffer.name} may end within 4 bytes"
+        return f"rows of {tensor.name} may end within 4 bytes"
     return _aligned(tensor, ranges, WORD_BITS)
 
 
@@ -329,7 +315,7 @@ def cp_async_bytes(copy: Copy, ranges: Ranges) -> int:
 
 def _sides(copy: Copy) -> tuple[Region | None, Region | None, str | None]:
     """The tensor's side, the tile's side, and why no engine takes such a copy at all."""
-    spaces = copy.src.buffer.space, copy.dst.buffer.space
+    spaces = copy.src.space, copy.dst.space
     if spaces == (Space.GLOBAL, Space.SHARED):
         tensor, tile = copy.src, copy.dst
     elif spaces == (Space.SHARED, Space.GLOBAL):
@@ -346,9 +332,9 @@ def _sides(copy: Copy) -> tuple[Region | None, Region | None, str | None]:
     elif not all(isinstance(e, Const) for e in (*tensor.extents, *tile.extents)):
         reason = "the tile's shape is known only at run time"
     elif tile.cta is not None or not _is_dense(tile):
-        reason = f"it touches a part of {tile.buffer.name}"
+        reason = f"it touches a part of {tile.name}"
     elif not _is_compact(tile.buffer):
-        reason = f"the rows of {tile.buffer.name} lie apart"
+        reason = f"the rows of {tile.name} lie apart"
     elif tensor.static_tile != tile.static_tile:
         reason = "its sides have different shapes"
     return tensor, tile, reason
@@ -382,12 +368,10 @@ def _value(expr: Expr) -> int | None:
 def _aligned(tensor: Region, ranges: Ranges, unit: int) -> str | None:
     """Why rows and their start may not lie on multiples of `unit` bits."""
     buffer, bits = tensor.buffer, tensor.dtype.bits
-    strides = buffer.strides or row_major_strides(buffer)
-    if _value(strides[-1]) != 1:
+    if buffer.strides and _value(buffer.strides[-1]) != 1:
         return f"the innermost dimension of {buffer.name} is not contiguous"
-    for stride in strides[:-1]:
-        if multiple_of(stride, ranges) * bits % unit:
-            return f"rows of {buffer.name} are not known to begin on multiples of {unit // 8} bytes"
+    if row_pitch(buffer, ranges) * bits % unit:
+        return f"rows of {buffer.name} are not known to begin on multiples of {unit // 8} bytes"
     if multiple_of(tensor.starts[-1], ranges) * bits % unit:
         return f"the tile of {buffer.name} may begin between multiples of {unit // 8} bytes"
     return None

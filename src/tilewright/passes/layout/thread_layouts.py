@@ -18,13 +18,12 @@ from math import ceil, gcd, log2, prod
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import Ranges, linear
+from tilewright.ir.analysis.bounds import linear
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial
-from tilewright.ir.layout.layout import Indices, LayoutError
-from tilewright.passes.layout.addresses import evaluate
-from tilewright.support.errors import CompileError
+from tilewright.ir.layout.fragment import repeat, row_of, spatial
+from tilewright.passes.core import *
+from tilewright.passes.layout.addresses import ravel
 
 SECTOR = 32  # bytes of memory that move together
 WIDEST = 16  # bytes of one access
@@ -64,8 +63,6 @@ def candidates(shape: tuple[int, ...], threads: int, wish: Wish) -> Iterable[Can
     columns = shape[-1]
     widest = gcd(columns, wish.vector)
     for vector in sorted({gcd(columns, 1 << i) for i in range(widest.bit_length())}):
-        if vector > wish.vector:
-            continue
         chunks = columns // vector
         for along in divisors(threads):
             if along > 1 and (along >= 2 * chunks or (wish.exact and chunks % along)):
@@ -213,9 +210,8 @@ def plain_points(
 ) -> Indices:
     """`Access.points` of an access whose `dims` are known; read-only."""
     coords = np.indices(extents).reshape(len(extents), -1)
-    result = np.zeros(coords.shape[1], np.int64)
-    for dim, size in zip(dims, shape, strict=True):
-        result = result * size + (coords[dim] if dim >= 0 else 0)
+    zeros = np.zeros(coords.shape[1], np.int64)
+    result: Indices = zeros + ravel((coords[dim] if dim >= 0 else zeros for dim in dims), shape)
     result.flags.writeable = False
     return result[:, None]
 
@@ -230,13 +226,10 @@ def accesses(op: Map, around: dict[Var, range]) -> list[Access]:
     coords = np.indices(extents).reshape(len(op.vars), -1)
     domain = dict(zip(op.vars, coords, strict=True))
     found: list[Access] = []
-    for inner, lets, loops in _walk(op.body, {}, around):
-        places = [(load, False) for load in op_loads(inner)]
-        if isinstance(inner, Store):
-            places.append((Load(inner.buffer, inner.indices), True))
-        for place, writes in places:
+    for inner, lets, loops, _ in walk_map(op.body, {}, around):
+        for place, writes in elements_of(inner):
             buffer = place.buffer
-            if buffer.space is not Space.FRAGMENT:
+            if not buffer.is_fragment:
                 continue
             indices = tuple(substitute(i, lets) for i in place.indices)
             dims, grid = _dims(op, indices, buffer.static_shape), None
@@ -249,15 +242,18 @@ def accesses(op: Map, around: dict[Var, range]) -> list[Access]:
     return found
 
 
-def _walk(
-    body: tuple[Op, ...], lets: dict[Var, Expr], loops: dict[Var, range]
-) -> Iterator[tuple[Op, dict[Var, Expr], dict[Var, range]]]:
+def walk_map(
+    body: Body, lets: dict[Var, Expr], loops: dict[Var, range], guards: tuple[Expr, ...] = ()
+) -> Iterator[tuple[Op, dict[Var, Expr], dict[Var, range], tuple[Expr, ...]]]:
+    """Every op of a map's body, with the names that it sees, the loops around it whose values are
+    known, and what all around it ask."""
     for op in body:
-        yield op, lets, loops
+        yield op, lets, loops, guards
         if isinstance(op, Let):
             lets = {**lets, op.var: substitute(op.value, lets)}
         for inner in bodies(op):
-            yield from _walk(inner, lets, {**loops, **_values(op)})
+            asked = (*guards, *(substitute(e, lets) for e in expressions(op)))
+            yield from walk_map(inner, lets, {**loops, **_values(op)}, asked)
 
 
 def _values(op: Op) -> dict[Var, range]:
@@ -317,16 +313,13 @@ def _points(
     grid = np.meshgrid(*(np.array(r, np.int64) for r in ranges), indexing="ij")
     values = {v: x[:, None] for v, x in domain.items()}
     values |= {v: g.reshape(1, -1) for v, g in zip(used, grid, strict=True)}
-    result = np.zeros((size, count), np.int64)
-    inside = np.ones((size, count), bool)
-    for index, extent in zip(indices, buffer.static_shape, strict=True):
-        try:
-            at = np.broadcast_to(np.asarray(evaluate(index, values)), (size, count))
-        except (CompileError, KeyError):
-            return None
-        inside &= (at >= 0) & (at < extent)
-        result = result * extent + at
-    return np.where(inside, result, -1)
+    try:
+        places = [np.broadcast_to(evaluate(i, values), (size, count)) for i in indices]
+    except (CompileError, KeyError):
+        return None
+    pairs = zip(places, buffer.static_shape, strict=True)
+    inside = np.all([(at >= 0) & (at < extent) for at, extent in pairs], axis=0)
+    return np.where(inside, ravel(places, buffer.static_shape), -1)
 
 
 # ── from nests to buffers and back ───────────────────────────────────────────────────────────
@@ -367,15 +360,13 @@ def _dropped(dims: tuple[int, ...], nest: Fragment, shape: tuple[int, ...]) -> F
     return with_units(result, shape)
 
 
-def nest_from_buffer(
-    access: Access, fragment: Fragment, extents: tuple[int, ...]
-) -> Fragment | None:
+def nest_from_buffer(access: Access, fragment: Fragment) -> Fragment | None:
     """The layout of a nest in which every thread touches what it holds; None unless the access
     is a bijection between the nest and the buffer, or a part of it in the same registers of all
     threads."""
     if access.dims is not None:
         try:
-            return _raised(access.dims, fragment, extents)
+            return _raised(access.dims, fragment, access.extents)
         except LayoutError:
             pass  # as in `buffer_from_nest`
     if access.points is None or access.points.shape[1] != 1 or fragment.cover != fragment.tile:
@@ -391,7 +382,7 @@ def nest_from_buffer(
         if (table < 0).any():
             return None
     try:
-        return Fragment.fit(extents, table)
+        return Fragment.fit(access.extents, table)
     except LayoutError:
         return None
 
@@ -425,8 +416,7 @@ def with_units(fragment: Fragment, shape: tuple[int, ...]) -> Fragment | None:
 
 def same_registers(buffer: Buffer, source: Buffer) -> bool:
     """Whether bit for bit each thread's registers of one fragment are those of the other."""
-    new, old = buffer.layout, source.layout
-    assert isinstance(new, Fragment) and isinstance(old, Fragment)
+    new, old = buffer.fragment, source.fragment
     if new.threads != old.threads:
         return False
     tables = []

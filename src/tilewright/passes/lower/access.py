@@ -14,30 +14,25 @@ multiple of it. One group in the tensor at most is in it by a part:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import Ranges, multiple_of
-from tilewright.ir.core import *
-from tilewright.ir.layout.layout import Indices
-from tilewright.ir.op import is_rare
-from tilewright.ir.simplify import simplify
+from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import (
     TileAddress,
     fit_index,
     layout_expr,
+    row_pitch,
     shared_layout,
     swizzle_expr,
-    tile_address,
 )
-from tilewright.passes.lower.lowering import Lowering, guarded, unroll
+from tilewright.passes.lower.lowering import Lowering, guarded, joined, unroll
 from tilewright.passes.lower.map_loops import MapLoop, dimensions, used
 from tilewright.passes.overlap.prefetchable import holds_for_all
-from tilewright.support.errors import CompileError
 
 ELEMENT = Var(" element")  # of a group
 WIDEST, WORD = 128, 32  # bits of one access, and of the least vector
@@ -142,7 +137,7 @@ class Access:
 
     def align(self, low: Lowering) -> Body:
         """What the launch has to check."""
-        if self.buffer.space is not Space.GLOBAL or self.width == 1:
+        if not self.buffer.is_global or self.width == 1:
             return ()
         size = self.width * self.buffer.dtype.bits // 8
         return (Hint("align", low.base(self.buffer)[0], detail=(size,)),)
@@ -209,7 +204,7 @@ def find_access(
     if any(at(e, last) is not at(e, zero) for _, e in rows):
         return None
     together = asked(wanted, last) is asked(wanted, zero)
-    if not together and buffer.space is Space.GLOBAL:
+    if not together and buffer.is_global:
         # a guard that holds all over the tensor says what its end does: outside nothing is stored,
         # and zeros are loaded
         with low.restored(ranges):
@@ -221,8 +216,8 @@ def find_access(
     named = tuple((var, at(e, zero)) for var, e in rows)
     wanted = asked(wanted, zero)
     starts = tuple(at(p, zero) for p in places)
-    if buffer.space is Space.SHARED:
-        swizzle, layout = shared_layout(buffer, None)
+    if buffer.is_shared:
+        swizzle, layout = shared_layout(buffer)
         plain = sum((layout_expr(layout[d], i) for d, i in enumerate(places)), zero)
         if buffer.name in low.shifts:
             plain = plain + low.shifts[buffer.name]
@@ -290,20 +285,15 @@ def may_end_within(low: Lowering, buffer: Buffer) -> bool:
     """Whether vectors are for tensors that may end within one. They must begin on a vector then:
     for others there is another form (`-rows=any`) where sizes are known at launch only. Known sizes
     have one form, and take slices that begin anywhere."""
-    return not low.anywhere and not isinstance(buffer.shape[-1], Const)
+    return low.target.internal.rows != "any" and not isinstance(buffer.shape[-1], Const)
 
 
 def vectors_in(low: Lowering, buffer: Buffer, count: int) -> bool:
     """Whether each row of a tensor begins on a vector of `count` elements, and may have one."""
     last = buffer.shape[-1]
-    rows, step = buffer.shape[-1:] if buffer.rank > 1 else (), wrap(1)
-    if buffer.strides is not None:
-        rows, step = buffer.strides[:-1], buffer.strides[-1]
     return (
-        isinstance(step, Const)
-        and step.value == 1
+        row_pitch(buffer, low.ranges) % count == 0
         and not (isinstance(last, Const) and int(last) < count)
-        and all(multiple_of(row, low.ranges) % count == 0 for row in rows)
         and low.begins_on(buffer, count * buffer.dtype.bits // 8)
     )
 
@@ -316,12 +306,12 @@ def _tile_offset(groups: Groups, region: Region) -> Expr | None:
     group; None where threads and values do not separate."""
     loop, low = groups.loop, groups.loop.low
     table, layouts = loop.table, dimensions(loop.fragment)
-    if region.buffer.name in low.shifts or (table < 0).any() or layouts is None:
+    if (table < 0).any() or layouts is None:
         return None
     if loop.part is not None or not loop.movable:
         return None
     try:
-        address = tile_address(region, low.ranges, None)
+        address = low.address(region, None)
     except CompileError:
         return None
     table = address.offsets().reshape(-1)[table]
@@ -387,7 +377,7 @@ def move(
     rows, access = access.found(low)
     (held, first), memory, inside = registers, low.flat(access.buffer), access.inside
     kind, cache, ragged = memory.dtype, access.cache, access.ragged
-    told = f" cache={cache}" if cache and memory.space is Space.GLOBAL else ""
+    told = f" cache={cache}" if cache and memory.is_global else ""
 
     def element(place: tuple[Expr, ...], slot: Expr, cond: Expr) -> Body:
         if store:
@@ -440,11 +430,6 @@ def move(
 # ── batches ──────────────────────────────────────────────────────────────────────────────────
 
 
-def fitting(groups: int, most: int) -> int:
-    """The largest batch, `most` at most, that divides `groups`."""
-    return max(b for b in range(1, groups + 1) if groups % b == 0 and b <= most)
-
-
 def batched(
     groups: Groups,
     batch: int,
@@ -467,7 +452,7 @@ def batched(
         return group * batch + b if batch > 1 else group
 
     def each(b: Var, ops: list[Op], *conds: Expr) -> Body:
-        body = tuple(_joined(ops))
+        body = joined(ops)
         for cond in conds:
             body = guarded(cond, body)
         return (unroll(b, batch, body),) if batch > 1 and body else body
@@ -503,18 +488,3 @@ def batched(
         body = (unroll(group, rounds, body, kind=kind),)
     hints = [hint for access, _ in (*loaded, *stored) for hint in access.align(low)]
     return (*hints, *used(loop.before, body), *body)
-
-
-def _joined(ops: Iterable[Op]) -> list[Op]:
-    """`ops` with one question for neighbours that ask the same, as those of one place in several
-    tensors do: the compiler of the code leaves them apart."""
-    found: list[Op] = []
-    for op in ops:
-        last = found[-1] if found else None
-        match last, op:
-            case If(a, x, rare), If(b, y, (_, *rest) as other) if a is b:
-                if is_rare(rare) and is_rare(other):
-                    found[-1] = replace(last, then=x + y, orelse=(*rare, *rest))
-                    continue
-        found.append(op)
-    return found

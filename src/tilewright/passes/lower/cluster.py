@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.bounds import stride_of
-from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
+from tilewright.passes.core import *
 from tilewright.passes.lower.lowering import BULK_ATOMS, ENGINE_ATOMS, Lowering, accesses_memory
 
 
@@ -75,7 +73,7 @@ def passes_tensors(kernel: Kernel, ordered: Callable[[Op], bool] = lambda op: Fa
     line = 0
 
     def tensors(buffers: Iterable[Buffer]) -> set[str]:
-        return {roots[b.name] for b in buffers if b.space is Space.GLOBAL}
+        return {roots[b.name] for b in buffers if b.is_global}
 
     for at, top in enumerate(kernel.body):
         for op in walk_ops((top,)):
@@ -115,7 +113,7 @@ def _own(kernel: Kernel, op: Op, tensor: str) -> frozenset[object]:
     """The dimensions of what an op writes of a tensor, and the indices in them, that no other block
     of the cluster has, whenever it writes the same."""
     along = [v for v, n in zip(kernel.blocks, kernel.cluster or (), strict=False) if n != 1]
-    written = [(r.starts, r.extents) for r in regions(op, writes=True) if r.buffer.name == tensor]
+    written = [(r.starts, r.extents) for r in regions(op, writes=True) if r.name == tensor]
     if isinstance(op, Store) and op.buffer.name == tensor:
         written.append((op.indices, (const(1),) * len(op.indices)))
     if len(along) != 1 or len(written) != 1:

@@ -10,24 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import Ranges, multiple_of
-from tilewright.ir.core import *
+from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.dtype import dtype
 from tilewright.ir.gather import Gather, gather_of
-from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.ir.layout.query import fit_layout
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import expand_op
-from tilewright.passes.layout.addresses import (
-    TileAddress,
-    evaluate,
-    layout_expr,
-    tile_address,
-)
+from tilewright.passes.core import *
+from tilewright.passes.layout.addresses import TileAddress, layout_expr
 from tilewright.passes.layout.shared_tiles import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import (
@@ -38,7 +30,6 @@ from tilewright.passes.lower.access import (
     Groups,
     batched,
     find_access,
-    fitting,
     move,
     split_offset,
 )
@@ -52,9 +43,7 @@ from tilewright.passes.lower.maps import (
     unrolled,
 )
 from tilewright.passes.overlap.prefetchable import SIZES
-from tilewright.passes.reasons import because
 from tilewright.support.distinct import distinct
-from tilewright.support.errors import CompileError
 
 UINT32 = dtype("uint32")
 PACK = {"bfloat16": "pack_bfloat16", "float16": "pack_float16"}
@@ -72,7 +61,7 @@ MOST_UNROLLED = 8  # batches of them in a row
 def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
     """Between a fragment and shared or global memory; into a peer's shared memory every element
     once, and by `remote_store` its bytes counted there."""
-    store = op.src.buffer.space is Space.FRAGMENT
+    store = op.src.buffer.is_fragment
     held, memory = (op.src, op.dst) if store else (op.dst, op.src)
     if op.src.cta is not None:
         raise CompileError("copies by threads stay in the block")
@@ -138,7 +127,7 @@ def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
     count = int(dst.shape[0])
     pack = PACK.get(op.dst.dtype.name) if op.src.dtype.name == "float32" else None
     if pack is None or count % 2 or not op.dst.is_whole:
-        value = cast(Load(src, (register,), op.loc), op.dst.dtype)
+        value = cast(Load(src, (register,)), op.dst.dtype)
         body: Op = Store(dst, (place,), value)
         if op.dst.is_whole:
             return (unroll(loop.var, count, (body,)),)
@@ -146,7 +135,7 @@ def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
     pair = low.var("v")
     inside = low.ranges.where(pair, 0, count // 2 - 1)
     places = [substitute(register, {loop.var: pair * 2 + i}) for i in (0, 1)]
-    both = tuple(Load(src, (simplify(p, inside),), op.loc) for p in places)
+    both = tuple(Load(src, (simplify(p, inside),)) for p in places)
     packed = Call(pack, both, UINT32)
     body = Intrinsic("store_packed", (low.span(target, pair * 2, 2), packed))
     return (unroll(pair, count // 2, (body,)),)
@@ -165,7 +154,7 @@ def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
         groups, source, target = _both_sides(low, op)
         if op.atom == "cp_async" and groups.count * op.src.dtype.bits // 8 in SIZES:
             return _cp_async(groups, source, target, MOST_UNROLLED)
-        batch = fitting(groups.number, MOST_UNDER_WAY)
+        batch = longest(groups.number, MOST_UNDER_WAY)
         size = (const(batch * groups.count),)
         piece = Buffer(low.var("piece").name, size, op.src.dtype, Space.LOCAL)
         return batched(groups, batch, [(source, piece)], [(target, piece)], MOST_UNROLLED)
@@ -177,8 +166,7 @@ def _both_sides(low: Lowering, op: Copy) -> tuple[Groups, Access, Access]:
     shape = tile or (1,)
     count, var = WIDEST // max(op.src.dtype.bits, op.dst.dtype.bits), low.var("v")
     while True:
-        while shape[-1] % count:
-            count //= 2
+        count = gcd(shape[-1], count)
         names = tuple(low.var(f"i{d}") for d in range(len(shape)))
         loop = map_loop(low, coalesced(shape, low.instance.threads, count), names)
         groups = Groups(loop, var, count)
@@ -289,7 +277,7 @@ def cut_boxes(
         if stride != pitch:
             if pitch == 1:
                 raise CompileError(
-                    f"a bulk copy needs {tensor.buffer.name}'s fastest dimension contiguous in "
+                    f"a bulk copy needs {tensor.name}'s fastest dimension contiguous in "
                     f"{address.buffer.name}",
                     got=repr(address.buffer.layout),
                 )
@@ -330,22 +318,21 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
             got=f"{tensor.starts[-1]} elements of {tensor.dtype}",
             fix="copy by threads, or say with `hint assume` what the start is a multiple of",
         )
-    address = tile_address(tile, low.ranges, None)
+    address = low.address(tile, op.atom)
     box, corners = cut_boxes(tensor, address, low.ranges)
     found = low.tensor_map(tensor.buffer, box, address.swizzle_bytes)
-    words = {"map": found.name, "rank": str(len(box))}
     starts = tensor.starts
     if len(box) > len(starts):
         starts = (*starts[:-1], starts[-1] // box[-1], const(0))
+    text = f"map={found.name} rank={len(box)}"
     if op.cache in POLICIES:
-        words["cache"] = op.cache
+        text += f" cache={op.cache}"
     if op.reduce:
-        words["reduce"] = op.reduce
+        text += f" reduce={op.reduce}"
     if op.multicast is not None:
-        words["multicast"] = "1"
-    elif load and not low.reaches_peers:
-        words["to"] = "block"
-    text = " ".join(f"{k}={v}" for k, v in words.items())
+        text += " multicast=1"
+    elif load and Feature.MULTICAST not in low.target.features:
+        text += " to=block"
     copies: list[Op] = []
     for at, offset in corners:
         coords = [low.index(s + c) for s, c in zip(starts, at, strict=True)]
@@ -377,11 +364,11 @@ def copy_matrices(low: Lowering, op: Copy) -> Iterable[Op]:
     if len(region.static_tile) != 2:
         raise CompileError(f"{op.atom} moves matrices, not tiles of {region.static_tile}")
     low.check_whole(op.atom or "", WARP)
-    held, address = Held(low, region), tile_address(memory, low.ranges, None)
+    held, address = Held(low, region), low.address(memory, op.atom)
     if not store:
         check_single(region.buffer)
     elif len(distinct(held.table)) != held.table.size:
-        raise CompileError(f"stmatrix: several threads hold elements of {region.buffer.name}")
+        raise CompileError(f"stmatrix: several threads hold elements of {region.name}")
     matrices, trans, places, steps = _find(low, held, address, op, consecutive=pack is None)
     size = matrices * (2 if pack is not None else WORD // region.dtype.bits)
     var, lets, count = low.var("v"), list[Op](), len(steps)
@@ -395,7 +382,7 @@ def copy_matrices(low: Lowering, op: Copy) -> Iterable[Op]:
         low.unrolled[var] = range(count)
         if pack is not None:
             source = low.flat(region.buffer)
-            each = [Load(source, (held.first(i, 1, var, size),), op.loc) for i in range(size)]
+            each = [Load(source, (held.first(i, 1, var, size),)) for i in range(size)]
             words = [Call(pack, (each[i], each[i + 1]), UINT32) for i in range(0, size, 2)]
             args: tuple[Expr | Region, ...] = (row, *words)
         else:
@@ -497,7 +484,7 @@ def _unaligned(address: TileAddress, op: Copy) -> CompileError:
 
 def _no_matrices(held: Held, op: Copy) -> CompileError:
     return CompileError(
-        f"the registers of {held.region.buffer.name} are not matrices that {op.atom} moves",
+        f"the registers of {held.region.name} are not matrices that {op.atom} moves",
         expected="lane 4·r + c holds 32 bits of row r (or column r) of 8×8 matrices",
         got=repr(held.fragment),
         fix="copy with atom=threads",
@@ -509,21 +496,14 @@ def _no_matrices(held: Held, op: Copy) -> CompileError:
 
 def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
     atom = op.atom or ""
-    if any(r.buffer.name in low.shifts for r in (op.src, op.dst)):
-        if atom in ("ldmatrix", "stmatrix"):
-            atom = "threads"
-        elif atom not in ("threads", "cp_async"):
-            region = op.src if op.src.buffer.name in low.shifts else op.dst
-            raise CompileError(
-                f"{region.buffer.name} begins at a place known only at run time, which {atom} "
-                "cannot say",
-                fix="copy it by threads",
-            )
+    shifted = any(r.name in low.shifts for r in (op.src, op.dst))
+    if shifted and atom in ("ldmatrix", "stmatrix"):
+        atom = "threads"
     return COPIES[atom](low, op)
 
 
 def _threads(low: Lowering, op: Copy) -> Iterable[Op]:
-    source, target = op.src.buffer.space, op.dst.buffer.space
+    source, target = op.src.space, op.dst.space
     held = Space.FRAGMENT in (source, target)
     if Space.LOCAL in (source, target):
         return _alone(low, op)
@@ -535,17 +515,15 @@ def _threads(low: Lowering, op: Copy) -> Iterable[Op]:
 def _alone(low: Lowering, op: Copy) -> Iterable[Op]:
     """What each thread copies for itself, from or to its own array."""
     for region in (op.src, op.dst):
-        if region.buffer.space is Space.FRAGMENT:
-            raise CompileError(
-                f"{region.buffer.name} is spread over threads, which do not copy it alone"
-            )
+        if region.buffer.is_fragment:
+            raise CompileError(f"{region.name} is spread over threads, which do not copy it alone")
     loops = expand_op(op, low.names)
     assert loops is not None
     return low.op(unrolled(loops))
 
 
 def _remote_store(low: Lowering, op: Copy) -> Iterable[Op]:
-    if op.src.buffer.space is not Space.FRAGMENT:
+    if not op.src.buffer.is_fragment:
         raise CompileError("remote stores go from a fragment to shared memory")
     if op.dst.cta is None or op.barrier is None or op.barrier.cta is not op.dst.cta:
         raise CompileError(

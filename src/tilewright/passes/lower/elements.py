@@ -14,17 +14,12 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tilewright.ir import scope
-from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import expand_op
+from tilewright.passes.core import *
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import Candidate, Groups, find_access
 from tilewright.passes.lower.lowering import MEMORY, Lowering, guarded
 from tilewright.passes.lower.map_loops import MapLoop
-from tilewright.support.errors import CompileError
 from tilewright.support.show import EDGE, left_out
 
 _BITS = ("and", "or", "xor")
@@ -60,13 +55,9 @@ def atomic_element(at: Site, op: Atomic) -> Iterable[Op]:
         raise CompileError("atomics work on global memory and the block's shared memory")
     if not has_atomic(op):
         raise CompileError(f"there is no atomic {op.op} of {kind}")
-    starts = tuple(map(at.index, dst.starts))
-    if dst.buffer.space is Space.GLOBAL:
-        within = low.within(dst.buffer, starts)
-        once = logical_and(once, within)
-        where = Region(dst.buffer, starts, dst.extents)
-    else:
-        where = low.span(dst.buffer, low.offset(dst.buffer, starts), 1)
+    place, inside = low.place(dst.buffer, tuple(map(at.index, dst.starts)))
+    once = logical_and(once, inside)
+    where = element(low.flat(dst.buffer), *place)
     low.touched = True
     args = (where,) if op.value is None else (where, at.expr(op.value))
     fence: Body = () if op.order == "relaxed" else (Fence("gpu"),)
@@ -81,7 +72,7 @@ def atomic_element(at: Site, op: Atomic) -> Iterable[Op]:
     old = low.var("old", kind)
     yield Alloc(kept, init=const(0, kind))
     yield from guarded(once, (*atomic(old), Store(kept, (), old)))
-    yield Let(op.result, Load(kept, (), op.loc))
+    yield Let(op.result, Load(kept, ()))
 
 
 def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
@@ -99,7 +90,7 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
         return
     leader, where = low.instance.leader, low.plain(op).dst
     alone = leader is not None and low.instance.threads == WARP
-    if alone and where.buffer.space is Space.GLOBAL and op.value is not None and has_atomic(op):
+    if alone and where.buffer.is_global and op.value is not None and has_atomic(op):
         # one lane does it, whose old value reaches the others by a shuffle
         if low.within(where.buffer, where.starts) is not TRUE:
             raise CompileError(
@@ -109,14 +100,15 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
         args = (where, low.expr(op.value))
         yield Intrinsic("atomic_of_warp", args, op.result, text=f"op={op.op}")
         return
-    scratch, met = low.exchange(op.dst.dtype, (1,))
-    old = low.var("old", op.dst.dtype)
-    yield from met
-    place, spot = low.flat(scratch), (const(0),)
-    inner = atomic_element(low, rebuild(op, result=old))
-    yield from low.by_leader(*inner, Store(place, spot, old))
-    yield from low.join()
-    yield Let(op.result, Load(place, spot, op.loc))
+
+    def tell(scratch: Buffer) -> Body:
+        old = low.var("old", op.dst.dtype)
+        inner = atomic_element(low, rebuild(op, result=old))
+        return low.by_leader(*inner, Store(low.flat(scratch), (const(0),), old))
+
+    scratch, told = low.exchange(op.dst.dtype, (1,), tell)
+    yield from told
+    yield Let(op.result, Load(low.flat(scratch), (const(0),)))
 
 
 def _by_elements(low: Lowering, op: Atomic) -> Op:
@@ -127,7 +119,7 @@ def _by_elements(low: Lowering, op: Atomic) -> Op:
     if tile and op.src is not None and isinstance(held, Fragment):
         if not op.src.is_whole or held.tile != tile:
             raise CompileError(
-                f"an atomic of a part of {op.src.buffer.name}", fix="copy the part out first"
+                f"an atomic of a part of {op.src.name}", fix="copy the part out first"
             )
         layout = held.drop_repeats()
     found = expand_op(op, low.names)
@@ -163,7 +155,7 @@ def _is_sum(op: Atomic) -> bool:
     return (
         op.op == "add"
         and op.dst.dtype.name == "float32"
-        and op.dst.buffer.space is Space.GLOBAL
+        and op.dst.buffer.is_global
         and op.dst.cta is None
         and op.result is None
         and op.order == "relaxed"
@@ -207,12 +199,12 @@ def intrinsic(at: Site, op: Intrinsic) -> Iterable[Op]:
         if not isinstance(arg, Region):
             return at.expr(arg)
         buffer, starts = arg.buffer, tuple(map(at.index, arg.starts))
-        if buffer.space is Space.FRAGMENT:
+        if buffer.is_fragment:
             raise CompileError(f"{buffer.name} is spread over threads and has no address")
         low.touched = low.touched or buffer.space in MEMORY
         if op.name not in ("ptx", "call_extern"):
-            return low.load(Load(buffer, arg.starts, op.loc), starts)
-        if buffer.space is Space.SHARED:
+            return low.load(Load(buffer, arg.starts), starts)
+        if buffer.is_shared:
             return low.span(buffer, low.offset(buffer, starts), 1, arg.cta)
         return Region(low.flat(buffer), starts, arg.extents, arg.cta)
 
@@ -224,7 +216,7 @@ def intrinsic(at: Site, op: Intrinsic) -> Iterable[Op]:
         yield from guarded(once, tuple(lines(rows.lines())))
         return
     # each thread that holds the iteration needs what is left in its registers
-    kept = op.result is not None or any(b.space is Space.LOCAL for b in written_buffers(op))
+    kept = op.result is not None or any(b.is_local for b in written_buffers(op))
     yield from guarded(TRUE if kept else once, (rewritten(op),))
 
 
@@ -269,7 +261,7 @@ class PrintRows:
             return self._line(tile, at[:-1], at[-1], 1)
         extent, last = tile.tile[len(at)], len(at) == len(tile.tile) - 1
         size, few = _size(extent), const(2 * EDGE)
-        short = _is_large(tile) and size > 2 * EDGE
+        short = _note(tile) and size > 2 * EDGE
         if not last or not size:
             count = few if short else extent if size else binary("min", extent, few)
             return self._loop(extent, count, lambda k: self._rows(tile, (*at, k)))
@@ -288,9 +280,9 @@ class PrintRows:
         at: Expr = var
         if count is not extent:
             last = var + (extent - 2 * EDGE)
-            at = select(compare("<", var, EDGE), var, last)
+            at = select(var < EDGE, var, last)
             if not _size(extent):
-                at = select(compare("<=", extent, 2 * EDGE), var, at)
+                at = select(extent <= 2 * EDGE, var, at)
         return [For(var, const(0), count, tuple(body(at)))]
 
     def _line(self, tile: Region, at: At, first: Expr, count: int) -> list[Op]:
@@ -302,7 +294,7 @@ class PrintRows:
             ":".join(str(p.value) if isinstance(p, Const) else "{}" for p in pair)
             for pair in numbers
         ]
-        name = re.sub(PRINTED + r"(_\d+)?$", "", tile.buffer.name)
+        name = re.sub(PRINTED + r"(_\d+)?$", "", tile.name)
         args = (*self.speaker, *shown, *self._values(tile, at, first, count))
         text = f"{self.who}: {name}[{', '.join(holes)}] ="
         width = len(self.speaker) + len(shown)
@@ -312,10 +304,6 @@ class PrintRows:
 def _size(extent: Expr) -> int:
     """A constant extent; 0 for one that is known at launch."""
     return int(extent.value) if isinstance(extent, Const) else 0
-
-
-def _is_large(tile: Region) -> bool:
-    return bool(_note(tile))
 
 
 def _note(tile: Region) -> str:

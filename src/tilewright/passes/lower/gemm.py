@@ -16,12 +16,10 @@ import numpy as np
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.passes.layout.addresses import TileAddress, tile_address
+from tilewright.passes.layout.addresses import TileAddress
 from tilewright.passes.layout.matrix_tiles import FMA_TYPES, operand_kind
-from tilewright.passes.lower.lowering import Lowering, chosen, guarded, pin, unroll
+from tilewright.passes.lower.lowering import Lowering, chosen, guarded, pin
 from tilewright.passes.lower.map_loops import Held
-from tilewright.support.errors import CompileError
 
 M = 64
 UINT64 = dtype("uint64")
@@ -128,13 +126,6 @@ def _mn_major(part: np.ndarray, span: int, bits: int) -> _Form:
 def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
     if op.meta is not None:
         raise CompileError("sparse gemm is not lowered to threads yet")
-    for region in (op.a, op.b):
-        if op.atom == "wgmma" and region.buffer.name in low.shifts:
-            raise CompileError(
-                f"{region.buffer.name} begins at a place known only at run time, which no matrix "
-                "descriptor says",
-                fix="copy it into a tile of its own",
-            )
     return GEMMS[op.atom or ""](low, op)
 
 
@@ -155,7 +146,7 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
     low.check_whole("wgmma", WARPGROUP)
     c, columns = _accumulators(low, op, kind, n)
     blocks = sorted(c.corners)
-    b_address = tile_address(op.b, low.ranges, None)
+    b_address = low.address(op.b, op.atom)
     b = shared_operand(b_address, 0 if op.transpose_b else 1, columns, kind, "b")
     right = _Descriptor(low, b, [n0 for _, n0 in blocks[0]])
     yield from right.made
@@ -165,20 +156,13 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
             raise CompileError("an operand in registers cannot be transposed")
         registers = _need(low, op.a, matrix_fragments("wgmma", kind)["a"], op, WARPGROUP)
     else:
-        a_address = tile_address(op.a, low.ranges, None)
+        a_address = low.address(op.a, op.atom)
         a = shared_operand(a_address, 1 if op.transpose_a else 0, M, kind, "a")
         left = _Descriptor(low, a, [m0 for m0, _ in blocks[0]])
         yield from left.made
-    fields = {
-        "n": columns,
-        "a": kind.name,
-        "b": b_kind.name,
-        "d": op.c.dtype.name,
-        "from": "rs" if a is None else "ss",
-        "ta": int(a is not None and a.mn_major),
-        "tb": int(b.mn_major),
-    }
-    text = " ".join(f"{key}={value}" for key, value in fields.items())
+    left_side = "from=rs ta=0" if a is None else f"from=ss ta={int(a.mn_major)}"
+    types = f"a={kind.name} b={b_kind.name} d={op.c.dtype.name}"
+    text = f"n={columns} {types} {left_side} tb={int(b.mn_major)}"
     if not low.fenced:
         used = {r.buffer for r in (op.a, op.c)}
         yield from _fence(low, [b for b in low.instance.written if b in used])
@@ -224,8 +208,7 @@ class _Descriptor:
         units = [step >> 4 for step in steps]
         if len(set(units)) == 1:
             return self.var + units[0] if units[0] else self.var
-        number = self.low.simplify(self.low.instance.warp // (WARPGROUP // WARP))
-        return self.var + cast(chosen(self.low, number, units), UINT64)
+        return self.var + cast(chosen(self.low, self.low.warpgroup, units), UINT64)
 
 
 # ── registers as operands ────────────────────────────────────────────────────────────────────
@@ -281,13 +264,13 @@ def _need(
     """An operand in registers."""
     if not isinstance(region.buffer.layout, Fragment):
         raise CompileError(
-            f"mma multiplies fragments, and {region.buffer.name} is in shared memory",
+            f"mma multiplies fragments, and {region.name} is in shared memory",
             fix="copy it into a fragment first, with atom=ldmatrix",
         )
     found = _blocks(low, region, atom, threads, transposed)
     if found is None:
         raise CompileError(
-            f"{region.buffer.name} does not have the registers that {op.atom} needs",
+            f"{region.name} does not have the registers that {op.atom} needs",
             expected=f"{atom!r} in consecutive registers, repeated"
             + (", transposed" if transposed else ""),
             got=repr(region.buffer.layout),
@@ -312,8 +295,7 @@ def _at(blocks: Blocks, corners: Corners, op: Gemm, who: str) -> Region:
     if corners not in blocks.corners:
         wrong = blocks.held.region.buffer
         raise CompileError(
-            f"{who} do not hold the part of {wrong.name} that their part of {op.c.buffer.name} "
-            "needs",
+            f"{who} do not hold the part of {wrong.name} that their part of {op.c.name} needs",
             got=f"{wrong.layout} for {op.c.buffer.layout}",
         )
     return blocks.span(corners)
@@ -378,12 +360,7 @@ def _clear(low: Lowering, op: Gemm) -> Iterable[Op]:
     """Zeros for the accumulator where `clear` is true."""
     if op.clear is FALSE:
         return
-    held, var = Held(low, op.c), low.var("v")
-    with low.restored():
-        low.unrolled[var] = range(held.values)
-        place = held.first(0, 1, var)
-    zero = Store(low.flat(op.c.buffer), (place,), const(0, op.c.dtype))
-    yield from guarded(op.clear, (unroll(var, held.values, (zero,)),))
+    yield from guarded(op.clear, tuple(low.op(Fill(op.c, const(0, op.c.dtype)))))
 
 
 # ── by threads ───────────────────────────────────────────────────────────────────────────────
@@ -397,15 +374,15 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     if op.c.dtype.name not in FMA_TYPES:
         raise CompileError(f"fma accumulates in {', '.join(FMA_TYPES)}, not {op.c.dtype}")
     for region in (op.a, op.b):
-        if region.buffer.space is not Space.SHARED:
+        if not region.buffer.is_shared:
             raise CompileError(
-                f"fma reads its operands from shared memory, and {region.buffer.name} is elsewhere",
+                f"fma reads its operands from shared memory, and {region.name} is elsewhere",
                 fix="copy it to shared memory first",
             )
     i, j, k = (low.var(name) for name in "ijk")
     left = _element(op.a, (k, i) if op.transpose_a else (i, k), op)
     right = _element(op.b, (j, k) if op.transpose_b else (k, j), op)
-    total = Load(op.c.buffer, (i, j), op.loc) + left * right
+    total = Load(op.c.buffer, (i, j)) + left * right
     body = Store(op.c.buffer, (i, j), total)
     extents = tuple(const(e) for e in fragment.tile)
     loop = Map((i, j), extents, (body,), layout=fragment)
@@ -417,7 +394,7 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
 def _element(region: Region, coords: tuple[Var, ...], op: Gemm) -> Expr:
     places = (const(0),) * (len(region.starts) - 2) + coords  # a matrix is the last two
     indices = tuple(s + c for s, c in zip(region.starts, places, strict=True))
-    value: Expr = Load(region.buffer, indices, op.loc)
+    value: Expr = Load(region.buffer, indices)
     if op.precision == "tf32" and region.dtype.name == "float32":
         value = cast(value, dtype("tfloat32"))
     return cast(value, op.c.dtype)

@@ -12,29 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.aliases import Aliases
-from tilewright.ir.analysis.bounds import Ranges, prove
-from tilewright.ir.analysis.uniform import PerThread
-from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.layout.layout import ComposedLayout, Layout, row_major
+from tilewright.ir.layout.layout import row_major
 from tilewright.ir.marks import with_loc
+from tilewright.ir.op import is_rare
 from tilewright.ir.rewrite import OpT
-from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_map import MapHint, seen_sizes
 from tilewright.passes.canonicalize.rules import widened
+from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import (
+    TileAddress,
     fit_index,
     fit_registers,
     layout_expr,
     shared_layout,
     swizzle_expr,
+    tile_address,
 )
 from tilewright.passes.overlap.rings import slots_of, slotted
-from tilewright.support.errors import CompileError, Loc, at, current_loc, occurrence
+from tilewright.support.errors import current_loc, occurrence
 
-GROUP_WARPS = 4  # warps of a warpgroup
 MEMORY = (Space.SHARED, Space.GLOBAL)
 BULK_ATOMS = ("bulk_load", "bulk_store")
 ENGINE_ATOMS = (*BULK_ATOMS, "remote_store")  # whose barrier or group tells when they are done
@@ -98,19 +94,18 @@ class Lowering:
     ranges: Ranges
     instance: Instance
     differs: PerThread
+    target: Target
     buffers: dict[str, Buffer] = field(default_factory=dict)
     unrolled: dict[Var, range] = field(default_factory=dict)
     # of each copy's boxes, and how they lie in shared memory: the tensor and its map
     maps: dict[Any, tuple[Buffer, MapHint]] = field(default_factory=dict)
     touched: bool = False
     fixed: frozenset[str] = frozenset()  # tensors that the kernel does not write
-    reaches_peers: bool = True  # bulk loads, the other blocks of a cluster
     open_group: list[Buffer] = field(default_factory=list)
     committed: list[frozenset[Buffer]] = field(default_factory=list)
     fenced: bool = False
     fresh: dict[Buffer, None] = field(default_factory=dict)
     warp: Var = Var("warp")
-    anywhere: bool = False  # tensors of any length begin on no more than an element (`-rows=any`)
     free_ids: list[int] = field(default_factory=list)
     crossing: frozenset[str] = frozenset()
     peer_fence: str = "cluster"
@@ -139,7 +134,7 @@ class Lowering:
         if buffer.name not in self.buffers:
             if isinstance(buffer.layout, Fragment):
                 new = Buffer(buffer.name, (const(buffer.layout.values),), buffer.dtype, Space.LOCAL)
-            elif buffer.space is Space.SHARED:
+            elif buffer.is_shared:
                 layout = buffer.layout
                 size = prod(buffer.static_shape)
                 if isinstance(layout, (Layout, ComposedLayout)):
@@ -196,13 +191,12 @@ class Lowering:
         for place in np.ndindex(*map(len, ranges)):
             env = {v: np.int64(r[i]) for v, r, i in zip(order, ranges, place, strict=True)}
             table[place] = find(env)
-        if own is not None:
-            order, ranges = [*order, own[0]], [*ranges, range(own[1])]
-        starts, steps = [r.start for r in ranges], [r.step for r in ranges]
-        found = fit_registers(table, order, starts, steps)
+        found = fit_registers(table, order if own is None else [*order, own[0]])
         if found is None:
             raise CompileError(f"{what} is not a simple function of the loop variables", loc=loc)
-        return found
+        late = [(v, r) for v, r in zip(order, ranges, strict=True) if r.start or r.step != 1]
+        counts = {v: (v - r.start) // r.step for v, r in late}
+        return simplify(substitute(found, counts)) if counts else found
 
     def tensor_map(self, tensor: Buffer, box: tuple[int, ...], swizzle: int) -> MapHint:
         key = (tensor.name, box, swizzle)
@@ -214,16 +208,20 @@ class Lowering:
         return self.maps[key][1]
 
     def exchange(
-        self, kind: DType, tile: tuple[int, ...], layout: Layout | None = None
+        self,
+        kind: DType,
+        tile: tuple[int, ...],
+        write: Callable[[Buffer], Iterable[Op]],
+        layout: Layout | None = None,
     ) -> tuple[Buffer, Body]:
-        """A shared tile that the instance's threads may write now, once they have done what is
-        returned besides: a barrier, which `settle_scratch` takes out again where none is needed.
-        They `join` before they read it."""
+        """A shared tile that the instance's threads may read once they have done what is returned
+        besides: they `write` it between two barriers, of which `settle_scratch` takes out the first
+        where none is needed."""
         name, shape = self.var("scratch").name, tuple(const(e) for e in tile)
         found = Buffer(name, shape, kind, Space.SHARED, layout=layout or row_major(tile))
         flat, met = self.flat(found), self.join()
         self.exchanges.append(Exchange(flat, met[0] if met else None, self.instance.instances))
-        return found, met
+        return found, (*met, *write(found), *self.join())
 
     def apart(self, body: Body, instance: Var, first: int) -> Body:
         """`body` of one of several instances, the arrays of its exchanges, those from `first` on,
@@ -248,14 +246,13 @@ class Lowering:
         found: list[Op] = []
         for op in body:
             self.fenced = self.fenced and _keeps_fence(op)
-            for new in self.op(op):
-                _append(found, new)
+            found += self.op(op)
             self.note_computed(op)
             self.ranges = scope.after(op, self.ranges)
             if isinstance(op, (Alloc, View)):
                 self.seen = self.seen | {op.buffer.name}
         self.ranges, self.seen = before, seen
-        return tuple(found)
+        return joined(found)
 
     def op(self, op: Op) -> Iterable[Op]:
         rule = self.rules.get(type(op))
@@ -302,6 +299,11 @@ class Lowering:
         """Fragments that matrix instructions use which have not been waited for."""
         return frozenset(self.open_group).union(*self.committed)
 
+    @property
+    def warpgroup(self) -> Expr:
+        """The warpgroup's number in its instance, the same in all lanes of a warp."""
+        return self.simplify(self.instance.warp // GROUP)
+
     def plain(self, op: OpT) -> OpT:
         """`op`, outside tiles, with the elements that it reads found where they lie."""
         self.touched = self.touched or any(x.buffer.space in MEMORY for x in op_loads(op))
@@ -311,7 +313,7 @@ class Lowering:
         """An expression outside tiles."""
         if not isinstance(e, Load):
             return widened(map_children(e, self.expr))
-        if e.buffer.space is Space.FRAGMENT:
+        if e.buffer.is_fragment:
             raise CompileError(
                 f"{e.buffer.name} is a fragment and is read outside a tile op",
                 loc=occurrence(e.loc, current_loc()),
@@ -324,13 +326,16 @@ class Lowering:
 
     def load(self, e: Load, indices: tuple[Expr, ...]) -> Expr:
         """An element of memory at `indices`; outside a tensor, zero."""
-        flat = self.flat(e.buffer)
-        if e.buffer.space is Space.SHARED:
-            return Load(flat, (self.offset(e.buffer, indices),), e.loc)
-        found = Load(flat, indices, e.loc)
-        if e.buffer.space is not Space.GLOBAL:
-            return found
-        return select(self.within(e.buffer, indices), found, const(0, e.dtype))
+        place, inside = self.place(e.buffer, indices)
+        found = Load(self.flat(e.buffer), place, e.loc)
+        return found if inside is TRUE else select(inside, found, const(0, e.dtype))
+
+    def place(self, buffer: Buffer, indices: Sequence[Expr]) -> tuple[tuple[Expr, ...], Expr]:
+        """Where an element lies in its array, and whether it is there: a tensor has an end."""
+        if buffer.is_shared:
+            return (self.offset(buffer, indices),), TRUE
+        inside = self.within(buffer, indices) if buffer.is_global else TRUE
+        return tuple(indices), inside
 
     def within(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Whether an element is one of the tensor's, as far as that is not known."""
@@ -339,7 +344,7 @@ class Lowering:
     def in_box(self, indices: Iterable[Expr], sizes: Iterable[Any]) -> Expr:
         result: Expr = TRUE
         for index, size in zip(indices, sizes, strict=True):
-            for cond in (compare(">=", index, 0), compare("<", index, size)):
+            for cond in (index >= 0, index < size):
                 known = prove(cond, self.ranges)
                 if known is None:
                     result = logical_and(result, cond)
@@ -349,11 +354,20 @@ class Lowering:
 
     def offset(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Where an element of a shared tile lies."""
-        swizzle, layout = shared_layout(buffer, None)
+        swizzle, layout = shared_layout(buffer)
         parts = [layout_expr(layout[d], i) for d, i in enumerate(indices)]
         if buffer.name in self.shifts:
             parts.append(self.shifts[buffer.name])
         return self.simplify(swizzle_expr(swizzle, sum(parts, const(0))))
+
+    def address(self, region: Region, atom: str | None) -> TileAddress:
+        """Where `atom` finds a region of shared memory."""
+        if region.name in self.shifts:
+            raise CompileError(
+                f"{region.name} begins at a place known only at run time, which {atom} cannot say",
+                fix="copy it by threads, or into a tile of its own",
+            )
+        return tile_address(region, self.ranges)
 
     def by_leader(self, *ops: Op) -> Body:
         """`ops` in one thread of the instance."""
@@ -427,20 +441,22 @@ def guarded(cond: Expr, body: Body) -> Body:
     return body if cond is TRUE or not body else (If(cond, body),)
 
 
-def _append(found: list[Op], op: Op) -> None:
-    """Add `op`, joining what one thread does in a row."""
-    last = found[-1] if found else None
-    if (
-        isinstance(op, If)
-        and isinstance(last, If)
-        and last.cond is op.cond
-        and not (last.orelse or op.orelse)
-        and isinstance(op.cond, Var)
-        and op.cond.name.startswith("leader")
-    ):
-        found[-1] = rebuild(last, then=last.then + op.then)
-    else:
+def joined(ops: Iterable[Op]) -> Body:
+    """`ops` with one question for neighbours that ask the same: whether a thread is the leader, or
+    a vector is whole, as those of one place in several tensors do. NVRTC leaves them apart."""
+    found: list[Op] = []
+    for op in ops:
+        match found[-1] if found else None, op:
+            case If(Var(name), x, ()) as last, If(cond, y, ()):
+                if cond is last.cond and name.startswith("leader"):
+                    found[-1] = rebuild(last, then=x + y)
+                    continue
+            case If(a, x, rare) as last, If(b, y, (_, *rest) as other):
+                if a is b and is_rare(rare) and is_rare(other):
+                    found[-1] = rebuild(last, then=x + y, orelse=(*rare, *rest))
+                    continue
         found.append(op)
+    return tuple(found)
 
 
 def _keeps_fence(op: Op) -> bool:
@@ -463,7 +479,7 @@ def chosen(low: Lowering, number: Expr, values: Sequence[int]) -> Expr:
     result: Expr = const(int(table[-1]))
     for i in reversed(range(len(table) - 1)):
         if table[i] != table[i + 1]:
-            result = select(compare("<=", number, i), const(int(table[i])), result)
+            result = select(number <= i, const(int(table[i])), result)
     return result
 
 

@@ -16,18 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import bounds, linear
+from tilewright.ir.analysis.bounds import linear
 from tilewright.ir.analysis.intervals import limits
 from tilewright.ir.analysis.linear import Linear, build_sum
-from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import Indices, Layout, LayoutError
-from tilewright.ir.marks import read_variables
+from tilewright.ir.analysis.points import evaluate
 from tilewright.passes.canonicalize.rules import widened
-from tilewright.passes.layout.addresses import evaluate, fit_registers, layout_expr
+from tilewright.passes.core import *
+from tilewright.passes.layout.addresses import fit_registers, layout_expr, ravel
 from tilewright.passes.lower.lowering import Lowering, guarded, unroll
 from tilewright.support.distinct import distinct
-from tilewright.support.errors import CompileError, Loc
 
 EXACT = {"float32": 1 << 24, "float64": 1 << 53}  # integers up to these are floats
 
@@ -38,9 +35,8 @@ class Held:
     in it may not."""
 
     def __init__(self, low: Lowering, region: Region) -> None:
-        assert isinstance(region.buffer.layout, Fragment)
-        self.low, self.region, self.fragment = low, region, region.buffer.layout
-        low.check_spread(region.buffer.name, self.fragment)
+        self.low, self.region, self.fragment = low, region, region.buffer.fragment
+        low.check_spread(region.name, self.fragment)
         self._parts: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.first(0)
 
@@ -95,7 +91,7 @@ class Held:
         return self._parts[starts]
 
     def _refused(self, why: str) -> CompileError:
-        name = self.region.buffer.name
+        name = self.region.name
         return CompileError(f"this part of {name} {why}", got=repr(self.fragment))
 
 
@@ -168,24 +164,19 @@ class MapLoop:
         return self.low.simplify(self.expr(e))
 
     def load(self, e: Load) -> Expr:
-        if e.buffer.space is Space.FRAGMENT:
+        if e.buffer.is_fragment:
             flat = self.low.flat(e.buffer)
             return Load(flat, (self.register(e.buffer, e.indices, e.loc),), e.loc)
         return self.low.load(e, tuple(self.index(i) for i in e.indices))
 
-    def offset(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
-        """Where an element of a shared tile lies."""
-        return self.low.offset(buffer, [self.index(i) for i in indices])
-
     def register(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None = None) -> Expr:
         """The register that holds an element of a fragment, the same in all threads."""
-        fragment = buffer.layout
-        assert isinstance(fragment, Fragment)
+        fragment = buffer.fragment
         inlined = [substitute(i, self.lets) for i in indices]
         if self.part is None and all(i in self.dims for i in inlined):
             dims = tuple(self.dims[i] for i in inlined)
             plain = _plain_registers(fragment, self.fragment, dims)
-            found = None if plain is None else fit_registers(plain, [self.var], [0], [1])
+            found = None if plain is None else fit_registers(plain, [self.var])
             if found is not None:
                 return found
         self.low.check_spread(buffer.name, fragment)
@@ -300,7 +291,7 @@ class MapLoop:
         fragment = self.fragment
         for coord, most, size in zip(self.coords, fragment.cover, fragment.tile, strict=True):
             if most > size:
-                cond = logical_and(cond, compare("<", coord, size))
+                cond = logical_and(cond, coord < size)
         return cond
 
     def first_copy(self) -> Expr:
@@ -380,16 +371,10 @@ def map_loop(low: Lowering, fragment: Fragment, names: Sequence[Var]) -> MapLoop
 
 @lru_cache(maxsize=32)
 def _coordinates(fragment: Fragment) -> tuple[Indices, ...]:
-    """[thread, value] of each dimension of the cover; read-only."""
-    apart, found = dimensions(fragment), []
-    for dim, extent in enumerate(fragment.cover):
-        thread, values = fragment.layout if apart is None else apart[dim]
-        table = thread.indices()[:, None] + values.indices()[None, :]
-        if apart is None:
-            table = table // prod(fragment.cover[dim + 1 :]) % extent
-        table.flags.writeable = False
-        found.append(table)
-    return tuple(found)
+    """[thread, value] of each dimension of the cover."""
+    thread, values = fragment.layout
+    index = thread.indices()[:, None] + values.indices()[None, :]
+    return np.unravel_index(index, fragment.cover) if fragment.cover else ()
 
 
 @lru_cache(maxsize=128)
@@ -404,9 +389,8 @@ def _plain_registers(fragment: Fragment, loop: Fragment, dims: tuple[int, ...]) 
 
 def _columns(fragment: Fragment, places: Sequence[Any], idle: Indices) -> Indices | None:
     """For each value the register of the element at `places`; None where threads disagree."""
-    needed, inside = np.zeros(idle.shape, np.int64), ~idle
+    needed, inside = ravel(places, fragment.tile), ~idle
     for place, size in zip(places, fragment.tile, strict=True):
-        needed = needed * size + place
         inside = inside & (place >= 0) & (place < size)
     # guards keep values away that lie outside in all threads
     missing = np.where(idle | ~inside.any(axis=0), IDLE, fragment.elements)
@@ -421,12 +405,7 @@ def dimensions(fragment: Fragment) -> tuple[Layout, ...] | None:
         found = tuple(fragment.along(d) for d in range(len(fragment.tile)))
     except LayoutError:
         return None
-    if not found:
-        return found  # a single element
-    thread, values = fragment.layout
-    index = thread.indices()[:, None] + values.indices()[None, :]
-    coords = np.unravel_index(index, fragment.cover)
-    for layout, coord in zip(found, coords, strict=True):
+    for layout, coord in zip(found, _coordinates(fragment), strict=True):
         thread, values = layout
         if not np.array_equal(thread.indices()[:, None] + values.indices()[None, :], coord):
             return None
@@ -439,8 +418,7 @@ def region_loop(low: Lowering, region: Region) -> tuple[MapLoop, tuple[Var, ...]
 
     Where all threads hold the region in the same registers, those alone are visited. Otherwise
     all are, and a guard tells which slots belong to it."""
-    fragment = region.buffer.layout
-    assert isinstance(fragment, Fragment)
+    fragment = region.buffer.fragment
     names = tuple(low.var(f"i{d}") for d in range(len(fragment.tile)))
     kept = tuple(n for n, e in zip(names, region.extents, strict=True) if int(e) != 1)
     if region.is_whole:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from math import gcd
 from typing import Any, TypeAlias
 
-from tilewright.ir import scope
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import expand_op
-from tilewright.passes.layout.thread_layouts import coalesced
+from tilewright.passes.core import *
+from tilewright.passes.layout.shared_tiles import longest
+from tilewright.passes.layout.thread_layouts import coalesced, static_extents
 from tilewright.passes.lower.access import (
     WIDEST,
     WORD,
@@ -21,7 +20,6 @@ from tilewright.passes.lower.access import (
     Groups,
     batched,
     find_access,
-    fitting,
 )
 from tilewright.passes.lower.elements import atomic_element, intrinsic, lower_sums
 from tilewright.passes.lower.lowering import (
@@ -33,7 +31,6 @@ from tilewright.passes.lower.lowering import (
     unroll,
 )
 from tilewright.passes.lower.map_loops import MapLoop, map_loop, region_loop
-from tilewright.support.errors import CompileError, at
 
 COUNTS = (16, 8, 4, 2)
 MOST_HELD = 64  # words of registers between memory and what is computed
@@ -48,7 +45,7 @@ Root: TypeAlias = Callable[[Buffer], str]
 def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
     """Every thread does the iterations of its values."""
     fragment = map_layout(op)
-    extents = tuple(int(e) for e in op.extents)
+    extents = static_extents(op)
     if extents != fragment.tile:
         raise CompileError(
             "the map and its layout have different shapes",
@@ -77,12 +74,8 @@ def map_layout(op: Map) -> Fragment:
     """The map's layout: its own, or that of the fragment it writes by its own variables."""
     if isinstance(op.layout, Fragment):
         return op.layout
-    for inner in walk_ops(op.body):
-        if (
-            isinstance(inner, Store)
-            and isinstance(inner.buffer.layout, Fragment)
-            and inner.indices == op.vars
-        ):
+    for inner in walk_ops(op.body, Store):
+        if isinstance(inner.buffer.layout, Fragment) and inner.indices == op.vars:
             return inner.buffer.layout
     raise CompileError(
         "this map has no layout",
@@ -142,35 +135,23 @@ def _structure(loop: MapLoop, op: Op) -> Op:
 
 
 def _indexes_registers(loop: For) -> bool:
-    for op in walk_ops(loop.body):
-        places = [(x.buffer, x.indices) for x in op_loads(op)]
-        if isinstance(op, Store):
-            places.append((op.buffer, op.indices))
-        for buffer, indices in places:
-            if buffer.space is Space.FRAGMENT and any(loop.var in variables(i) for i in indices):
-                return True
-    return False
+    return any(
+        x.buffer.is_fragment and any(loop.var in variables(i) for i in x.indices)
+        for op in walk_ops(loop.body)
+        for x, _ in elements_of(op)
+    )
 
 
 def _store(loop: MapLoop, op: Store) -> Iterable[Op]:
-    low = loop.low
-    flat = low.flat(op.buffer)
-    value = loop.expr(op.value)
-    if op.buffer.space is Space.FRAGMENT:
+    flat, value = loop.low.flat(op.buffer), loop.expr(op.value)
+    if op.buffer.is_fragment:
         check_single(op.buffer)
         register = loop.register(op.buffer, op.indices, op.loc)
         yield Store(flat, (register,), value)
         return
-    cond: Expr = TRUE
-    if op.buffer.space is Space.SHARED:
-        indices: tuple[Expr, ...] = (loop.offset(op.buffer, op.indices),)
-    else:
-        indices = tuple(loop.index(i) for i in op.indices)
-    if op.buffer.space is Space.GLOBAL:
-        cond = loop.low.within(op.buffer, indices)
+    place, inside = loop.low.place(op.buffer, [loop.index(i) for i in op.indices])
     once = loop.first_copy() if op.buffer.space in MEMORY else TRUE
-    store = guarded(cond, (Store(flat, indices, value),))
-    yield from guarded(once, store)
+    yield from guarded(once, guarded(inside, (Store(flat, place, value),)))
 
 
 # ── iterations that several threads hold ─────────────────────────────────────────────────────
@@ -189,7 +170,7 @@ def runs_once(low: Lowering, op: Map) -> bool:
         if (
             isinstance(inner, (Atomic, Intrinsic))
             and inner.result is not None
-            and any(r.buffer.space in MEMORY for r in regions(inner, reads=True, writes=True))
+            and any(r.space in MEMORY for r in regions(inner, reads=True, writes=True))
         ):
             return True
         read |= {low.root(x.buffer) for x in op_loads(inner) if x.buffer.space in MEMORY}
@@ -203,8 +184,8 @@ def runs_once(low: Lowering, op: Map) -> bool:
 def hand_over(low: Lowering, op: Map, layout: Fragment) -> Iterable[Op]:
     """What one thread wrote to fragments in an iteration, to all that hold it."""
     places: dict[tuple[Buffer, tuple[Expr, ...]], None] = {}
-    for inner in walk_ops(op.body):
-        if isinstance(inner, Store) and inner.buffer.space is Space.FRAGMENT:
+    for inner in walk_ops(op.body, Store):
+        if inner.buffer.is_fragment:
             if any(variables(i) - set(op.vars) for i in inner.indices):
                 raise CompileError(
                     f"several threads hold this element of {inner.buffer.name}, and its iteration "
@@ -213,23 +194,23 @@ def hand_over(low: Lowering, op: Map, layout: Fragment) -> Iterable[Op]:
                     fix="split the map: compute into shared memory first",
                 )
             places[inner.buffer, inner.indices] = None
+
+    def move(indices: tuple[Expr, ...], source: Buffer, target: Buffer) -> Iterable[Op]:
+        names = tuple(low.var(v.name) for v in op.vars)
+        at: dict[Var, Expr] = dict(zip(op.vars, names, strict=True))
+        where = tuple(substitute(i, at) for i in indices)
+        store = Store(target, where, Load(source, where))
+        return low.op(Map(names, op.extents, (store,), layout=layout))
+
     for buffer, indices in places:
-        scratch, met = low.exchange(buffer.dtype, buffer.static_shape)
-        yield from met
-        for source, target in ((buffer, scratch), (scratch, buffer)):
-            if source is scratch:
-                yield from low.join()
-            names = tuple(low.var(v.name) for v in op.vars)
-            at: dict[Var, Expr] = dict(zip(op.vars, names, strict=True))
-            where = tuple(substitute(i, at) for i in indices)
-            store = Store(target, where, Load(source, where, op.loc))
-            yield from low.op(Map(names, op.extents, (store,), layout=layout))
+        write = partial(move, indices, buffer)
+        scratch, told = low.exchange(buffer.dtype, buffer.static_shape, write)
+        yield from (*told, *move(indices, scratch, buffer))
 
 
 def check_single(buffer: Buffer) -> None:
     """A fragment that is written holds each element once in a thread."""
-    fragment = buffer.layout
-    assert isinstance(fragment, Fragment)
+    fragment = buffer.fragment
     if fragment.drop_repeats().values != fragment.values:
         raise CompileError(
             f"{buffer.name} holds elements in several registers of one thread",
@@ -243,7 +224,7 @@ def check_single(buffer: Buffer) -> None:
 def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
     """A fragment register by register; memory by a map of the block's threads."""
     buffer = op.dst.buffer
-    if buffer.space is Space.FRAGMENT:
+    if buffer.is_fragment:
         op = low.plain(op)
         value = cast(op.value, op.dst.dtype)
         if op.dst.is_whole:
@@ -256,11 +237,11 @@ def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
         return loop.emit((Store(low.flat(buffer), (place,), value),))
     found = expand_op(op, low.names)
     assert found is not None
-    if buffer.space is Space.LOCAL:
+    if buffer.is_local:
         return low.op(unrolled(found))
     if not isinstance(found, Map):
         found = Map((low.var("i"),), (const(1),), (found,))
-    layout = widest_layout(low, op.dst, tuple(int(e) for e in found.extents))
+    layout = widest_layout(low, op.dst, static_extents(found))
     return low.op(rebuild(found, layout=layout))
 
 
@@ -273,9 +254,7 @@ def unrolled(op: Op) -> Op:
 
 def widest_layout(low: Lowering, region: Region, tile: tuple[int, ...]) -> Fragment:
     """The block's threads over a region of memory, 16 bytes each where the tile divides."""
-    vector = max(128 // region.dtype.bits, 1)
-    while tile[-1] % vector:
-        vector //= 2
+    vector = gcd(tile[-1], max(WIDEST // region.dtype.bits, 1))
     return coalesced(tile, low.instance.threads, vector)
 
 
@@ -366,7 +345,7 @@ def _candidates(statements: Statements, root: Root) -> dict[Place, Candidate]:
             return
         before = found.get((buffer, indices))
         if before is not None:
-            if cond is not before.given and (stores or buffer.space is not Space.GLOBAL):
+            if cond is not before.given and (stores or not buffer.is_global):
                 # several conditions: what is loaded too often is not stored so
                 banned.add(root(buffer))
                 return
@@ -376,7 +355,7 @@ def _candidates(statements: Statements, root: Root) -> dict[Place, Candidate]:
         used = {v for e in (*plain, cond) for v in variables(e)}
         rows = tuple((var, load) for load, var in names.items() if var in used)
         # outside a tensor there are zeros, wherever the load stands; other memory has no guard
-        if all(x.buffer.space is Space.GLOBAL for _, load in rows for x in loads(load)):
+        if all(x.buffer.is_global for _, load in rows for x in loads(load)):
             found[buffer, indices] = Candidate(plain, cond, rows, given)
         else:
             found.pop((buffer, indices), None)
@@ -423,7 +402,7 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
     read = set(map(_place, touched)) & set(found)
     written = _stored(statements) & set(found)
     words = sum(count * key[0].dtype.bits // WORD for key in (*read, *written))
-    batch = fitting(groups.number, max(MOST_HELD // words, 1))
+    batch = longest(groups.number, max(MOST_HELD // words, 1))
 
     def piece(key: Place, name: str) -> Buffer:
         size = (const(batch * count // found[key].share),)

@@ -10,34 +10,29 @@ A scan puts the tile into shared memory, where each thread runs along lines of i
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import add, and_, or_, xor
 
 import numpy as np
 
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import Indices
-from tilewright.passes.layout.addresses import fit_registers
+from tilewright.passes.layout.addresses import fit_registers, ravel
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll
 from tilewright.passes.lower.map_loops import MapLoop, region_loop, used
 from tilewright.passes.lower.maps import widest_layout
-from tilewright.passes.lower.relayout import through_scratch, tile_map
+from tilewright.passes.lower.relayout import into_scratch, through_scratch, tile_map
 from tilewright.support.distinct import distinct
-from tilewright.support.errors import CompileError
 
 # ── folds ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _max(a: Expr, b: Expr) -> Expr:
-    return Call("max_nan", (a, b), a.dtype) if a.dtype.is_float else Bin("max", a, b)
-
-
-def _min(a: Expr, b: Expr) -> Expr:
-    return Call("min_nan", (a, b), a.dtype) if a.dtype.is_float else Bin("min", a, b)
+def _keep_nan(op: str, a: Expr, b: Expr) -> Expr:
+    return Call(f"{op}_nan", (a, b), a.dtype) if a.dtype.is_float else Bin(op, a, b)
 
 
 def _magnitude(a: Expr) -> Expr:
@@ -58,23 +53,24 @@ class Folding:
     idempotent: bool = False
 
 
+_max, _min, _most, _least = (
+    functools.partial(fold, op) for fold in (_keep_nan, Bin) for op in ("max", "min")
+)
 FOLDS: dict[str, Folding] = {
-    "sum": Folding(lambda a, b: a + b),
+    "sum": Folding(add),
     "max": Folding(_max, idempotent=True),
     "min": Folding(_min, idempotent=True),
-    "abssum": Folding(lambda a, b: a + b, _magnitude),
+    "abssum": Folding(add, _magnitude),
     "absmax": Folding(_max, _magnitude, True),
-    "max_num": Folding(lambda a, b: Bin("max", a, b), _number("max"), True),
-    "min_num": Folding(lambda a, b: Bin("min", a, b), _number("min"), True),
-    "absmax_num": Folding(
-        lambda a, b: Bin("max", a, b), lambda a: Bin("max", _magnitude(a), const(0, a.dtype)), True
-    ),
-    "and": Folding(lambda a, b: a & b, idempotent=True),
-    "or": Folding(lambda a, b: a | b, idempotent=True),
-    "xor": Folding(lambda a, b: a ^ b),
+    "max_num": Folding(_most, _number("max"), True),
+    "min_num": Folding(_least, _number("min"), True),
+    "absmax_num": Folding(_most, lambda a: _most(_magnitude(a), const(0, a.dtype)), True),
+    "and": Folding(and_, idempotent=True),
+    "or": Folding(or_, idempotent=True),
+    "xor": Folding(xor),
     # of truth values, as 0 and 1
-    "any": Folding(lambda a, b: a | b, idempotent=True),
-    "all": Folding(lambda a, b: a & b, idempotent=True),
+    "any": Folding(or_, idempotent=True),
+    "all": Folding(and_, idempotent=True),
 }
 TRUTHS = ("any", "all")
 
@@ -115,14 +111,14 @@ def element_value(op: str, value: Expr, kind: DType) -> Expr:
 def lower_reduce(low: Lowering, op: Reduce) -> Iterable[Op]:
     """Partial results over registers, then exchanges between lanes, then between warps."""
     dim, tile = _axis(op)
-    if op.src.buffer.space is not Space.FRAGMENT:
+    if not op.src.buffer.is_fragment:
         layout = widest_layout(low, op.src, tile)
         return _held(low, op, dim, layout, lambda to: Copy(op.src, to, atom="threads"))
     with low.restored():
         loop, kept, register = region_loop(low, op.src)
         if not loop.movable or any(k not in loop.tables for k in kept):
             raise CompileError(
-                f"the part of {op.src.buffer.name} that is reduced begins at a place known only at "
+                f"the part of {op.src.name} that is reduced begins at a place known only at "
                 "run time",
                 fix="unroll the loop around, or copy the part out first",
             )
@@ -143,7 +139,7 @@ def _held(
     low: Lowering, op: Reduce, dim: int, layout: Fragment, move: Callable[[Region], Op]
 ) -> Iterable[Op]:
     """The source into registers of another layout first."""
-    name = low.var(f"{op.src.buffer.name}_held").name
+    name = low.var(f"{op.src.name}_held").name
     shape = tuple(const(e) for e in layout.tile)
     held = whole(Buffer(name, shape, op.src.dtype, Space.FRAGMENT, layout=layout))
     for each in (Alloc(held.buffer), move(held)):
@@ -154,15 +150,9 @@ def _held(
 def _axis(op: Reduce) -> tuple[int, tuple[int, ...]]:
     """The dimension of the source's tile that is reduced, and the tile; units are dropped unless
     it is one that is reduced."""
-    tile, target = op.src.static_tile, op.dst.static_tile
-    if op.dim < len(tile):
-        left = tile[: op.dim] + tile[op.dim + 1 :]
-        if tuple(e for e in left if e != 1) == target:
-            return op.dim, tile
-    before = _within_tile(op.src, op.dim)
-    if int(op.src.extents[op.dim]) != 1:
-        return before, tile
-    return before, (*tile[:before], 1, *tile[before:])
+    tile, before = op.src.static_tile, _within_tile(op.src, op.axis)
+    unit = (1,) if int(op.src.extents[op.axis]) == 1 else ()
+    return before, (*tile[:before], *unit, *tile[before:])
 
 
 def _within_tile(region: Region, dim: int) -> int:
@@ -186,7 +176,7 @@ def _reduced(
         parts = replace(parts, members=[parts.members[u] for u in direct])
     rows = len(parts.members)
     alike = direct is not None and kind == op.src.dtype == op.dst.dtype and op.op not in TRUTHS
-    name = low.var(f"{op.dst.buffer.name}_part").name
+    name = low.var(f"{op.dst.name}_part").name
     partial = Buffer(name, (const(rows),), kind, Space.LOCAL)
     target = low.flat(op.dst.buffer)
     # the old value of a maximum takes part like an element: it is the same in all lanes, and
@@ -196,7 +186,7 @@ def _reduced(
     body += _fold_registers(low, op, loop, register, partial, parts.members, old)
 
     d = low.var("d")
-    total: Expr = Load(partial, (d,), op.loc)
+    total: Expr = Load(partial, (d,))
     end: list[Op] = []
     for lane in parts.lanes:
         own, let = low.let("own", total)
@@ -214,11 +204,15 @@ def _reduced(
         return (*used(loop.before, tuple(body)), *body)
 
     size = prod(tile) // tile[dim]
-    scratch, met = low.exchange(kind, (parts.ranks * size,))
     others = [(p, e) for d, (p, e) in enumerate(zip(places, tile, strict=True)) if d != dim]
-    body += (*met, *_tell(low, op, loop, partial, low.flat(scratch), parts, others))
+
+    def tell(scratch: Buffer) -> Iterable[Op]:
+        return _tell(low, op, loop, partial, low.flat(scratch), parts, others)
+
+    scratch, told = low.exchange(kind, (parts.ranks * size,), tell)
+    body += told
     gather = _gather(low, op, scratch, parts.ranks, size)
-    return (*used(loop.before, tuple(body)), *body, *low.join(), *low.op(gather))
+    return (*used(loop.before, tuple(body)), *body, *low.op(gather))
 
 
 # ── who folds what ───────────────────────────────────────────────────────────────────────────
@@ -316,15 +310,9 @@ def _direct(low: Lowering, op: Reduce, parts: Parts) -> list[int] | None:
         return None
     if target.threads != low.instance.threads or target.drop_repeats().values != target.values:
         return None
-    wanted = target.table()
-    found = []
-    for d in range(target.values):
-        need = wanted[:, d : d + 1]
-        fits = ((parts.rows == need) | (need < 0)).all(axis=0)
-        if not fits.any():
-            return None
-        found.append(int(fits.argmax()))
-    return found
+    wanted = target.table()[:, :, None]  # [thread, register, partial]
+    fits = ((parts.rows[:, None] == wanted) | (wanted < 0)).all(axis=0)
+    return fits.argmax(axis=1).tolist() if fits.any(axis=1).all() else None
 
 
 # ── code ─────────────────────────────────────────────────────────────────────────────────────
@@ -351,15 +339,15 @@ def _fold_registers(
         if cond is not TRUE:
             folded = select(cond, folded, identity(op.op, kind))
         if more:
-            folded = folding.fold(Load(partial, (row,), op.loc), folded)
+            folded = folding.fold(Load(partial, (row,)), folded)
         elif old is not None:
-            folded = folding.fold(Load(old, (row,), op.loc), folded)
+            folded = folding.fold(Load(old, (row,)), folded)
         return Store(partial, (row,), folded)
 
     rows, count = len(members), len(members[0])
     for first, end in ((0, 1), (1, count)):
         k, d = (low.var(stem) for stem in "kd")
-        index = fit_registers(np.array(members).T, (k, d), (0, 0), (1, 1))
+        index = fit_registers(np.array(members).T, (k, d))
         if index is None:
             raise CompileError("the registers of a row are no simple function of its elements")
         low.ranges = low.ranges.where(k, first, end - 1).where(d, 0, rows - 1)
@@ -372,7 +360,7 @@ def _fold_registers(
 def _final(op: Reduce, total: Expr, target: Buffer, spot: tuple[Expr, ...]) -> Expr:
     """A total, with the old value when that stays, as the result's type."""
     if not op.clear:
-        old, kind = Load(target, spot, op.loc), total.dtype
+        old, kind = Load(target, spot), total.dtype
         mine = element_value(op.op, old, kind) if op.op in TRUTHS else cast(old, kind)
         total = FOLDS[op.op].fold(mine, total)
     return cast(total, op.dst.dtype)
@@ -389,11 +377,8 @@ def _tell(
 ) -> Iterable[Op]:
     """Partial results into `scratch[rank, row]`; `others` are the coordinates and extents that
     make the row."""
-    row: Expr = const(0)
-    for place, extent in others:
-        row = row * extent + place
-    inside = low.in_box(*zip(*others, strict=True)) if others else TRUE
-    size = prod(extent for _, extent in others)
+    places, extents = zip(*others, strict=True) if others else ((), ())
+    row, inside, size = wrap(ravel(places, extents)), low.in_box(places, extents), prod(extents)
     thread = low.instance.thread
     rank = chosen(low, thread, parts.rank.tolist()) if parts.ranks > 1 else const(0)
     name, let = low.let("rank", rank)
@@ -401,11 +386,11 @@ def _tell(
     firsts = np.array([group[0] for group in parts.members])
     u = low.var("u")
     low.ranges = low.ranges.where(u, 0, len(firsts) - 1).where(name, 0, parts.ranks - 1)
-    value = fit_registers(firsts, (u,), (0,), (1,))
+    value = fit_registers(firsts, (u,))
     assert value is not None  # members of one tile
     at = {loop.var: value}
     place = low.simplify(name * size + substitute(row, at))
-    store = Store(scratch, (place,), Load(partial, (u,), op.loc))
+    store = Store(scratch, (place,), Load(partial, (u,)))
     body = guarded(low.simplify(substitute(inside, at)), (store,))
     once = TRUE if parts.first.all() else _chooses(low, parts.first)
     yield from guarded(once, (unroll(u, len(firsts), body),))
@@ -426,19 +411,17 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
     total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
 
     def fold(coords: tuple[Expr, ...]) -> Body:
-        row: Expr = const(0)
-        for coord, extent in zip(coords, op.dst.static_tile, strict=True):
-            row = row * extent + coord
+        row: Expr = wrap(ravel(coords, op.dst.static_tile))
         body: Body = ()
-        value: Expr = Load(scratch, (row,), op.loc)
+        value: Expr = Load(scratch, (row,))
         if ranks > 1:
             q = low.var("q")
-            part = Load(scratch, (q * size + row,), op.loc)
-            more = FOLDS[op.op].fold(Load(total, (), op.loc), part)
+            part = Load(scratch, (q * size + row,))
+            more = FOLDS[op.op].fold(Load(total, ()), part)
             step = Store(total, (), more)
             rest = unroll(q, ranks, (step,), start=1)
             body = (Alloc(total, init=value), rest)
-            value = Load(total, (), op.loc)
+            value = Load(total, ())
         spot = op.dst.at(coords)
         final = _final(op, value, op.dst.buffer, spot)
         return (*body, Store(op.dst.buffer, spot, final))
@@ -450,49 +433,35 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
 
 
 def lower_scan(low: Lowering, op: Scan) -> Iterable[Op]:
-    tile, dim = op.src.static_tile or (1,), op.dim
-    if dim >= len(op.src.static_tile):
-        unit = not op.src.extents or int(op.src.extents[dim]) == 1
-        dim = -1 if unit else _within_tile(op.src, dim)
+    tile = op.src.static_tile or (1,)
+    unit = not op.src.extents or int(op.src.extents[op.axis]) == 1
+    dim = -1 if unit else _within_tile(op.src, op.axis)
     kind = accumulates_in(op.op, op.src.dtype, op.dst.dtype)
-    scratch, met = low.exchange(kind, tile)
-    yield from met
-    yield from low.op(through_scratch(low, op.src, scratch, op.loc, True))
-    yield from low.join()
+    scratch, told = low.exchange(kind, tile, lambda scratch: into_scratch(low, op, scratch))
+    yield from told
     if dim >= 0:
         yield from low.op(_lines(low, op, scratch, tile, dim))
         yield from low.join()
-    yield from low.op(through_scratch(low, op.dst, scratch, op.loc, False))
+    yield from low.op(through_scratch(low, op.dst, scratch, False))
 
 
 def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim: int) -> Op:
     """Every line along `dim` by one thread, in place."""
-    lines, threads = prod(tile) // tile[dim], low.instance.threads
-    turn, line = low.var("turn"), low.instance.thread
-    rounds = -(-lines // threads)
-    if rounds > 1:
-        line = line + turn * threads
-    places: list[Expr] = []
-    left: Expr = line
-    for extent in reversed([e for d, e in enumerate(tile) if d != dim]):
-        places.insert(0, left % extent)
-        left = left // extent
-    k = low.var("k")
-    last = tile[dim] - 1
+    layout = coalesced(tile[:dim] + tile[dim + 1 :], low.instance.threads)
+    names = tuple(low.var(f"i{d}") for d in range(len(tile) - 1))
+    k, last = low.var("k"), tile[dim] - 1
 
     def at(step: Expr) -> tuple[Expr, ...]:
-        return (*places[:dim], const(last) - step if op.reverse else step, *places[dim:])
+        return (*names[:dim], const(last) - step if op.reverse else step, *names[dim:])
 
     total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
-    more = FOLDS[op.op].fold(Load(total, (), op.loc), Load(scratch, at(k), op.loc))
+    more = FOLDS[op.op].fold(Load(total, ()), Load(scratch, at(k)))
     steps = (
         Store(total, (), more),
-        Store(scratch, at(k), Load(total, (), op.loc)),
+        Store(scratch, at(k), Load(total, ())),
     )
     body: Body = (
-        Alloc(total, init=Load(scratch, at(const(0)), op.loc)),
+        Alloc(total, init=Load(scratch, at(const(0)))),
         For(k, const(1), const(tile[dim]), steps),
     )
-    if lines % threads or rounds == 1:
-        body = (If(compare("<", line, lines), body),)
-    return body[0] if rounds == 1 else For(turn, const(0), const(rounds), body)
+    return Map(names or (low.var("i"),), tuple(map(const, layout.tile)), body, layout=layout)

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.passes.layout.addresses import fit_index
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, unroll
 from tilewright.passes.lower.map_loops import Held
 from tilewright.support.distinct import distinct
-from tilewright.support.errors import CompileError, Loc
 
 # issue slots: a shuffle or a shared access takes two, a select one; two barriers and the latency
 # of a store and a load through shared memory
@@ -111,10 +108,9 @@ def _lane_expr(lane: tuple[int, ...]) -> Expr | None:
 
 
 def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
-    src, dst = op.src.buffer.layout, op.dst.buffer.layout
-    assert isinstance(src, Fragment) and isinstance(dst, Fragment)
-    low.check_spread(op.src.buffer.name, src)
-    low.check_spread(op.dst.buffer.name, dst)
+    src, dst = op.src.buffer.fragment, op.dst.buffer.fragment
+    low.check_spread(op.src.name, src)
+    low.check_spread(op.dst.name, dst)
     whole = op.src.is_whole and op.dst.is_whole and src.tile == dst.tile
     kind = (op.via or relayout_cost(src, dst, op.src.dtype)[0]) if whole else "shared"
     if kind == "shared":
@@ -123,7 +119,7 @@ def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
     steps = plan_relayout(src, dst)
     if steps is None or (kind == "registers" and any(s.lane is not None for s in steps)):
         raise CompileError(
-            f"threads do not hold what they need of {op.src.buffer.name} for via={kind}",
+            f"threads do not hold what they need of {op.src.name} for via={kind}",
             fix="leave via= out, or use via=shared",
         )
     source, target = low.flat(op.src.buffer), low.flat(op.dst.buffer)
@@ -131,13 +127,13 @@ def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
         var = low.var("v")
         index = fit_index(np.array([s.register[0] for s in steps]), (var,))
         if index is not None:
-            body: Op = Store(target, (var,), Load(source, (index,), op.loc))
+            body: Op = Store(target, (var,), Load(source, (index,)))
             yield unroll(var, len(steps), (body,))
             return
     thread = low.instance.thread
     for k, step in enumerate(steps):
         options = sorted(set(step.register))
-        values: list[Expr] = [Load(source, (const(register),), op.loc) for register in options]
+        values: list[Expr] = [Load(source, (const(register),)) for register in options]
         if step.lane is not None:
             lane = chosen(low, low.simplify(thread % WARP), step.lane[:WARP])
             for i, value in enumerate(values):
@@ -167,22 +163,22 @@ def _padded(tile: tuple[int, ...], kind: DType) -> Layout:
 
 def _through_shared(low: Lowering, op: Relayout) -> Iterable[Op]:
     tile = op.src.static_tile or (1,)
-    scratch, met = low.exchange(op.src.dtype, tile, _padded(tile, op.src.dtype))
-    yield from met
-    yield from low.op(through_scratch(low, op.src, scratch, op.loc, True))
-    yield from low.join()
-    yield from low.op(through_scratch(low, op.dst, scratch, op.loc, False))
+    layout = _padded(tile, op.src.dtype)
+    scratch, told = low.exchange(op.src.dtype, tile, partial(into_scratch, low, op), layout)
+    return (*told, *low.op(through_scratch(low, op.dst, scratch, False)))
 
 
-def through_scratch(
-    low: Lowering, region: Region, scratch: Buffer, loc: Loc | None, out: bool
-) -> Op:
+def into_scratch(low: Lowering, op: Relayout | Scan, scratch: Buffer) -> Iterable[Op]:
+    return low.op(through_scratch(low, op.src, scratch, True))
+
+
+def through_scratch(low: Lowering, region: Region, scratch: Buffer, out: bool) -> Op:
     """A tile into `scratch`, or out of it."""
 
     def element(coords: tuple[Expr, ...]) -> tuple[Op]:
         here, there = (region.buffer, region.at(coords)), (scratch, coords or (const(0),))
         (source, spot), (target, place) = (here, there) if out else (there, here)
-        value = cast(Load(source, spot, loc), target.dtype)
+        value = cast(Load(source, spot), target.dtype)
         return (Store(target, place, value),)
 
     return tile_map(low, region, element)
@@ -202,7 +198,7 @@ def tile_map(low: Lowering, region: Region, body: Callable[[tuple[Expr, ...]], B
             layout = Fragment.fit(held.tile or (1,), held.table)
         except LayoutError:
             raise CompileError(
-                f"threads hold this part of {region.buffer.name} in a way that is no layout",
+                f"threads hold this part of {region.name} in a way that is no layout",
                 got=repr(fragment),
                 fix="use the whole tile",
             ) from None

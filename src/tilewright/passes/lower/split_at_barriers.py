@@ -16,26 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.analysis.uniform import per_thread
-from tilewright.ir.core import *
+from tilewright.ir.analysis.points import evaluate
+from tilewright.ir.analysis.uniform import Cause
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.marks import read_variables
-from tilewright.ir.rewrite import map_operands
-from tilewright.ir.target import Target
-from tilewright.passes.layout.addresses import evaluate
+from tilewright.passes.core import *
 from tilewright.passes.lower.lowering import guarded, linear_thread
 from tilewright.passes.lower.reduce import identity
-from tilewright.support.errors import CompileError
 
 _COLLECTIVE = (Map, Gemm, Reduce, Scan)
 _FOLDS = {"any_sync": "or", "all_sync": "and", "ballot": "or"}
 _SYMBOLS = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}
 
 
-def split_at_barriers(program: Program, target: Target) -> Program:
+@kernel_pass
+def split_at_barriers(at: Facts) -> Kernel:
     """Per-thread statements become maps over the thread indices."""
-    names = program_names(program)
-    return map_kernels(program, lambda kernel: _Splitter(kernel, names).run())
+    return _Splitter(at.kernel, at.names).run()
 
 
 def _convergent(op: Op) -> bool:
@@ -58,10 +54,9 @@ class _Splitter:
         }
         self.kernel = kernel = replace(kernel, body=substitute_vars(kernel.body, single))
         found = per_thread(kernel)
-        self.vars = set(found.vars) | set(kernel.thread_vars)
-        self.buffers = {b.name for b in found.buffers}
         self.controls = found.controls
-        self.spread = self._spread()
+        self.spread = self._spread(found)
+        self.apart = replace(found, causes={**found.causes, **{b: Cause(b) for b in self.spread}})
         self.names = names
         self.count = prod(kernel.threads)
         self.lin = linear_thread(kernel)
@@ -69,10 +64,10 @@ class _Splitter:
         self.groups: list[Map] = []
         self.reaching: Any = np.ones(self.count, bool)  # threads that come here; None: unknown
 
-    def _spread(self) -> set[str]:
+    def _spread(self, known: PerThread) -> set[Buffer]:
         """Uniform locals that get a place per thread all the same: written in a loop that
         threads leave on their own, which therefore each thread runs by itself."""
-        found: set[str] = set()
+        found: set[Buffer] = set()
         for loop in walk_ops(self.kernel.body, For, While):
             if not any(id(op) in self.controls for op in _outside_loops(loop.body) if _leaves(op)):
                 continue
@@ -81,10 +76,8 @@ class _Splitter:
                 continue
             written = [buffer for op in inside for buffer in written_buffers(op)]
             written += [op.buffer for op in inside if isinstance(op, Alloc)]
-            found |= {buffer.name for buffer in written if buffer.space is Space.LOCAL}
-        found -= self.buffers
-        self.buffers |= found
-        return found
+            found |= {buffer for buffer in written if buffer.is_local}
+        return found - known.buffers
 
     def run(self) -> Kernel:
         for op in walk_ops(self.kernel.body):
@@ -101,9 +94,9 @@ class _Splitter:
         return replace(self.kernel, body=(*self.tiles, *body))
 
     def _check_spread(self, op: Op) -> None:
-        used = {b.name for inner in walk_ops((op,)) for b in _buffers(inner)} & self.spread
+        used = {b for inner in walk_ops((op,)) for b in _buffers(inner)} & self.spread
         if used:
-            name = min(used)
+            name = min(b.name for b in used)
             raise CompileError(
                 f"a tile operation uses {name}, which is written in a loop that threads leave on "
                 "their own",
@@ -116,16 +109,8 @@ class _Splitter:
 
     def mentions(self, op: Op) -> bool:
         """`op`, bodies aside, differs between threads."""
-        return any(self.differs(e) for e in expressions(op)) or any(
-            b.name in self.buffers for b in _buffers(op)
-        )
-
-    def differs(self, e: Expr) -> bool:
-        return any(
-            (isinstance(node, Var) and node in self.vars)
-            or (isinstance(node, Load) and node.buffer.name in self.buffers)
-            for node in walk(e)
-        )
+        named = any(b in self.apart.causes for b in _buffers(op))
+        return named or self.apart.source(expressions(op)) is not None
 
     def waits(self, op: Op) -> bool:
         """Something in `op` needs all threads of the block or warp."""
@@ -136,7 +121,7 @@ class _Splitter:
     def once(self, op: Op) -> bool:
         """The block does `op` once, whatever its threads do around it."""
         effect = isinstance(op, (Store, Atomic, Intrinsic)) or (
-            isinstance(op, Alloc) and op.init is not None and op.buffer.space is Space.LOCAL
+            isinstance(op, Alloc) and op.init is not None and op.buffer.is_local
         )
         return effect and id(op) not in self.controls and not self.mentions(op)
 
@@ -216,7 +201,7 @@ class _Splitter:
                     fix="make the guard uniform, or write it with thread-level loads and stores",
                 )
             return (op,)
-        if isinstance(op, If) and (self.differs(op.cond) or mask is not TRUE):
+        if isinstance(op, If) and (self.apart.source(op.cond) is not None or mask is not TRUE):
             return self._masked(op, mask)
         if self.mentions(op):
             raise CompileError(
@@ -309,8 +294,8 @@ class _Splitter:
             "down": lane + by,
         }[kind]
         other = me - lane + target
-        inside = logical_and(compare(">=", target, base), compare("<", target, base + width))
-        return select(logical_and(inside, compare("<", other, self.count)), other, me)
+        inside = logical_and(target >= base, target < base + width)
+        return select(logical_and(inside, other < self.count), other, me)
 
     # ── values that outlive a group ──────────────────────────────────────────────────────────
 
@@ -327,14 +312,14 @@ class _Splitter:
                     uses.setdefault(each, set()).add(number)
         self.expanded: dict[str, Buffer] = {}
         for each, where in uses.items():
-            if not isinstance(each, Buffer) or each.name not in self.buffers:
+            if not isinstance(each, Buffer) or each not in self.apart.causes:
                 continue
-            if each.space is Space.LOCAL and where != {self.home.get(each)}:
+            if each.is_local and where != {self.home.get(each)}:
                 self.expanded[each.name] = self._tile(each.name, each.dtype, each.static_shape)
         self.stored = {
             var: self._tile(var.name, var.dtype)
             for var, home in self.home.items()
-            if isinstance(var, Var) and var in self.vars and uses.get(var, set()) - {home}
+            if isinstance(var, Var) and var in self.apart.causes and uses.get(var, set()) - {home}
         }
 
     def _finish(self, group: Op, number: int) -> Body:
@@ -359,17 +344,16 @@ class _Splitter:
         where they are made."""
         big, lin = self.expanded, self.lin
 
-        def node(e: Expr) -> Expr | None:
-            if isinstance(e, Load) and e.buffer.name in big:
-                return Load(big[e.buffer.name], (*e.indices, lin), e.loc)
-            return None
+        def own(e: Load) -> Expr | None:
+            tile = big.get(e.buffer.name)
+            return None if tile is None else Load(tile, (*e.indices, lin), e.loc)
 
         def share(x: Any) -> Any:
             if not isinstance(x, Region) or x.buffer.name not in big:
                 return x
             return Region(big[x.buffer.name], (*x.starts, lin), (*x.extents, const(1)))
 
-        op = map_operands(op, lambda e: transform(e, node))
+        op = map_loads(op, own)
         match op:
             case If(then=(), orelse=()):
                 return ()

@@ -21,17 +21,10 @@ import dataclasses
 from collections.abc import Iterable
 from math import gcd, prod
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.aliases import aliases, places
-from tilewright.ir.analysis.bounds import multiple_of
-from tilewright.ir.analysis.effects import written_by
+from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.analysis.uniform import per_thread
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.marks import read_variables
-from tilewright.ir.target import Target
+from tilewright.passes.core import *
 from tilewright.passes.layout.thread_layouts import same_registers
 from tilewright.passes.lower.cluster import (
     before_unrolled,
@@ -45,11 +38,11 @@ from tilewright.passes.lower.elements import lower_atomic, lower_intrinsic
 from tilewright.passes.lower.gemm import lower_fence, lower_gemm, written_by_threads
 from tilewright.passes.lower.lowering import (
     BULK_ATOMS,
-    GROUP_WARPS,
     MEMORY,
     Instance,
     Lowering,
     Rule,
+    guarded,
     linear_thread,
     meets,
     pin,
@@ -59,7 +52,6 @@ from tilewright.passes.lower.reduce import lower_reduce, lower_scan
 from tilewright.passes.lower.relayout import lower_relayout
 from tilewright.passes.overlap.roles import free_barriers
 from tilewright.passes.sync.scratch import settle_scratch
-from tilewright.support.errors import CompileError
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 
@@ -152,7 +144,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         start.insert(0, Intrinsic("elect", (chosen,), leader))
     if thread in used:
         start.insert(0, let_thread)
-    if sync_id is not None and any(isinstance(i, Sync) and i.id is sync_id for i in walk_ops(body)):
+    if sync_id is not None and any(i.id is sync_id for i in walk_ops(body, Sync)):
         low.free_ids = low.free_ids[: -op.instances]
     if solo:
         body = (If(leader, body),)
@@ -170,10 +162,10 @@ def _own_barrier(low: Lowering, op: Role) -> Expr | None:
 
 def _turn_barriers(low: Lowering, op: Role) -> int | None:
     """The first of as many named barriers in a row as `op` has warpgroups that take turns."""
-    turns = [inner for inner in walk_ops(op.body) if isinstance(inner, Turn)]
+    turns = list(walk_ops(op.body, Turn))
     if not turns:
         return None
-    groups = op.warps // GROUP_WARPS
+    groups = op.warps // GROUP
     for first in low.free_ids:
         mine = range(first, first + groups)
         if all(i in low.free_ids for i in mine):
@@ -192,14 +184,9 @@ def _first_turn(low: Lowering, op: Role) -> Iterable[Op]:
     the last section that arrival is left over, at a barrier that nobody else uses."""
     base = low.instance.turn_id
     if base is not None:
-        last = compare("==", _warpgroup(low), op.warps // GROUP_WARPS - 1)
-        early = Sync("named", const(base), 2 * GROUP_WARPS * WARP, arrive=True)
+        last = compare("==", low.warpgroup, op.warps // GROUP - 1)
+        early = Sync("named", const(base), 2 * WARPGROUP, arrive=True)
         yield If(last, (early,))
-
-
-def _warpgroup(low: Lowering) -> Expr:
-    """The warpgroup's number in its instance, the same in all lanes of a warp."""
-    return low.simplify(low.instance.warp // GROUP_WARPS)
 
 
 def _accumulators(body: Body) -> tuple[Buffer, ...]:
@@ -228,21 +215,17 @@ def _is_relied_on(kernel: Kernel, role: Role) -> bool:
     variable which the role sets, or that comes behind what the role waits for."""
     inside = {id(op) for op in walk_ops(role)}
     outside = [op for op in walk_ops(kernel) if id(op) not in inside]
-    waits = any(isinstance(op, (Wait, WaitGroup)) for op in walk_ops(role))
-    if waits and any(
+    if any(walk_ops(role, Wait, WaitGroup)) and any(
         isinstance(op, Role)
         and op.first < role.first + role.warps
         and role.first < op.first + op.warps
         for op in outside
     ):
         return True
-    own = {op.buffer.name for op in walk_ops(role) if isinstance(op, Alloc)}
-    told = {
-        op.buffer.name
-        for op in walk_ops(role)
-        if isinstance(op, Store) and op.buffer.space is Space.LOCAL and op.buffer.name not in own
-    }
-    return any(b.name in told for op in (outside if told else ()) for b in read_buffers(op))
+    own = {op.buffer for op in walk_ops(role, Alloc)}
+    stored = {op.buffer for op in walk_ops(role, Store)}
+    told = {buffer for buffer in stored - own if buffer.is_local}
+    return any(b in told for op in (outside if told else ()) for b in read_buffers(op))
 
 
 # ── memory and synchronisation ───────────────────────────────────────────────────────────────
@@ -261,7 +244,7 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
     """Another name of the same array. Registers are the same ones only where threads hold the
     same elements in them."""
     buffer, source = op.buffer, op.source
-    if buffer.space is Space.FRAGMENT:
+    if buffer.is_fragment:
         if op.offset is not const(0) or not same_registers(buffer, source):
             raise CompileError(
                 f"{buffer.name} is no view of the registers of {source.name}",
@@ -272,13 +255,13 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         if buffer.dtype == source.dtype:
             low.buffers[buffer.name] = low.flat(source)
             return
-    elif buffer.space is Space.GLOBAL:
+    elif buffer.is_global:
         root, least = low.base(source)
         step = multiple_of(op.offset, low.ranges) * buffer.dtype.bits // 8
         low.bases[buffer.name] = (root, gcd(least, step))
         if buffer.dtype.bits > root.dtype.bits:
             yield Hint("align", root, detail=(buffer.dtype.bits // 8,))
-    elif buffer.space is Space.SHARED:
+    elif buffer.is_shared:
         if not isinstance(op.offset, Const) or source.name in low.shifts:
             yield from _shifted_view(low, op)
             return
@@ -368,18 +351,18 @@ def _sync(low: Lowering, op: Sync) -> Iterable[Op]:
 def _turn(low: Lowering, op: Turn) -> Iterable[Op]:
     """A warpgroup waits at its own barrier, where only the one before it arrives. Nothing else is
     to be learnt there: for the threads of the instance it is no meeting."""
-    base, group = low.instance.turn_id, _warpgroup(low)
+    base, group = low.instance.turn_id, low.warpgroup
     assert base is not None
     if op.edge == "end":
-        group = (group + 1) % (low.instance.threads // (GROUP_WARPS * WARP))
+        group = (group + 1) % (low.instance.threads // WARPGROUP)
     which = low.simplify(base + group)
-    yield Sync("named", which, 2 * GROUP_WARPS * WARP, arrive=op.edge == "end")
+    yield Sync("named", which, 2 * WARPGROUP, arrive=op.edge == "end")
 
 
 def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
     each = low.differs.runs_apart(op)
     op = low.plain(op)
-    if op.buffer.space is Space.FRAGMENT:
+    if op.buffer.is_fragment:
         raise CompileError(
             f"{op.buffer.name} is a fragment and is stored to outside a tile op",
             fix="store to it in a map",
@@ -388,17 +371,9 @@ def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
     if once:
         yield from low.meet()
     low.touched = low.touched or (op.buffer.space in MEMORY and low.instance.leader is None)
-    if op.buffer.space is Space.SHARED:
-        place = low.offset(op.buffer, op.indices)
-        stored: Op = Store(low.flat(op.buffer), (place,), op.value)
-    else:
-        cond = low.within(op.buffer, op.indices) if op.buffer.space is Space.GLOBAL else TRUE
-        stored = op if cond is TRUE else If(cond, (op,))
-    if once:
-        yield from low.by_leader(stored)
-        yield from low.join()
-    else:
-        yield stored
+    place, inside = low.place(op.buffer, op.indices)
+    stored = guarded(inside, (Store(low.flat(op.buffer), place, op.value),))
+    yield from (*low.by_leader(*stored), *low.join()) if once else stored
 
 
 def _reads_what_it_writes(low: Lowering, op: Store) -> bool:
@@ -435,26 +410,20 @@ def _exchanging(rule: Rule) -> Rule:
     return lower
 
 
-def lower_threads(program: Program, target: Target) -> Program:
-    """Every tile op of every kernel as code of one thread."""
-    names = program_names(program)
-    return map_kernels(program, lambda kernel: _lower_kernel(kernel, program, names, target))
-
-
-def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Target) -> Lowering:
-    """What the lowering of `kernel` begins with."""
+def lowering_of(at: Facts, names: set[str]) -> Lowering:
+    """What the lowering of a kernel begins with."""
+    kernel = at.kernel
     threads, linear = prod(kernel.threads), linear_thread(kernel)
     read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
-    tensors = {b.name for b in read if b.space is Space.GLOBAL}
+    tensors = {b.name for b in read if b.is_global}
     low = Lowering(
         kernel,
         RULES,
         names,
-        scope.entry(kernel, program.dims),
+        scope.entry(kernel, at.dims),
         Instance(threads, linear, linear // WARP),
-        per_thread(kernel),
-        anywhere=target.internal.rows == "any",
-        reaches_peers=Feature.MULTICAST in target.features,
+        at.differs,
+        at.target,
         roots=aliases(kernel),
         places={buffer.name: place for buffer, place in places(kernel).items()},
         free_ids=free_barriers(kernel),
@@ -463,7 +432,7 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Targe
         peer_fence=peer_fence(kernel),
     )
     low.warp = low.var("warp")
-    if not _has_roles(kernel):
+    if not at.has_roles:
         low.instance = dataclasses.replace(
             low.instance,
             warp=low.warp,
@@ -474,26 +443,24 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Targe
     return low
 
 
-def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Target) -> Kernel:
+@kernel_pass
+def lower_threads(at: Facts) -> Kernel:
+    """Every tile op of a kernel as code of one thread."""
+    kernel, low = at.kernel, lowering_of(at, at.names)
     linear, loc = linear_thread(kernel), kernel.loc
-    low = lowering_of(kernel, program, names, target)
     body = low.body(kernel.body)
     start: list[Op] = []
-    if _has_roles(kernel) or low.warp in read_variables(body):
+    if at.has_roles or low.warp in read_variables(body):
         start.append(Intrinsic("warp_index", (linear,), low.warp, loc=loc))
     for tensor, found in low.maps.values():
         start.append(Hint("tensor_map", tensor, detail=found.detail, loc=loc))
-    arrays, body = settle_scratch(kernel, body, low.exchanges, target)
+    arrays, body = settle_scratch(kernel, body, low.exchanges, at.target)
     start += arrays
     texts = [f"map={found.name}" for _, found in low.maps.values()]
     prefetch = tuple(Intrinsic("prefetch_map", text=text, loc=loc) for text in texts)
     if prefetch:
         start.append(If(compare("==", linear, 0), prefetch, loc=loc))
     return rebuild(kernel, body=(*start, *body))
-
-
-def _has_roles(kernel: Kernel) -> bool:
-    return any(walk_ops(kernel, Role))
 
 
 RULES: dict[type[Op], Rule] = {

@@ -105,11 +105,7 @@ def _outside_maps(body: Body, rule: Callable[[Op], Body]) -> Body:
 
 def _reading(op: Op, buffer: Buffer, there: Callable[[Load], Load]) -> Op:
     """`op` with the elements of `buffer` read elsewhere."""
-
-    def node(e: Expr) -> Expr | None:
-        return there(e) if isinstance(e, Load) and e.buffer == buffer else None
-
-    return map_exprs(op, lambda e: transform(e, node))
+    return map_loads(op, lambda e: there(e) if e.buffer == buffer else None)
 
 
 def _shown(kernel: Kernel, buffer: Buffer) -> Kernel:

@@ -99,21 +99,9 @@ class TileEmitter(GemmEmitter):
 
     def scan(self, op: Scan) -> None:
         src, _ = self.tile(op.src), self.tile(op.dst)
-        long, dim = _long(src.shape), op.dim
-        if dim >= len(long):  # of all extents; along one element all of them stay what they are
-            dim = long.index(dim) if dim in long else len(long)
+        long = _long(src.shape)  # along one element all of them stay what they are
+        dim = long.index(op.axis) if op.axis in long else len(long)
         self._lines(op, [src.shape[d] for d in long] + [1] * (dim == len(long)), dim)
-
-    def _reduced_axis(self, op: Reduce, src: Strided, dst: Strided) -> tuple[Strided, int]:
-        """`dim` counts the dimensions that are not 1, or all of them when the reduced one is 1
-        itself: the reading that fits dst's shape."""
-        for side, axis in ((_squeezed(src), op.dim), (src, op.dim % max(len(src.shape), 1))):
-            left = [n for d, n in enumerate(side.shape) if d != axis and n != 1]
-            if axis < len(side.shape) and tuple(left) == _squeezed(dst).shape:
-                return side, axis
-        raise CompileError(
-            f"reducing dimension {op.dim} of a tile {src.shape} does not give {dst.shape}"
-        )
 
     def folded(self, op: Folded) -> None:
         r = self._reduction(op.reduce)
@@ -133,8 +121,7 @@ class TileEmitter(GemmEmitter):
             self.reduce(op.reduce)
 
     def _reduction(self, op: Reduce) -> _Reduction:
-        src, dst = self.tile(op.src), self.tile(op.dst)
-        src, axis = self._reduced_axis(op, src, dst)
+        src, dst, axis = self.tile(op.src), self.tile(op.dst), op.axis
         others = [d for d in _long(src.shape) if d != axis]
         outs = _squeezed(dst)
         kind = accumulates_in(op.op, src.dtype, dst.dtype)

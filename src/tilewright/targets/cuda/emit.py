@@ -403,12 +403,9 @@ def _walks_memory(op: For) -> bool:
     """Whether a loop is over an array that local memory holds: to write it out would not bring it
     into registers, and takes the assembler minutes."""
     for inner in walk_ops(op.body):
-        touched = [(load.buffer, load.indices) for load in op_loads(inner)]
-        if isinstance(inner, Store):
-            touched.append((inner.buffer, inner.indices))
-        for buffer, indices in touched:
-            large = buffer.space is Space.LOCAL and buffer.bytes > LARGE
-            if large and any(op.var in variables(i) for i in indices):
+        for x, _ in elements_of(inner):
+            large = x.buffer.space is Space.LOCAL and x.buffer.bytes > LARGE
+            if large and any(op.var in variables(i) for i in x.indices):
                 return True
     return False
 

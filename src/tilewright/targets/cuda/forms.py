@@ -79,12 +79,9 @@ def _has_rows(region: Region) -> bool:
 def _along(nest: Map) -> Iterator[str]:
     """Tensors that a nest's last variable runs along."""
     for op in walk_ops(nest.body):
-        places = [(x.buffer, x.indices) for x in op_loads(op)]
-        if isinstance(op, Store):
-            places.append((op.buffer, op.indices))
-        for buffer, indices in places:
-            if indices and nest.vars[-1] in variables(indices[-1]):
-                yield buffer.name
+        for x, _ in elements_of(op):
+            if x.indices and nest.vars[-1] in variables(x.indices[-1]):
+                yield x.buffer.name
 
 
 def _pitches(tensor: Buffer) -> Iterator[Expr]:

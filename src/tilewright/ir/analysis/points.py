@@ -1,0 +1,50 @@
+"""Integer expressions at many points at once, by NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.arith import CMP_OPS, FOLD
+from tilewright.ir.core import *
+from tilewright.support.errors import CompileError
+
+_quietly = np.errstate(divide="ignore")  # a quotient that is not asked for may divide by 0
+_NUMPY: dict[str, Callable[..., Any]] = {
+    **{op: FOLD[op] for op in ("+", "-", "*", "&", "|", "^", "<<", ">>", *CMP_OPS)},
+    "//": _quietly(np.floor_divide), "%": _quietly(np.remainder), "neg": np.negative,
+    "min": np.minimum, "max": np.maximum, "and": np.logical_and, "or": np.logical_or,
+    "not": np.logical_not,
+}  # fmt: skip
+
+
+def wrapped(found: Any, kind: DType) -> Any:
+    """`found` as `kind` holds it; an index of 32 or 64 bits that overflows is undefined."""
+    if not kind.is_int or kind.bits == 64 or kind == INT32:
+        return found
+    least = int(kind.min_value)
+    return (found - least) % (1 << kind.bits) + least
+
+
+def evaluate(
+    expr: Expr, values: Mapping[Var, Any], held: Callable[[Any, DType], Any] = wrapped
+) -> Any:
+    """An integer or bool expression over arrays of its variables' values; `held`: what a type
+    makes of a result."""
+    if isinstance(expr, Var):
+        return values[expr]
+    parts = (evaluate(child, values, held) for child in expr.children)
+    match expr:
+        case Const(value) if (expr.dtype.is_int or expr.dtype.is_bool) and value < 1 << 63:
+            return np.int64(value)
+        case Bin(op) | Cmp(op) | Call(op) if op in _NUMPY:
+            return held(_NUMPY[op](*parts), expr.dtype)
+        case Select():
+            return np.where(*parts)
+        case Cast(a=a) if expr.dtype.is_int:
+            return held(np.add(evaluate(a, values, held), 0), expr.dtype)  # bools count
+        case Cast(a=a) if expr.dtype.is_bool:
+            return np.not_equal(evaluate(a, values, held), 0)
+    raise CompileError(f"{expr} is not known at compile time")
