@@ -355,10 +355,10 @@ def _only_loads(op: Store) -> bool:
 def _across_groups(op: Reduce) -> bool:
     """Whether warpgroups share rows of what is reduced: their results meet in shared memory."""
     layout = op.src.buffer.layout
-    if not isinstance(layout, Fragment):
+    if not isinstance(layout, Fragment) or op.dim >= len(op.src.buffer.shape):
         return False
     place = 1
-    for extent, stride in layout.along(op.axis)[0].modes():
+    for extent, stride in layout.along(op.dim)[0].modes():
         place *= extent
         if stride and place > WARPGROUP:
             return True

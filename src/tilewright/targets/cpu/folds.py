@@ -61,7 +61,7 @@ def _writes_rows(nest: Map, reduce: Reduce) -> bool:
     shape = nest.extents
     if shape != tile.shape or not all(isinstance(n, Const) and n.value > 1 for n in shape):
         return False
-    if reduce.axis != len(shape) - 1 or dst.tile != shape[:-1]:
+    if reduce.dim != len(shape) - 1 or dst.tile != shape[:-1]:
         return False
     stores = [op for op in walk_ops(nest.body, Store) if op.buffer == tile]
     return len(stores) == 1 and stores[0] in nest.body and stores[0].indices == nest.vars
