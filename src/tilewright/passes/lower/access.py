@@ -403,7 +403,7 @@ def move(
     piece, begin = held, first
     before: Body = ()
     if not direct:  # converted element by element beside a vector of the memory's own type
-        piece = Buffer(low.var("piece").name, (const(count),), kind, Space.LOCAL)
+        piece = low.local("piece", kind, count)
         begin = const(0)
         before = (Alloc(piece),)
     name = ("store_" if store else "load_") + memory.space.value

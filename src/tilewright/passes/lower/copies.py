@@ -155,8 +155,7 @@ def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
         if op.atom == "cp_async" and groups.count * op.src.dtype.bits // 8 in SIZES:
             return _cp_async(groups, source, target, MOST_UNROLLED)
         batch = longest(groups.number, MOST_UNDER_WAY)
-        size = (const(batch * groups.count),)
-        piece = Buffer(low.var("piece").name, size, op.src.dtype, Space.LOCAL)
+        piece = low.local("piece", op.src.dtype, batch * groups.count)
         return batched(groups, batch, [(source, piece)], [(target, piece)], MOST_UNROLLED)
 
 

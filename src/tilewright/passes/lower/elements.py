@@ -68,7 +68,7 @@ def atomic_element(at: Site, op: Atomic) -> Iterable[Op]:
     if op.result is None or once is TRUE:
         yield from guarded(once, atomic(op.result))
         return
-    kept = Buffer(low.var("kept").name, (), kind, Space.LOCAL)
+    kept = low.local("kept", kind)
     old = low.var("old", kind)
     yield Alloc(kept, init=const(0, kind))
     yield from guarded(once, (*atomic(old), Store(kept, (), old)))

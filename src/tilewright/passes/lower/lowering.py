@@ -129,6 +129,10 @@ class Lowering:
         var = self.var(name, value.dtype)
         return var, Let(var, value)
 
+    def local(self, name: str, kind: DType, *shape: int) -> Buffer:
+        """An array of registers with a name of its own."""
+        return Buffer(self.var(name).name, tuple(map(const, shape)), kind, Space.LOCAL)
+
     def flat(self, buffer: Buffer) -> Buffer:
         """The array that stands for a shared tile or a fragment."""
         if buffer.name not in self.buffers:

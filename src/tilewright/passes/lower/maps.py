@@ -405,8 +405,8 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
     batch = longest(groups.number, max(MOST_HELD // words, 1))
 
     def piece(key: Place, name: str) -> Buffer:
-        size = (const(batch * count // found[key].share),)
-        return Buffer(low.var(f"{key[0].name}_{name}").name, size, key[0].dtype, Space.LOCAL)
+        size = batch * count // found[key].share
+        return low.local(f"{key[0].name}_{name}", key[0].dtype, size)
 
     loaded = {key: piece(key, "in") for key in found if key in read}
     stored = {key: piece(key, "out") for key in found if key in written}

@@ -176,8 +176,7 @@ def _reduced(
         parts = replace(parts, members=[parts.members[u] for u in direct])
     rows = len(parts.members)
     alike = direct is not None and kind == op.src.dtype == op.dst.dtype and op.op not in TRUTHS
-    name = low.var(f"{op.dst.name}_part").name
-    partial = Buffer(name, (const(rows),), kind, Space.LOCAL)
+    partial = low.local(f"{op.dst.name}_part", kind, rows)
     target = low.flat(op.dst.buffer)
     # the old value of a maximum takes part like an element: it is the same in all lanes, and
     # folding it more than once changes nothing
@@ -408,7 +407,7 @@ def _chooses(low: Lowering, keep: Indices) -> Expr:
 
 def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -> Op:
     """Everybody who keeps a result folds its parts."""
-    total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
+    total = low.local("total", scratch.dtype)
 
     def fold(coords: tuple[Expr, ...]) -> Body:
         row: Expr = wrap(ravel(coords, op.dst.static_tile))
@@ -454,7 +453,7 @@ def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim:
     def at(step: Expr) -> tuple[Expr, ...]:
         return (*names[:dim], const(last) - step if op.reverse else step, *names[dim:])
 
-    total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
+    total = low.local("total", scratch.dtype)
     more = FOLDS[op.op].fold(Load(total, ()), Load(scratch, at(k)))
     steps = (
         Store(total, (), more),
