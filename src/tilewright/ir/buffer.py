@@ -60,6 +60,22 @@ class Buffer:
     def rank(self) -> int:
         return len(self.shape)
 
+    @property
+    def is_global(self) -> bool:
+        return self.space is Space.GLOBAL
+
+    @property
+    def is_shared(self) -> bool:
+        return self.space is Space.SHARED
+
+    @property
+    def is_fragment(self) -> bool:
+        return self.space is Space.FRAGMENT
+
+    @property
+    def is_local(self) -> bool:
+        return self.space is Space.LOCAL
+
     @cached_property
     def static_shape(self) -> tuple[int, ...]:
         """The shape as integers; an error for sizes known only at launch."""

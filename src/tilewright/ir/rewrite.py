@@ -2,7 +2,7 @@
 
 Nothing here knows an op class by name except what declares a buffer (`Alloc`, `View`). Functions
 that change nothing return the object they were given, so `is` tells whether anything happened,
-and positions are kept: an op made anew from another carries its `loc`.
+and positions are kept: an op made anew from another, or while that is rewritten, has its `loc`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Expr, Load, Var, loads, substitute, transform, variables
 from tilewright.ir.op import Alloc, Body, Kernel, Let, Op, Program, View, bound, marked, walk_ops
+from tilewright.support.errors import at, here
 
 OpT = TypeVar("OpT", bound=Op)
 Code = TypeVar("Code", Op, Body, Kernel)
@@ -86,19 +87,21 @@ def _each(values: tuple[Any, ...], fn: Callable[[Any], Any]) -> tuple[Any, ...]:
 
 def map_body(body: Body, fn: OpRule) -> Body:
     """`body` rewritten bottom-up: `fn(op)` sees each op with its new bodies and gives an op, a
-    body to put in its place (`()` drops it), or None to keep it."""
+    body to put in its place (`()` drops it), or None to keep it. New ops have the `loc` of `op`."""
     found: list[Op] = []
     same = True
-    for op in body:
-        inner = map_ops(op, fn)
-        new = fn(inner)
-        if new is None:
-            new = inner
-        same = same and new is op
-        if isinstance(new, tuple):
-            found += new
-        else:
-            found.append(new)
+    with at(None):
+        for op in body:
+            inner = map_ops(op, fn)
+            here.set(inner.loc or here.get())
+            new = fn(inner)
+            if new is None:
+                new = inner
+            same = same and new is op
+            if isinstance(new, tuple):
+                found += new
+            else:
+                found.append(new)
     return body if same else tuple(found)
 
 

@@ -59,7 +59,7 @@ def _adds(op: Gemm) -> bool:
     """Whether a product adds to a whole tile of registers that it does not read otherwise."""
     tile = op.c.buffer
     own = tile.name in (op.a.buffer.name, op.b.buffer.name)
-    return op.clear is FALSE and tile.space is Space.FRAGMENT and op.c.is_whole and not own
+    return op.clear is FALSE and tile.is_fragment and op.c.is_whole and not own
 
 
 def _clears(op: Op, tile: Buffer) -> bool:

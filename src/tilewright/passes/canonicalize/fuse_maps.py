@@ -77,7 +77,7 @@ def _carries(at: Facts, op: Copy, later: Body, ranges: Ranges, uses: Counter[str
     users = [n for n, op in enumerate(later) for x in walk_ops(op) if _is_factor(x, tile)]
     if uses[tile.name] != 2 + len(users):  # its allocation, this copy and the products
         return False
-    if src.buffer.space is Space.GLOBAL:
+    if src.buffer.is_global:
         return src.buffer.name not in at.written
     between = later[: max(users, default=-1) + 1]
     return src.buffer.space in _TILES and src.buffer.name not in written_in(between)
@@ -160,7 +160,7 @@ def _independent(body: Body, var: Var, viewed: set[str]) -> bool:
         place = [i for i in op.indices if not variables(i) & found]
         if all(stride_of(i, var) in (0, None) for i in place):
             return False
-        if op.buffer.space is Space.LOCAL or op.indices != written[op.buffer.name]:
+        if op.buffer.is_local or op.indices != written[op.buffer.name]:
             return False
     return not viewed & set(written) and all(
         written.get(load.buffer.name, load.indices) == load.indices
@@ -232,7 +232,7 @@ def _accesses(body: Body) -> Places:
     writes: dict[str, set[Place]] = {}
 
     def note(table: dict[str, set[Place]], buffer: Buffer, at: Place) -> None:
-        if buffer.space is not Space.LOCAL:
+        if not buffer.is_local:
             table.setdefault(buffer.name, set()).add(at)
 
     for op in walk_ops(body):

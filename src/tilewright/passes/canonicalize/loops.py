@@ -91,7 +91,7 @@ def _counted(op: For, names: set[str]) -> Body:
     body = substitute_vars(op.body, {op.var: nth(op.start, op.step, at)})
     zero, one = const(0, kind), const(1, kind)
     loop = rebuild(op, var=at, start=zero, stop=count, step=one, body=body)
-    return Let(count, trips, loc=op.loc), loop
+    return Let(count, trips), loop
 
 
 # ── open extents ─────────────────────────────────────────────────────────────────────────────
@@ -144,12 +144,12 @@ def _bounded(op: Map, threads: int, names: set[str]) -> Op:
             loops.append((var, extent))
     body = substitute_vars(op.body, values)
     if guard is not TRUE:
-        body = (If(guard, body, loc=op.loc),)
+        body = (If(guard, body),)
     if not vars_:
         vars_, extents = [fresh_var("p", names)], [const(1)]
     found: Op = rebuild(op, vars=tuple(vars_), extents=tuple(extents), body=body)
     for var, extent in reversed(loops):
-        found = For(var, const(0, var.dtype), extent, (found,), loc=op.loc)
+        found = For(var, const(0, var.dtype), extent, (found,))
     return found
 
 
@@ -226,7 +226,7 @@ def _shifts(loop: For) -> bool:
         if isinstance(op, Let) and variables(op.value) & moving:
             moving.add(op.var)
     return any(
-        buffer.space is Space.FRAGMENT and any(variables(i) & moving for i in place)
+        buffer.is_fragment and any(variables(i) & moving for i in place)
         for op in walk_ops(loop.body)
         for buffer, place in _places(op)
     )
@@ -258,9 +258,7 @@ def _map_moving(op: Op, names: set[str]) -> Op | None:
     """A copy whose part of a fragment begins at a place known only at run time, as a map."""
     if not isinstance(op, Copy) or op.atom is not None or not _are_constant(op.src.tile):
         return None
-    moves = any(
-        r.buffer.space is Space.FRAGMENT and not _are_constant(r.starts) for r in (op.src, op.dst)
-    )
+    moves = any(r.buffer.is_fragment and not _are_constant(r.starts) for r in (op.src, op.dst))
     return expand_op(op, names, "e") if moves else None
 
 

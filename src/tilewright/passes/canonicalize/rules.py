@@ -171,7 +171,7 @@ def reduce_by_atomics(op: Copy, at: Facts) -> Op | None:
     `atom=bulk_store` itself."""
     if op.reduce is None or op.atom is not None:
         return None
-    return Atomic(op.reduce, op.dst, src=op.src, loc=op.loc)
+    return Atomic(op.reduce, op.dst, src=op.src)
 
 
 @rule(Store)
@@ -180,13 +180,13 @@ def map_stores(op: Store, at: Facts) -> Op | None:
     the element is a question of layouts. Stores that differ between threads stay, and are refused
     where threads are told apart."""
     if (
-        op.buffer.space is not Space.FRAGMENT
+        not op.buffer.is_fragment
         or id(op) not in at.outside_maps
         or id(op) in at.differs.controls
         or not at.uniform(*expressions(op))
     ):
         return None
-    return Map((fresh_var("p", at.names),), (const(1),), (op,), loc=op.loc)
+    return Map((fresh_var("p", at.names),), (const(1),), (op,))
 
 
 # ── rules of whole kernels ───────────────────────────────────────────────────────────────────
@@ -242,7 +242,7 @@ def hoist_views(at: Facts) -> Kernel:
     stay: set[str] = set()
     first: list[View] = []
     for op in at.ops:
-        if not isinstance(op, View) or op.source.space is not Space.GLOBAL:
+        if not isinstance(op, View) or not op.source.is_global:
             continue
         sizes = (op.offset, *op.buffer.shape)
         if op.source.name in stay or any(variables(e) & inner or loads(e) for e in sizes):
@@ -298,10 +298,10 @@ def expand_op(op: Op, names: set[str], stem: str = "c") -> Op | None:
         case Atomic():
             inner = replace(op, dst=element(op.dst.buffer, *place), value=value, src=None)
         case Copy(reduce=str(how)):
-            inner = Atomic(how, element(op.dst.buffer, *place), value, loc=op.loc)
+            inner = Atomic(how, element(op.dst.buffer, *place), value)
         case _:
             assert value is not None
-            inner = Store(op.dst.buffer, place, cast(value, op.dst.dtype), loc=op.loc)
+            inner = Store(op.dst.buffer, place, cast(value, op.dst.dtype))
     return map_over(vars_, extents, inner, op.dst, src or op.dst)
 
 
@@ -312,10 +312,10 @@ def variables_of(region: Region, names: set[str], stem: str) -> tuple[Var, ...]:
 
 def map_over(vars_: tuple[Var, ...], extents: tuple[Expr, ...], inner: Op, *sides: Region) -> Op:
     """`inner` for all elements of the sides' tile."""
-    if vars_ and not any(r.buffer.space is Space.LOCAL for r in sides):
-        return Map(vars_, extents, (inner,), loc=inner.loc)
+    if vars_ and not any(r.buffer.is_local for r in sides):
+        return Map(vars_, extents, (inner,))
     for var, extent in zip(reversed(vars_), reversed(extents), strict=True):
-        inner = For(var, const(0), extent, (inner,), loc=inner.loc)
+        inner = For(var, const(0), extent, (inner,))
     return inner
 
 

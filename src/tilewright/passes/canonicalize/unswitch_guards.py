@@ -44,6 +44,7 @@ from tilewright.ir.core import *
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.reasons import because, key_of
+from tilewright.support import errors
 
 KINDS = ("serial", "pipelined", "persistent")
 WIDEST = 1 << 62  # sums beyond this are not divided
@@ -190,12 +191,13 @@ def _body(
     """`loop`: the innermost one around; `written`: scalars that have values in front."""
     result: list[Op] = []
     for op in body:
-        if not _guarded(op) or (isinstance(op, Map) and loop is None):
-            result.append(op)
-        elif isinstance(op, Map) and loop is not None:
-            result += _nest(at, op, ranges, loop)
-        else:
-            result += _inside(at, op, ranges, loop, written)
+        with errors.at(op.loc):
+            if not _guarded(op) or (isinstance(op, Map) and loop is None):
+                result.append(op)
+            elif isinstance(op, Map) and loop is not None:
+                result += _nest(at, op, ranges, loop)
+            else:
+                result += _inside(at, op, ranges, loop, written)
         ranges, written = scope.after(op, ranges), written | surely_written((op,))
     return tuple(result)
 
@@ -207,7 +209,7 @@ def surely_written(body: Body) -> set[str]:
         if isinstance(op, If):
             found |= surely_written(op.then) & surely_written(op.orelse)
         elif not bodies(op):
-            scalars = [b for b in written_buffers(op) if b.space is Space.LOCAL and not b.shape]
+            scalars = [b for b in written_buffers(op) if b.is_local and not b.shape]
             found |= {b.name for b in scalars}
     return found
 
@@ -269,9 +271,9 @@ def _nest(at: Facts, nest: Map, ranges: Ranges, loop: _Loop) -> Body:
     conds = " and ".join(dict.fromkeys(str(guard.cond) for guard in gone))
     loop.said.append(f"{key_of(nest)} asks for {conds} only where {others}")
     # the one with guards keeps its names: other passes have spoken of it
-    rare = Hint("rare", loc=nest.loc)
+    rare = Hint("rare")
     bare = tuple(_renamed(at, op) for op in _unguarded(nest, (*always, *gone)))
-    return (If(others, (rare, *some), bare, loc=nest.loc),)
+    return (If(others, (rare, *some), bare),)
 
 
 def _renamed(at: Facts, nest: Op) -> Op:
@@ -328,7 +330,7 @@ class _Loop:
         buffer = load.buffer
         if buffer.name in self.facts.viewed:
             return False
-        if buffer.space is Space.GLOBAL:
+        if buffer.is_global:
             return buffer.name not in self.facts.written
         # one that is not written yet may stand in a branch, or a loop, that does not run
         return buffer.name in self.written and buffer.name not in self.changed
@@ -518,7 +520,7 @@ class _Loop:
             if op.value is value:
                 return op.var
         var = fresh_var(f"{self.loop.var.name}_cut", self.facts.names, value.dtype)
-        self.lets.append(Let(var, value, loc=self.loop.loc))
+        self.lets.append(Let(var, value))
         return var
 
     def simple(self, e: Expr) -> Expr:

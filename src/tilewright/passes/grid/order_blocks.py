@@ -49,7 +49,7 @@ from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.passes.reasons import at_line, because
-from tilewright.support.errors import CompileError, Loc
+from tilewright.support.errors import CompileError
 
 ABOUT = "block order"
 PANEL = 8  # rows of a panel that nobody asked for
@@ -132,10 +132,10 @@ def number_of(indices: Sequence[Expr], extents: Sequence[Expr]) -> Expr:
     return number
 
 
-def in_range(var: Var, extent: Expr, loc: Loc | None = None) -> Hint:
+def in_range(var: Var, extent: Expr) -> Hint:
     """What a grid index says by itself."""
     inside = binary("and", compare(">=", var, 0), compare("<", var, extent))
-    return Hint("assume", value=inside, loc=loc)
+    return Hint("assume", value=inside)
 
 
 # ── orders ───────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +156,7 @@ class _Orders:
 
     def let(self, name: str, value: Expr) -> Var:
         var = fresh_var(name, self.names, value.dtype)
-        self.lets.append(Let(var, value, loc=self.kernel.loc))
+        self.lets.append(Let(var, value))
         return var
 
     def number(self, axes: Iterable[int]) -> Var:
@@ -173,8 +173,8 @@ class _Orders:
         for axis, place in sorted(places.items()):
             var, extent, size = self.kernel.blocks[axis], self.kernel.grid[axis], self.cluster[axis]
             index = place if size == 1 else place * size + self.raw[axis] % size
-            self.lets.append(Let(var, cast(index, var.dtype), loc=self.kernel.loc))
-            self.lets.append(in_range(var, extent, self.kernel.loc))
+            self.lets.append(Let(var, cast(index, var.dtype)))
+            self.lets.append(in_range(var, extent))
         return self.lets
 
     def renamed(self, lets: list[Op]) -> Kernel:
@@ -339,7 +339,7 @@ def tensor_loads(kernel: Kernel, dims: Iterable[Dim]) -> Iterator[tuple[Copy, Fo
     for loop, ranges in scope.walk_ranges(kernel, dims):
         if isinstance(loop, For) and loop.kind == "pipelined":
             for op in loop.body:
-                if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL:
+                if isinstance(op, Copy) and op.src.buffer.is_global:
                     yield op, loop, ranges
 
 
@@ -460,7 +460,7 @@ def blocks_of(kernel: Kernel, target: Target) -> int:
     shared = sum(
         op.buffer.bytes
         for op in ops
-        if isinstance(op, Alloc) and op.buffer.space is Space.SHARED and op.buffer.is_static
+        if isinstance(op, Alloc) and op.buffer.is_shared and op.buffer.is_static
     )
     room = chip.shared_per_sm // (shared * max(1, deep) + chip.reserved)
     threads = chip.threads_per_sm // prod(kernel.threads)

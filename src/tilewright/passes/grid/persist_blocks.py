@@ -167,7 +167,7 @@ def _against(op: Op, threads: set[Var]) -> str | None:
     if any(variables(e) & threads for e in expressions(op)):
         return "the kernel has code for single threads"
     if isinstance(op, While):
-        asks = any(load.buffer.space is Space.GLOBAL for load in op_loads(op))
+        asks = any(load.buffer.is_global for load in op_loads(op))
         if asks or any(walk_ops(op.body, Atomic)):
             # for what another block does, maybe: a tile of this one, later
             return "a loop may wait for other blocks"
@@ -191,7 +191,7 @@ def _persistent(kernel: Kernel, blocks: int, names: set[str], uneven: bool) -> K
     if uneven:
         loop = _there_and_back(tile, block, end, body, blocks, names)
     else:
-        loop = For(tile, block, end, body, const(blocks, kind), "persistent", loc=kernel.loc)
+        loop = For(tile, block, end, body, const(blocks, kind), "persistent")
     # no block without a tile; where there are fewer, nobody takes the second step
     count = binary("min", const(blocks, total.dtype), total)
     return replace(kernel, blocks=(block,), grid=(count,), body=(*held, loop))
@@ -237,9 +237,9 @@ def _placed(kernel: Kernel, tile: Var, body: Body) -> Body:
             continue
         place: Expr = tile if axis == 0 else tile // strides[axis]
         place = place % extent if axis < rank - 1 else place
-        lets.append(Let(var, cast(place, var.dtype), loc=kernel.loc))
+        lets.append(Let(var, cast(place, var.dtype)))
         if not isinstance(extent, Const):
-            lets.append(in_range(var, extent, kernel.loc))
+            lets.append(in_range(var, extent))
     return (*lets, *kept)
 
 
@@ -310,9 +310,9 @@ def _clustered(kernel: Kernel, axis: int, count: int, names: set[str]) -> Kernel
     whole = fresh_var(f"{old.name}_cluster", names, old.dtype)
     place = fresh_var("place", names, old.dtype)
     held, body = of_kernel(kernel)
-    index = Let(old, whole * count + place, loc=kernel.loc)
+    index = Let(old, whole * count + place)
     zero, end = const(0, old.dtype), const(count, old.dtype)
-    loop = For(place, zero, end, (index, *body), kind=CLUSTER, loc=kernel.loc)
+    loop = For(place, zero, end, (index, *body), kind=CLUSTER)
     grid = tuple(n // count if k == axis else n for k, n in enumerate(kernel.grid))
     blocks = tuple(whole if k == axis else v for k, v in enumerate(kernel.blocks))
     return replace(kernel, grid=grid, blocks=blocks, body=(*held, loop))
@@ -323,7 +323,7 @@ def of_kernel(kernel: Kernel) -> tuple[Body, Body]:
 
     def is_one(op: Op) -> bool:
         if isinstance(op, Alloc):
-            return op.buffer.space is Space.SHARED and op.init is None
+            return op.buffer.is_shared and op.init is None
         return isinstance(op, Hint) and op.value is None and op.buffer is None
 
     body = kernel.body
@@ -340,7 +340,7 @@ def spread_clusters(at: Facts) -> Kernel:
     first = kernel.blocks[0]
     raw = fresh_var(f"{first.name}_raw", at.names, first.dtype)
     inlined = map_body(kernel.body, lambda op: loop.body if op is loop else None)
-    body = (Let(first, raw // count, loc=kernel.loc), *inlined)
+    body = (Let(first, raw // count), *inlined)
     grid = (kernel.grid[0] * count, *kernel.grid[1:])
     cluster = (count, *(1 for _ in kernel.grid[1:]))
     return replace(
@@ -380,7 +380,7 @@ class Common:
             if not known:
                 break
             e = substitute(e, known)
-        if any(load.buffer.space is not Space.GLOBAL for load in loads(e)):
+        if any(not load.buffer.is_global for load in loads(e)):
             return False
 
         def cluster(node: Expr) -> Expr | None:

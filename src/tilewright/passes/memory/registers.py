@@ -54,7 +54,7 @@ from tilewright.passes.overlap.roles import MOST as MOST_GIVEN
 from tilewright.passes.overlap.roles import UNIT, placed
 from tilewright.passes.overlap.skew import registers, registers_of
 from tilewright.passes.reasons import because, costs
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, at
 
 MOST = 255  # registers of a thread
 SMALL = 4096  # bytes of a fragment that is copied for single elements of it
@@ -76,7 +76,7 @@ def spill_fragments(kernel: Kernel, target: Target) -> Kernel:
         load.buffer.name: load.buffer
         for op in outside_nests(kernel.body)
         for load in op_loads(op)
-        if load.buffer.space is Space.FRAGMENT and load.buffer.name not in viewed
+        if load.buffer.is_fragment and load.buffer.name not in viewed
     }
     written = written_by(kernel)
     for buffer in asked.values():
@@ -98,7 +98,8 @@ def _outside_maps(body: Body, rule: Callable[[Op], Body]) -> Body:
         if isinstance(op, Map):
             found.append(op)
             continue
-        *before, new = rule(op)
+        with at(op.loc):
+            *before, new = rule(op)
         found += [*before, map_bodies(new, lambda inner: _outside_maps(inner, rule))]
     return tuple(found)
 
@@ -122,10 +123,10 @@ def _shown(kernel: Kernel, buffer: Buffer) -> Kernel:
         new = _reading(op, buffer, lambda load: Load(shared, load.indices, load.loc))
         if new is op or isinstance(op, While) or id(op) in differs.controls:
             return (op,)
-        return Copy(whole(buffer), whole(shared), loc=op.loc), new
+        return Copy(whole(buffer), whole(shared)), new
 
     body = _outside_maps(kernel.body, rule)
-    return rebuild(kernel, body=(Alloc(shared, loc=kernel.loc), *body))
+    return rebuild(kernel, body=(Alloc(shared), *body))
 
 
 def _source(kernel: Kernel, buffer: Buffer, written: set[str]) -> Copy | None:
@@ -141,7 +142,7 @@ def _source(kernel: Kernel, buffer: Buffer, written: set[str]) -> Copy | None:
     if len(long_dims(op.src.extents)) != len(long_dims(buffer.shape)):
         return None
     read = {op.src.buffer, *(load.buffer for start in op.src.starts for load in loads(start))}
-    steady = all(b.space is Space.GLOBAL and b.name not in written for b in read)
+    steady = all(b.is_global and b.name not in written for b in read)
     return op if steady else None
 
 
@@ -186,11 +187,11 @@ def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
         return kernel
     most = min(MOST, target.chip.registers // prod(kernel.threads))
     allocs = list(walk_ops(kernel, Alloc))
-    shared = sum(op.buffer.bytes for op in allocs if op.buffer.space is Space.SHARED)
+    shared = sum(op.buffer.bytes for op in allocs if op.buffer.is_shared)
     viewed = aliases(kernel).viewed
     for op in allocs:
         buffer, words = op.buffer, registers_of(op.buffer, kernel)
-        if buffer.space is not Space.FRAGMENT or words <= most or buffer.name in viewed:
+        if not buffer.is_fragment or words <= most or buffer.name in viewed:
             continue
         if shared + buffer.bytes > target.chip.shared or not _movable(kernel, buffer):
             continue
@@ -230,7 +231,7 @@ def keep_operands(kernel: Kernel, target: Target) -> Kernel:
 
 def _could_be(buffer: Buffer, groups: int) -> bool:
     return (
-        buffer.space is Space.SHARED
+        buffer.is_shared
         and buffer.is_static
         and buffer.rank == 2
         and int(buffer.shape[0]) % (ROWS * groups) == 0
@@ -257,7 +258,7 @@ def _reads(op: Gemm, buffer: Buffer) -> bool:
         and op.a.is_whole
         and not op.transpose_a
         and buffer not in (op.b.buffer, op.c.buffer)
-        and op.b.buffer.space is Space.SHARED
+        and op.b.buffer.is_shared
         and op.policy != "full_col"
         and op.atom is None
         and op.meta is None

@@ -34,6 +34,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.lower.cluster import passes_tensors
 from tilewright.passes.overlap.rings import slots_of, slotted
+from tilewright.support import errors
 
 WORD = 32  # bits of the least counted store
 TWICE = 4096  # bytes of a loop's tiles that may get a second slot
@@ -57,7 +58,7 @@ def count_stores(at: Facts) -> Kernel:
         return kernel
     early = kernel.body[: next(k for k, op in enumerate(kernel.body) if _meets(op))]
     if not any(isinstance(op, Fence) and op.kind == "barrier_init" for op in early):
-        work.start.append(Fence("barrier_init", loc=kernel.loc))
+        work.start.append(Fence("barrier_init"))
     made = dict(zip(map(id, loops), inner, strict=True))
     top: list[Op] = []
     for op in body:
@@ -117,9 +118,9 @@ class _Counted:
         elif not isinstance(part, Kernel):
             counter = Buffer(fresh_name("exchange", self.names), (), INT32, Space.LOCAL)
             turn = var = fresh_var("turn", self.names)
-            self.start.append(Alloc(counter, const(0), loc=part.loc))
-            count = Store(counter, (), turn + 1, loc=part.loc)
-            before = (Let(var, Load(counter, ()), loc=part.loc), count)
+            self.start.append(Alloc(counter, const(0)))
+            count = Store(counter, (), turn + 1)
+            before = (Let(var, Load(counter, ())), count)
         slots = self.take_turns(part, [e.stores.values() for e in exchanges])
         slot, phase = (turn % 2, turn // 2 % 2) if slots else (const(0), turn % 2)
         meeting = body[meetings[0]]
@@ -128,25 +129,26 @@ class _Counted:
             self.met[id(part)] = meeting
         changes: dict[int, Body] = {meetings[0]: before if slots else (*before, meeting)}
         for first, last, stores in exchanges:
-            self.stores += len(stores)
-            tile, loc = next(iter(stores.values())).dst.buffer.name, body[last].loc
-            name, count_of = fresh_name(f"{tile}_landed", self.names), const(2 if slots else 1)
-            barrier = Buffer(name, (count_of,), BARRIER, Space.BARRIER)
-            here, arrivals = element(barrier, slot), const(blocks if slots else 1)
-            self.start += [Alloc(barrier, loc=loc), BarrierInit(whole(barrier), arrivals, loc=loc)]
-            for k, store in stores.items():
-                there = replace(here, cta=store.dst.cta)
-                changes[k] = (rebuild(store, atom="remote_store", barrier=there),)
-            # expected early, where no thread has to wait for others' accesses to say so
-            rank = fresh_var("peer", self.names) if slots else _rank(self.kernel)
-            told = _bytes(stores.values(), rank, blocks)
-            expected: Op = Arrive(here, told, loc=loc)
-            if slots:
-                tell = Arrive(replace(here, cta=rank), simplify(told // blocks), loc=loc)
-                assert isinstance(rank, Var)
-                expected = For(rank, const(0), const(blocks), (tell,), kind="unroll", loc=loc)
-            changes[first] = (*changes.get(first, (body[first],)), expected)
-            changes[last] = (Wait(here, phase, loc=loc),)
+            with errors.at(body[last].loc):
+                self.stores += len(stores)
+                tile = next(iter(stores.values())).dst.buffer.name
+                name, count_of = fresh_name(f"{tile}_landed", self.names), const(2 if slots else 1)
+                barrier = Buffer(name, (count_of,), BARRIER, Space.BARRIER)
+                here, arrivals = element(barrier, slot), const(blocks if slots else 1)
+                self.start += [Alloc(barrier), BarrierInit(whole(barrier), arrivals)]
+                for k, store in stores.items():
+                    there = replace(here, cta=store.dst.cta)
+                    changes[k] = (rebuild(store, atom="remote_store", barrier=there),)
+                # expected early, where no thread has to wait for others' accesses to say so
+                rank = fresh_var("peer", self.names) if slots else _rank(self.kernel)
+                told = _bytes(stores.values(), rank, blocks)
+                expected: Op = Arrive(here, told)
+                if slots:
+                    tell = Arrive(replace(here, cta=rank), simplify(told // blocks))
+                    assert isinstance(rank, Var)
+                    expected = For(rank, const(0), const(blocks), (tell,), kind="unroll")
+                changes[first] = (*changes.get(first, (body[first],)), expected)
+                changes[last] = (Wait(here, phase),)
         found = tuple(op for k, each in enumerate(body) for op in changes.get(k, (each,)))
         return tuple(slotted(op, slots, slot) for op in found) if slots else found
 
@@ -215,8 +217,8 @@ def _is_countable(op: Op, kernel: Kernel) -> TypeGuard[Copy]:
         and isinstance(op.dst.cta, Const)
         and 0 <= op.dst.cta.value < prod(kernel.cluster)
         and all(x is None for x in (op.src.cta, op.atom, op.barrier, op.reduce))
-        and op.src.buffer.space is Space.FRAGMENT
-        and op.dst.buffer.space is Space.SHARED
+        and op.src.buffer.is_fragment
+        and op.dst.buffer.is_shared
         and op.src.dtype == op.dst.dtype
         and op.dst.dtype.bits % WORD == 0
         and all(isinstance(e, Const) for e in op.dst.extents)

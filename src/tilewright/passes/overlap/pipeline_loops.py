@@ -78,14 +78,15 @@ from tilewright.passes.sync.matrix_groups import (
     settle_matrix_groups,
     unnumber,
 )
+from tilewright.support.errors import at
 
 FETCHED_AHEAD = 2  # numbers that are under way: the producer is a tile ahead
 
 
 @kernel_pass
-def pipeline_loops(at: Facts) -> Kernel:
+def pipeline_loops(facts: Facts) -> Kernel:
     """Every kernel with its copies running ahead, as far as the target can."""
-    kernel, program, target, names = at.kernel, at.program, at.target, at.names
+    kernel, program, target, names = facts.kernel, facts.program, facts.target, facts.names
     if split_into_roles(kernel):
         work = _Pipeliner(Ahead(kernel, program, target), names, releases)
         body = work.body(kernel.body, scope.entry(kernel, program.dims), looped=False)
@@ -202,22 +203,22 @@ class _Pipeliner(SingleCopies):
     def start(self, announced: bool = False) -> Body:
         """What the kernel begins with: rings, barriers and counters. `announced`: it has a fence
         after the initialisation of barriers already."""
-        loc, warps = self.kernel.loc, consuming_warps(self.kernel)
+        warps = consuming_warps(self.kernel)
         found: list[Op] = [
-            Alloc(b, multibuffer=ring.how == THREADS, loc=loc)
+            Alloc(b, multibuffer=ring.how == THREADS)
             for ring in self.rings
             for b in ring.slots.values()
         ]
-        found += [Alloc(b, loc=loc) for b in self.barriers]
-        found += [Alloc(b, const(0), loc=loc) for b in self.counters]
+        found += [Alloc(b) for b in self.barriers]
+        found += [Alloc(b, const(0)) for b in self.counters]
         arrivals = {ring.free: warps * ring.peers for ring in self.rings}
         # each warp of the producer says when its `cp.async` have come
         arrivals |= {ring.full: GROUP for ring in self.rings if ring.how == CP_ASYNC}
-        found += [BarrierInit(whole(b), const(arrivals.get(b, 1)), loc=loc) for b in self.barriers]
+        found += [BarrierInit(whole(b), const(arrivals.get(b, 1))) for b in self.barriers]
         if self.barriers and not announced:
             shared = any(ring.peers > 1 for ring in self.rings)
-            meet = Sync("cluster" if shared else "block", loc=loc)
-            found += [Fence("barrier_init", loc=loc), meet]
+            meet = Sync("cluster" if shared else "block")
+            found += [Fence("barrier_init"), meet]
         return tuple(found)
 
     def fills_ring(self, op: Op) -> bool:
@@ -251,7 +252,8 @@ class _Pipeliner(SingleCopies):
         """What becomes of each statement of `body`."""
         found = []
         for op in body:
-            found.append(self.statement(op, ranges, looped))
+            with at(op.loc):
+                found.append(self.statement(op, ranges, looped))
             ranges = scope.after(op, ranges)
         return found
 
@@ -289,7 +291,7 @@ class _Pipeliner(SingleCopies):
             value: Expr = getattr(loop, end)
             if loads(value):  # taken once, as the loop does
                 var = fresh_var(f"{loop.var.name}_{end}", self.names, value.dtype)
-                found.append(Let(var, value, loc=loop.loc))
+                found.append(Let(var, value))
                 loop = rebuild(loop, **{end: var})
         for fill in plan.fills.values():
             parts[fill.at] = []
@@ -297,10 +299,10 @@ class _Pipeliner(SingleCopies):
         if plan.skew and plan.skew.copies:
             work.copies = copies_of(plan.skew.copies, self.kernel, self.names)
             work.settled = self.target.schedule.waits != "late"
-            found += [Alloc(twin, loc=loop.loc) for twin in work.copies.tiles.values()]
+            found += [Alloc(twin) for twin in work.copies.tiles.values()]
         for ring, tile in plan.threaded:
             work.rings.append(ring)
-            over = Release(tile.numbers, tile.slots - 2, loc=loop.loc)
+            over = Release(tile.numbers, tile.slots - 2)
             work.at(Place(tile.last), always([over]))
         refills: dict[Place, Groups] = {}
         groups = plan.groups
@@ -311,28 +313,28 @@ class _Pipeliner(SingleCopies):
         for ring, fills in groups:
             uses = work.in_time({k for f in fills for k in f.uses})
             work.rings.append(ring)
-            first, last, loc = uses[0], uses[-1], loop.body[uses[0]].loc
+            first, last = uses[0], uses[-1]
             place, numbers, run = self.release(plan, work, uses, ring)
-            free: list[Op] = [Release(numbers, run, loc=loc)] if numbers else []
+            free: list[Op] = [Release(numbers, run)] if numbers else []
             if ring.full is not None:
                 work.waited_for(ring, first)
             else:
                 pending = ring.stages - 1 - place.lag + int(place.at < first)
-                arrived: list[Op] = [WaitGroup(CP_ASYNC, pending, loc=loc)]
+                arrived: list[Op] = [WaitGroup(CP_ASYNC, pending)]
                 if numbers:
-                    arrived.append(Fence("proxy_async", loc=loc))
+                    arrived.append(Fence("proxy_async"))
                 # each thread has waited for what it copied itself; it also means that no thread
                 # reads the slot of the iteration before any more
-                arrived.append(Sync("block", loc=loc))
+                arrived.append(Sync("block"))
                 work.before(first, always(arrived))
             if ring.free is None:
                 work.at(place, always(free))
                 refills.setdefault(place, []).append((ring, fills))
                 readers = _reading(self.kernel, ring)  # in loops before, or an outer iteration
-                found += [Release(readers, loc=loop.loc)] if readers else []
+                found += [Release(readers)] if readers else []
                 continue
             if any(_stores(op, ring) for part in parts for op in walk_ops(tuple(part), Copy)):
-                free.append(WaitGroup("bulk", 0, read=True, loc=loc))
+                free.append(WaitGroup("bulk", 0, read=True))
             users = sum(r is ring for p in self.plans.values() for r, _ in p.groups)
             again = looped or users > 1 or ring.peers > 1
             work.handed_back(ring, last, place, free, consuming_warps(self.kernel), again)
@@ -416,7 +418,7 @@ class _Pipeliner(SingleCopies):
             else:
                 slot = later.slot(ring, ahead, "next")
             if ring.full is not None:
-                found.append(ring.expect(slot, fills[0].copy.loc))
+                found.append(ring.expect(slot))
             found += [fill.into(ring, slot, loop, value, self.names) for fill in fills]
         return [*later.head, *found]
 
@@ -431,11 +433,11 @@ class _Pipeliner(SingleCopies):
             count = min(count, -(-extent.hi // step))
         inner = self.fills(loop, groups, value, turn, None)
         if (count - 1) * step >= extent.lo:
-            inner = [If(compare("<", value, loop.stop), tuple(inner), loc=loop.loc)]
+            inner = [If(compare("<", value, loop.stop), tuple(inner))]
         if by_threads:
-            inner.append(Commit(CP_ASYNC, loc=loop.loc))
+            inner.append(Commit(CP_ASYNC))
         zero, last = const(0, loop.var.dtype), const(count, loop.var.dtype)
-        return [For(turn, zero, last, tuple(inner), kind="unroll", loc=loop.loc)]
+        return [For(turn, zero, last, tuple(inner), kind="unroll")]
 
     def refill(
         self, loop: For, groups: Groups, lag: int, ranges: Ranges, section: Section
@@ -449,9 +451,9 @@ class _Pipeliner(SingleCopies):
         found: list[Op] = []
         if known is not False:
             inner = self.fills(loop, groups, value, distance, section)
-            found.append(If(cond, tuple(inner), loc=loop.loc))
+            found.append(If(cond, tuple(inner)))
         if any(ring.how == CP_ASYNC for ring, _ in groups):
-            found.append(Commit(CP_ASYNC, loc=loop.loc))
+            found.append(Commit(CP_ASYNC))
         return found
 
     # ── a producer of its own ────────────────────────────────────────────────────────────────

@@ -136,7 +136,7 @@ class Ahead:
         changed, ops = written_in(loop.body), list(walk_ops(op))
         inner = {v for each in loop.body for v in bound_within(each)} - {*bound_within(op)}
         return not any(variables(e) & inner for each in ops for e in expressions(each)) and not any(
-            b.name in (self.written if b.space is Space.GLOBAL else changed)
+            b.name in (self.written if b.is_global else changed)
             for each in ops
             for b in read_buffers(each)
         )
@@ -297,13 +297,10 @@ def loops_of_guards(body: Body, names: set[str]) -> Body:
             return guard
         if not any(map(is_tile_load, guard.then)):
             return guard
-        var, count = (
-            fresh_var(f"{loop.var.name}_once", names),
-            Select(guard.cond, const(1), const(0)),
-        )
-        return For(
-            var, const(0), count, guard.then, kind=loop.kind, stages=loop.stages, loc=guard.loc
-        )
+        var = fresh_var(f"{loop.var.name}_once", names)
+        count = Select(guard.cond, const(1), const(0))
+        loop = rebuild(loop, var=var, start=const(0), stop=count, body=guard.then, loc=guard.loc)
+        return rebuild(loop, step=const(1))
 
     def rule(op: Op) -> Op | None:
         if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 1:
@@ -339,7 +336,7 @@ def thread_fills(kernel: Kernel, loop: For, others: set[str], room: int) -> list
         return found
     outside = used_outside(kernel.body, {loop.var}) | others
     for tile in sorted({op.buffer for op in walk_ops(kernel, Alloc)}, key=lambda b: b.name):
-        if tile.space is not Space.SHARED or not tile.is_static or tile.name in outside:
+        if not tile.is_shared or not tile.is_static or tile.name in outside:
             continue
         uses = [op for op in loop.body if tile.name in mentioned(op)]
         writes = [op for op in uses if touched(op)[tile.name]]
@@ -359,7 +356,7 @@ def thread_fills(kernel: Kernel, loop: For, others: set[str], room: int) -> list
 
 def _is_by_threads(op: Op) -> bool:
     """Who meet the others behind it: nobody meets for what an engine brings."""
-    return not isinstance(op, Copy) or op.src.buffer.space is not Space.GLOBAL
+    return not isinstance(op, Copy) or not op.src.buffer.is_global
 
 
 def _multiplies(op: Op, tile: Buffer) -> bool:

@@ -35,8 +35,10 @@ from tilewright.passes.overlap.rings import (
     Groups,
     Ring,
     known_scalars,
+    plain_loop,
     rows_before,
 )
+from tilewright.support import errors
 
 PRODUCER, CONSUMER = "producer", "consumer"
 MOST_CONSUMERS = 3  # warpgroups
@@ -161,7 +163,8 @@ class Slice:
     def body(self, body: Body, fills: Mapping[int, list[Op]] = MappingProxyType({})) -> Body:
         found: list[Op] = []
         for k, op in enumerate(body):
-            found += [*fills.get(k, ()), *self.op(op)]
+            with errors.at(op.loc):
+                found += [*fills.get(k, ()), *self.op(op)]
         return _pruned([*found, *fills.get(END, ())])
 
     def op(self, op: Op) -> list[Op]:
@@ -169,8 +172,7 @@ class Slice:
             case For():
                 fills = self.fill(op)
                 body = self.body(op.body, fills)
-                kind = "persistent" if op.kind == "persistent" else "serial"
-                new = For(op.var, op.start, op.stop, body, op.step, kind, loc=op.loc)
+                new = rebuild(plain_loop(op), body=body)
                 around = [*fills.get(BEFORE, ()), new, *fills.get(BEHIND, ())]
                 return around if _works(new) else []
             case If() | While():
@@ -178,7 +180,7 @@ class Slice:
                 return [new_op] if _works(new_op) else []
             case Let():  # taken along; whoever needs it finds its loads checked
                 return [op]
-            case View() if op.source.space is Space.GLOBAL:
+            case View() if op.source.is_global:
                 return [op]
             case Hint(name="assume") if op.value is not None:
                 return [op]
@@ -222,7 +224,7 @@ def check_known(body: Body, written: set[str], known: set[str], why: str = "") -
     known = known | defined_names(body)
     for op in walk_ops(body):
         for buffer in (load.buffer for load in op_loads(op)):
-            fixed = buffer.space is Space.GLOBAL and buffer.name not in written
+            fixed = buffer.is_global and buffer.name not in written
             if not fixed and buffer.name not in known:
                 raise NoProducer(why or f"{buffer.name} decides what is copied")
 
@@ -245,17 +247,16 @@ def producer_of(
         places: Fills = {}
         turned: dict[Buffer, Ring] = {}
         for ring, fills in rings.get(id(loop), ()):
-            loc = fills[0].copy.loc
             # what takes many instructions comes behind what takes one
             at = min(each.at for each in fills) if ring.how == BULK else END
             found = places.setdefault(at, [])
             slot: Expr = const(0)
             if ring.stages > 1:
                 slot = Var(fresh_name(f"{loop.var.name}_slot", names))
-                found.append(Let(slot, ring.slot(), loc=loc))
-            found.append(ring.acquire(slot, loc))
+                found.append(Let(slot, ring.slot()))
+            found.append(ring.acquire(slot))
             if ring.how == BULK:
-                found.append(ring.expect(slot, loc))
+                found.append(ring.expect(slot))
             for each in fills:
                 copy = each.copy
                 check_known(
@@ -269,7 +270,7 @@ def producer_of(
             turned[ring.counter] = ring
         counters.update(dict.fromkeys(turned))
         for ring in turned.values():
-            places.setdefault(END, []).append(ring.advance(loop.loc))
+            places.setdefault(END, []).append(ring.advance())
         return places
 
     def fetch(op: Atomic) -> list[Op]:
@@ -285,30 +286,30 @@ def producer_of(
         raise NoProducer(f"{min(v.name for v in missing)} decides what is copied")
     if fetches is not None:
         counters[fetches.ring.counter] = None
-    body = (*(Alloc(c, const(0), loc=kernel.loc) for c in counters), *body)
+    body = (*(Alloc(c, const(0)) for c in counters), *body)
     check_known(body, written, scalars)
     body = rename_unique(body, taken)
     names |= taken
-    return Role(PRODUCER, consuming_warps(kernel), GROUP, body, derived=True, loc=kernel.loc)
+    return Role(PRODUCER, consuming_warps(kernel), GROUP, body, derived=True)
 
 
 def announced(ring: Ring, loop: For) -> Fills:
     """What tells the consumers of a slot that `cp.async` has filled it: its threads wait, as many
     iterations later as a slot is used before it is needed again, and each warp says so."""
-    late, loc = max(ring.stages - 2, 0), loop.loc
+    late = max(ring.stages - 2, 0)
 
     def said(behind: int) -> list[Op]:
         full = ring.full_at(ring.slot(ring.stages - behind) if behind else ring.slot())
-        arrived = Arrive(full, count=const(GROUP), by="warps", loc=loc)
-        return [Fence("proxy_async", loc=loc), arrived]
+        arrived = Arrive(full, count=const(GROUP), by="warps")
+        return [Fence("proxy_async"), arrived]
 
-    found: Fills = {END: [Commit(CP_ASYNC, loc=loc), WaitGroup(CP_ASYNC, late, loc=loc)]}
+    found: Fills = {END: [Commit(CP_ASYNC), WaitGroup(CP_ASYNC, late)]}
     begun = compare(">=", loop.var, loop.start + late * loop.step)
-    found[END] += [If(begun, (*said(late),), loc=loc)] if late else said(0)
+    found[END] += [If(begun, (*said(late),))] if late else said(0)
     for left in reversed(range(late)):
         ran = compare("<", loop.start + left * loop.step, loop.stop)
-        found.setdefault(BEHIND, []).append(WaitGroup(CP_ASYNC, left, loc=loc))
-        found[BEHIND] += said(left + 1) if ran is TRUE else [If(ran, (*said(left + 1),), loc=loc)]
+        found.setdefault(BEHIND, []).append(WaitGroup(CP_ASYNC, left))
+        found[BEHIND] += said(left + 1) if ran is TRUE else [If(ran, (*said(left + 1),))]
     return found
 
 
@@ -321,9 +322,9 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> li
     found: list[Op] = []
     for several in shared.values():
         var = Var(fresh_name("slot", names))
-        waits = [ring.acquire(ring.slot(), kernel.loc) for ring in several]
-        end, turn = const(several[0].stages), several[0].advance(kernel.loc)
-        found.append(For(var, const(0), end, (*waits, turn), loc=kernel.loc))
+        waits = [ring.acquire(ring.slot()) for ring in several]
+        end, turn = const(several[0].stages), several[0].advance()
+        found.append(For(var, const(0), end, (*waits, turn)))
     return found
 
 
@@ -358,13 +359,13 @@ def part_roles(at: Facts) -> Kernel:
             outside.insert(0, op)
             return ()
         if isinstance(op, Sync) and op.scope == "block":
-            return Sync("named", const(NAMED), threads, loc=op.loc)
+            return Sync("named", const(NAMED), threads)
         return None
 
     body = map_body(tuple(inside), among_consumers)
     kept, taken = registers_of(producer[0], body, warps // GROUP, at.target)
     roles = (
-        Role(CONSUMER, 0, warps, body, registers=taken, loc=kernel.loc),
+        Role(CONSUMER, 0, warps, body, registers=taken),
         rebuild(producer[0], derived=False, registers=kept),
     )
     return rebuild(kernel, threads=(threads + GROUP * WARP,), body=(*outside, *roles))
@@ -442,7 +443,7 @@ def scalars_of(exprs: list[Expr], body: Body) -> set[str]:
         e = left.pop()
         left += [lets.pop(v) for v in variables(e) if v in lets]
         for load in loads(e):
-            if load.buffer.space is Space.LOCAL and load.buffer.name not in found:
+            if load.buffer.is_local and load.buffer.name not in found:
                 found.add(load.buffer.name)
                 left += [op.value for op in stores if op.buffer is load.buffer]
     return found

@@ -51,7 +51,7 @@ class SingleCopies:
         """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
         stores of tensors that nothing else uses. (The fence that shows the engine ordinary writes
         is for those of the block's own threads: tiles that peers write are not its.)"""
-        found, load = self.found, op.src.buffer.space is Space.GLOBAL
+        found, load = self.found, op.src.buffer.is_global
         tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
         able = (
             Feature.BULK_COPY in self.target.features
@@ -101,17 +101,17 @@ class SingleCopies:
         def issue() -> None:
             if not run:
                 return
-            first, loc = run[0].dst.buffer.name, run[0].loc
+            first = run[0].dst.buffer.name
             names = {c.dst.buffer.name for c in run}
             barrier = element(self.barrier(f"{first}_full", 1), 0)
             total = sum(c.dst.dtype.storage_bytes(prod(c.dst.static_tile)) for c in run)
-            found.append(Arrive(barrier, const(total), loc=loc))
+            found.append(Arrive(barrier, const(total)))
             found.extend(rebuild(c, barrier=barrier) for c in run)
-            wait: list[Op] = [Wait(barrier, const(0), loc=loc)]
+            wait: list[Op] = [Wait(barrier, const(0))]
             if looped:
                 counter = self.counter(f"{first}_turn")
                 turn = Load(counter, ())
-                wait = [Wait(barrier, turn % 2, loc=loc), Store(counter, (), turn + 1, loc=loc)]
+                wait = [Wait(barrier, turn % 2), Store(counter, (), turn + 1)]
             waiting.append((names, wait))
             run.clear()
 

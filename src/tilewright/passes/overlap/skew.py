@@ -114,7 +114,7 @@ def _renewed(kernel: Kernel, loop: For, statements: Sequence[int], views: Aliase
     return [
         tile
         for tile in sorted(results, key=lambda b: b.name)
-        if tile.space is Space.FRAGMENT
+        if tile.is_fragment
         and tile.is_static
         and tile.name not in outside
         and overwrites(next(op for op in loop.body if tile.name in touched(op)), tile.name)
@@ -156,7 +156,7 @@ def registers(kernel: Kernel) -> int:
     return sum(
         registers_of(op.buffer, kernel)
         for op in walk_ops(kernel, Alloc)
-        if op.buffer.space is Space.FRAGMENT and op.buffer.is_static
+        if op.buffer.is_fragment and op.buffer.is_static
     )
 
 

@@ -64,7 +64,7 @@ def stage_stores(at: Facts) -> Kernel:
             if None not in parts:
                 left -= size * count
                 body = [each for part in parts for each in part or ()]
-                return (*(Alloc(tile, loc=op.loc) for tile in tiles), *body)
+                return (*(Alloc(tile) for tile in tiles), *body)
         return None
 
     return map_ops(kernel, rule)
@@ -72,7 +72,7 @@ def stage_stores(at: Facts) -> Kernel:
 
 def _of_copy(op: Copy, spread: set[str], ranges: Ranges) -> Staging | None:
     """A copy of an accumulator to a tensor, which the bulk engine can make of a tile."""
-    if op.atom is not None or op.reduce is not None or op.dst.buffer.space is not Space.GLOBAL:
+    if op.atom is not None or op.reduce is not None or not op.dst.buffer.is_global:
         return None
     if op.src.buffer.name not in spread or op.dst.dtype.bits != 16:
         return None
@@ -82,7 +82,7 @@ def _of_copy(op: Copy, spread: set[str], ranges: Ranges) -> Staging | None:
     def part(at: int, width: int, tile: Buffer) -> Body | None:
         src, dst = (along(side, -1, const(at), width) for side in (op.src, op.dst))
         store = rebuild(op, src=whole(tile), dst=dst)
-        fill = Copy(src, whole(tile), loc=op.loc)
+        fill = Copy(src, whole(tile))
         return (fill, store) if bulk_eligible(store, ranges) else None
 
     return Staging(op.src.buffer.name, op.src.static_tile, op.dst.dtype, part)
@@ -103,9 +103,9 @@ def _of_nest(op: Map, spread: set[str], names: set[str]) -> Staging | None:
     results = [x.buffer for x in loads(value) if x.buffer.name in spread and x.indices == op.vars]
     if op.layout is not None or len(op.vars) != 2 or not results:
         return None
-    if tensor.space is not Space.GLOBAL or tensor.dtype.bits != 16 or not tensor.dtype.is_float:
+    if not tensor.is_global or tensor.dtype.bits != 16 or not tensor.dtype.is_float:
         return None
-    if any(x.buffer.space is Space.FRAGMENT for e in (cond, *place) for x in loads(e)):
+    if any(x.buffer.is_fragment for e in (cond, *place) for x in loads(e)):
         return None
     # computed for every element: nothing that only the condition keeps inside a tile
     if any(x.buffer == tensor for x in loads(value)) or (
@@ -121,18 +121,18 @@ def _of_nest(op: Map, spread: set[str], names: set[str]) -> Staging | None:
         here: dict[Var, Expr] = {column: column + at} if at else {}
 
         def over(inner: Op) -> Op:
-            nest = Map(op.vars, (op.extents[0], const(width)), (inner,), loc=op.loc)
+            nest = Map(op.vars, (op.extents[0], const(width)), (inner,))
             return rename_unique(nest, names)
 
         makes = cast(substitute(value, here), made.dtype)
         where = tuple(substitute(i, here) for i in place)
-        stores: Op = Store(tensor, where, Load(tile, op.vars), loc=store.loc)
+        stores: Op = Store(tensor, where, Load(tile, op.vars))
         if cond is not TRUE:
-            stores = If(substitute(cond, here), (stores,), loc=store.loc)
+            stores = If(substitute(cond, here), (stores,))
         return (
-            Alloc(made, loc=op.loc),
-            over(Store(made, op.vars, makes, loc=store.loc)),
-            Copy(whole(made), whole(tile), loc=op.loc),
+            Alloc(made),
+            over(Store(made, op.vars, makes)),
+            Copy(whole(made), whole(tile)),
             over(stores),
         )
 
@@ -152,7 +152,7 @@ def _by_matrix(kernel: Kernel) -> set[str]:
             for nest in walk_ops(kernel, Map)
             for each in nest.body
             if isinstance(each, Store)
-            and each.buffer.space is Space.FRAGMENT
+            and each.buffer.is_fragment
             and each.indices == nest.vars
             and any(x.buffer.name in found and x.indices == nest.vars for x in loads(each.value))
         }

@@ -65,7 +65,7 @@ def planned_bytes(kernel: Kernel) -> int:
         for op in walk_ops(loop.body) if loop.kind == "pipelined" else ():
             if (tile := loaded_tile(op)) is not None:
                 stages.setdefault(tile.name, set()).add(max(1, loop.stages))
-    shared = [op.buffer for op in walk_ops(kernel, Alloc) if op.buffer.space is Space.SHARED]
+    shared = [op.buffer for op in walk_ops(kernel, Alloc) if op.buffer.is_shared]
     return sum(b.bytes * sum(stages.get(b.name, {1})) for b in shared)
 
 
@@ -138,7 +138,7 @@ def _work(kernel: Kernel, loop: For) -> Work:
 def _other_tiles(kernel: Kernel, work: Work) -> set[Buffer]:
     """Shared tiles that are not loaded in the loop."""
     allocs = {op.buffer for op in walk_ops(kernel, Alloc)} - work.tiles
-    return {b for b in allocs if b.space is Space.SHARED and b.is_static}
+    return {b for b in allocs if b.is_shared and b.is_static}
 
 
 def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
@@ -311,7 +311,7 @@ def _only_multiplies(loop: For) -> bool:
     """Whether a loop loads for one product and does nothing else. What threads compute runs under
     the product before, which they would wait for half done."""
     work = [op for op in loop.body if not isinstance(op, (Let, Hint, Alloc))]
-    loads = [op for op in work if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL]
+    loads = [op for op in work if isinstance(op, Copy) and op.src.buffer.is_global]
     return len(work) == len(loads) + 1 and any(isinstance(op, Gemm) for op in work)
 
 
