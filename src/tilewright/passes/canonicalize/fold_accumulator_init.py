@@ -29,10 +29,7 @@ from __future__ import annotations
 
 from math import isnan
 
-from tilewright.ir.analysis.effects import leaves_early, mentioned, written_in
-from tilewright.ir.core import *
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.reasons import because
+from tilewright.passes.core import *
 
 
 @kernel_pass

@@ -16,12 +16,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TypeAlias
 
-from tilewright.ir.analysis.bounds import Ranges, prove, stride_of
-from tilewright.ir.analysis.effects import written_in
-from tilewright.ir.core import *
 from tilewright.ir.scope import after, entry, map_inside
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass, rule
-from tilewright.passes.reasons import because
+from tilewright.passes.core import *
 
 _TILES = (Space.SHARED, Space.FRAGMENT)
 
@@ -94,8 +90,8 @@ def _is_factor(op: Op, tile: Buffer) -> bool:
 def _inside(region: Region, ranges: Ranges) -> bool:
     return all(
         isinstance(extent, Const)
-        and prove(compare(">=", start, 0), ranges) is True
-        and prove(compare("<=", start + extent, size), ranges) is True
+        and prove(start >= 0, ranges) is True
+        and prove(start + extent <= size, ranges) is True
         for start, extent, size in zip(
             region.starts, region.extents, region.buffer.shape, strict=True
         )

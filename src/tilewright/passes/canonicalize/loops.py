@@ -36,14 +36,11 @@ from math import prod
 from operator import is_
 from typing import Any, TypeVar
 
-from tilewright.ir.analysis.bounds import NOTHING, Ranges, prove
+from tilewright.ir.analysis.bounds import NOTHING
 from tilewright.ir.analysis.trips import nth, upward_or_downward, values_of
-from tilewright.ir.core import *
 from tilewright.ir.rewrite import map_region
 from tilewright.ir.scope import after, entry, map_inside, walk_ranges
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import Facts, expand_op, kernel_pass, rule
-from tilewright.passes.reasons import because
+from tilewright.passes.core import *
 
 MOST_TRIPS = 16
 MOST_OPS = 256  # once written out
@@ -78,7 +75,7 @@ def _is_open(op: For) -> bool:
 
 
 def _grows(op: For, ranges: Ranges) -> bool:
-    return prove(compare(">", op.step, const(0, op.step.dtype)), ranges, index=False) is True
+    return prove(op.step > const(0, op.step.dtype), ranges, index=False) is True
 
 
 def _counted(op: For, names: set[str]) -> Body:
@@ -132,14 +129,14 @@ def _bounded(op: Map, threads: int, names: set[str]) -> Op:
             vars_.append(var)
             extents.append(extent if size is None else const(size, extent.dtype))
             if size is not None:
-                guard = logical_and(guard, compare("<", var, extent))
+                guard = logical_and(guard, var < extent)
         elif at == last:
             turn, inner = (fresh_var(stem, names, var.dtype) for stem in "tp")
             loops.append((turn, (extent + (threads - 1)) // threads))
             values[var] = turn * threads + inner
             vars_.append(inner)
             extents.append(const(threads, extent.dtype))
-            guard = logical_and(guard, compare("<", values[var], extent))
+            guard = logical_and(guard, values[var] < extent)
         else:
             loops.append((var, extent))
     body = substitute_vars(op.body, values)
@@ -315,9 +312,9 @@ def _taken(op: Op, ranges: Ranges) -> Body | None:
             return op.orelse
         case While() if op.cond is FALSE:
             return ()
-        case For() if prove(compare(">=", op.start, op.stop), ranges):
+        case For() if prove(op.start >= op.stop, ranges):
             return () if isinstance(op.step, Const) else None
-        case Map() if any(prove(compare("<=", extent, 0), ranges) for extent in op.extents):
+        case Map() if any(prove(extent <= 0, ranges) for extent in op.extents):
             return ()
     return None
 

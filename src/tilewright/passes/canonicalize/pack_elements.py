@@ -20,16 +20,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges, multiple_of, prove
-from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
 from tilewright.ir.rewrite import map_operands
-from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import expand_op, map_over, variables_of
+from tilewright.passes.canonicalize.rules import map_over, variables_of
+from tilewright.passes.core import *
 from tilewright.passes.lower.elements import PrintRows
-from tilewright.support.errors import CompileError, at
 
 FLOAT16, UINT16, UINT8, UINT32 = map(dtype, ("float16", "uint16", "uint8", "uint32"))
 WORD = 4  # bytes of the least that atomics change
@@ -91,9 +86,9 @@ def _rounded(x: Expr) -> Expr:
     size = Call("abs", (x,), x.dtype)
     large = binary("min", nearest(size * number(0.5)) * number(2.0), number(6.0))
     found = select(
-        compare("<", size, number(2.0)),
+        size < number(2.0),
         nearest(size * number(2.0)) * number(0.5),
-        select(compare("<", size, number(4.0)), nearest(size), large),
+        select(size < number(4.0), nearest(size), large),
     )
     found = Call("copysign", (found, x), x.dtype)
     return select(compare("==", x, x), found, number(-0.0))
@@ -343,7 +338,7 @@ def _store(p: Packing, op: Store) -> Iterator[Op]:
     *outer, last = indices = [p.value(i) for i in op.indices]
     inside: Expr = TRUE
     for index, size in zip(indices, op.buffer.shape, strict=True):
-        for test in (compare(">=", index, 0), compare("<", index, size)):
+        for test in (index >= 0, index < size):
             if prove(test, p.ranges) is not True:
                 inside = logical_and(inside, test)
     at: Expr = const(0)

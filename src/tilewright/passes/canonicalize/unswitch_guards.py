@@ -35,16 +35,11 @@ from functools import cached_property, reduce
 from math import isfinite
 from typing import TypeAlias
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import NEGATED, Ranges
-from tilewright.ir.analysis.effects import written_in
+from tilewright.ir.analysis.bounds import NEGATED
 from tilewright.ir.analysis.intervals import limits
 from tilewright.ir.analysis.linear import Linear, TooLarge, build_sum, factors, product
-from tilewright.ir.core import *
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.reasons import because, key_of
-from tilewright.support import errors
+from tilewright.passes.core import *
+from tilewright.passes.reasons import key_of
 
 KINDS = ("serial", "pipelined", "persistent")
 WIDEST = 1 << 62  # sums beyond this are not divided
@@ -395,8 +390,8 @@ class _Loop:
         ends = (cast(self.loop.start, INT64), cast(self.loop.stop, INT64) - 1) if slope else (0,)
         for end in ends:
             total = value + end * slope if slope else value
-            above = compare(">=", total, const(least, INT64))
-            below = compare("<=", total, const(most, INT64))
+            above = total >= const(least, INT64)
+            below = total <= const(most, INT64)
             fits = binary("and", fits, binary("and", above, below))
         return (fits,)
 
@@ -420,7 +415,7 @@ class _Loop:
             if not rest:
                 return () if least >= 0 else None
             value = self.wide(known)
-            return None if value is None else (compare(">=", value, 0),)
+            return None if value is None else (value >= 0,)
         if slope > 0:  # k ≥ -known / slope
             op, edge = ">=", self.quotient(known.scaled(-1).plus(slope - 1), slope)
         else:  # k < known / -slope + 1

@@ -41,15 +41,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges, bounds, linear
+from tilewright.ir.analysis.bounds import linear
 from tilewright.ir.analysis.linear import factors
-from tilewright.ir.core import *
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import evaluate
-from tilewright.passes.reasons import at_line, because
-from tilewright.support.errors import CompileError
 
 ABOUT = "block order"
 PANEL = 8  # rows of a panel that nobody asked for
@@ -134,7 +129,7 @@ def number_of(indices: Sequence[Expr], extents: Sequence[Expr]) -> Expr:
 
 def in_range(var: Var, extent: Expr) -> Hint:
     """What a grid index says by itself."""
-    inside = binary("and", compare(">=", var, 0), compare("<", var, extent))
+    inside = binary("and", var >= 0, var < extent)
     return Hint("assume", value=inside)
 
 
@@ -223,7 +218,7 @@ class _Orders:
             half = 1 << level
             right = self.let("right", (number >> (2 * level + 1)) & 1)
             up = self.let("up", ((number >> (2 * level)) ^ right) & 1)
-            flip = compare(">", right, up)
+            flip = right > up
             x, y = select(flip, half - 1 - x, x), select(flip, half - 1 - y, y)
             turn = compare("==", up, 0)
             x, y = select(turn, y, x), select(turn, x, y)

@@ -29,19 +29,14 @@ loaded by one block and sent to all.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import reduce
 from math import prod
 from operator import mul
 
-from tilewright.ir import scope
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.marks import read_variables
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.grid.order_blocks import (
     CLUSTER,
     EVEN,
@@ -59,7 +54,6 @@ from tilewright.passes.grid.order_blocks import (
 )
 from tilewright.passes.overlap.roles import LAUNCHES, placed, why_not_worth, why_placed
 from tilewright.passes.overlap.roles import why_not as no_roles
-from tilewright.passes.reasons import at_line, because
 
 ABOUT, CLUSTERS = "persistent blocks", "clusters"
 
@@ -208,7 +202,7 @@ def _there_and_back(
         return select(compare("!=", number % 2, 0), blocks - 1 - block, block)
 
     whole_waves, rest = total // blocks, total % blocks
-    last = select(compare("<", place(whole_waves), rest), 1, 0)
+    last = select(place(whole_waves) < rest, 1, 0)
     indices = (Let(tile, wave * blocks + place(wave)), in_range(tile, total))
     zero = const(0, tile.dtype)
     return For(wave, zero, whole_waves + last, (*indices, *body), kind="persistent")
@@ -357,16 +351,11 @@ class Common:
     """Which values are the same in all blocks of a kernel's clusters."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.lets: Mapping[Var, Expr] = {op.var: op.value for op in walk_ops(kernel, Let)}
-        self.own: set[Var] = {kernel.rank} if kernel.rank is not None else set()
+        self.lets = let_values(walk_ops(kernel))
         # what an effect gives a block is its own
-        for op in walk_ops(kernel):
-            if isinstance(op, (Atomic, Intrinsic)) and op.result is not None:
-                self.own.add(op.result)
-        self.sizes: dict[Var, int] = {}
-        for var, size in zip(kernel.blocks, kernel.cluster, strict=False):
-            if size > 1:
-                self.sizes[var] = size
+        self.own = {kernel.rank, *(op.result for op in walk_ops(kernel, Atomic, Intrinsic))}
+        sizes = zip(kernel.blocks, kernel.cluster, strict=False)
+        self.sizes = {var: size for var, size in sizes if size > 1}
         self.control = True  # blocks run the same loops and branches
         for op in walk_ops(kernel):
             if isinstance(op, (For, If, While)) and not all(map(self.has, expressions(op))):
@@ -375,11 +364,7 @@ class Common:
 
     def has(self, e: Expr) -> bool:
         """Whether `e` is; loads of tensors are, where their indices are."""
-        for _ in range(len(self.lets) + 1):
-            known = {v: self.lets[v] for v in variables(e) if v in self.lets}
-            if not known:
-                break
-            e = substitute(e, known)
+        e = substitute(e, self.lets)
         if any(not load.buffer.is_global for load in loads(e)):
             return False
 

@@ -36,18 +36,14 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from tilewright.ir.analysis.aliases import aliases, places
-from tilewright.ir.analysis.effects import mentioned
+from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.flow import Flow
 from tilewright.ir.analysis.lifetimes import Lifetimes, fragment_words, lifetimes
 from tilewright.ir.chips import Chip
-from tilewright.ir.core import *
 from tilewright.ir.layout.layout import ComposedLayout
-from tilewright.ir.target import Target
+from tilewright.passes.core import *
 from tilewright.passes.lower.lowering import Exchange, meets
-from tilewright.passes.reasons import because
 from tilewright.passes.sync.insert_syncs import mended
-from tilewright.support.errors import CompileError
 
 SWIZZLE_ALIGNMENT = 1024
 BULK_ALIGNMENT = 128

@@ -42,19 +42,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.effects import mentioned, written_by
 from tilewright.ir.analysis.lifetimes import fragment_words, lifetimes
-from tilewright.ir.analysis.uniform import per_thread
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.rewrite import defined_names
-from tilewright.ir.target import Target
+from tilewright.passes.core import *
 from tilewright.passes.overlap.roles import MOST as MOST_GIVEN
 from tilewright.passes.overlap.roles import UNIT, placed
 from tilewright.passes.overlap.skew import registers, registers_of
-from tilewright.passes.reasons import because, costs
-from tilewright.support.errors import CompileError, at
 
 MOST = 255  # registers of a thread
 SMALL = 4096  # bytes of a fragment that is copied for single elements of it

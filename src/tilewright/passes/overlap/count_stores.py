@@ -27,14 +27,9 @@ from math import prod
 from typing import NamedTuple, TypeGuard
 
 from tilewright.ir.analysis.accesses import Box, apart
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.effects import leaves_early
-from tilewright.ir.core import *
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.lower.cluster import passes_tensors
 from tilewright.passes.overlap.rings import slots_of, slotted
-from tilewright.support import errors
 
 WORD = 32  # bits of the least counted store
 TWICE = 4096  # bytes of a loop's tiles that may get a second slot

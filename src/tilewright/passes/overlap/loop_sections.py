@@ -18,11 +18,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from tilewright.ir.analysis.effects import mentioned
-from tilewright.ir.core import *
+from tilewright.passes.core import *
 from tilewright.passes.overlap.rings import Ring, Skew, plain_loop, slotted
 from tilewright.passes.sync.matrix_groups import NumberedGemm, Release
-from tilewright.support.errors import at
 
 
 class Place(NamedTuple):
@@ -153,7 +151,7 @@ class Sections:
                 return ()
             found = ring.release(section.behind(ring, behind), warps)
             if behind and not self.skewed:
-                begun = compare(">", loop.var, loop.start)
+                begun = loop.var > loop.start
                 return *free, If(begun, tuple(found))
             return *self.copies.swapped(free, section.turn - behind), *found
 
@@ -179,7 +177,7 @@ class Sections:
         def guarded(body: list[Op]) -> list[Op]:
             if runs or not body:
                 return body
-            return [If(compare("<", loop.start, loop.stop), tuple(body))]
+            return [If(loop.start < loop.stop, tuple(body))]
 
         def code(value: Expr, *shifts: int, turn: int = 0) -> Body:
             return finish(self.code(Section(loop, self.names, shifts, turn), value))

@@ -56,17 +56,12 @@ from math import prod
 from typing import NamedTuple, TypeGuard
 
 from tilewright.ir.analysis.aliases import places
-from tilewright.ir.analysis.effects import mentioned, written_by
 from tilewright.ir.analysis.lifetimes import overwrites
-from tilewright.ir.analysis.uniform import PerThread, per_thread
-from tilewright.ir.core import *
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.schedule import Switch
-from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
 from tilewright.passes.memory.place_shared import stacked
@@ -86,7 +81,6 @@ from tilewright.passes.overlap.roles import (
 )
 from tilewright.passes.overlap.stages import planned_bytes
 from tilewright.passes.overlap.unit_times import cycles
-from tilewright.passes.reasons import because
 
 ABOUT = "tiles of warpgroups"
 PLAIN = 40  # registers of a thread for addresses and counters

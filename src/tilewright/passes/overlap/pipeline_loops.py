@@ -24,13 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges, bounds, prove
-from tilewright.ir.analysis.effects import mentioned, written_in
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import blocks_of_cluster
 from tilewright.passes.overlap.loop_sections import Place, Section, Sections, always, copies_of
 from tilewright.passes.overlap.prefetchable import (
@@ -69,7 +63,6 @@ from tilewright.passes.overlap.roles import (
 from tilewright.passes.overlap.single_copies import SingleCopies
 from tilewright.passes.overlap.skew import find_skew
 from tilewright.passes.overlap.stages import ROOM, planned_bytes
-from tilewright.passes.reasons import at_line, because
 from tilewright.passes.sync.insert_syncs import settle_stores
 from tilewright.passes.sync.matrix_groups import (
     NumberedGemm,
@@ -78,7 +71,6 @@ from tilewright.passes.sync.matrix_groups import (
     settle_matrix_groups,
     unnumber,
 )
-from tilewright.support.errors import at
 
 FETCHED_AHEAD = 2  # numbers that are under way: the producer is a tile ahead
 
@@ -342,7 +334,7 @@ class _Pipeliner(SingleCopies):
             work.at(place, partial(self.refill, loop, several, place.lag, ranges))
         if not self.apart and groups:
             found += self.first_fills(loop, groups, ranges)
-        runs = prove(compare("<", loop.start, loop.stop), ranges) is True
+        runs = prove(loop.start < loop.stop, ranges) is True
         return [*found, *work.loops(lambda body: self.loads(body, True), runs)]
 
     def release(
@@ -433,7 +425,7 @@ class _Pipeliner(SingleCopies):
             count = min(count, -(-extent.hi // step))
         inner = self.fills(loop, groups, value, turn, None)
         if (count - 1) * step >= extent.lo:
-            inner = [If(compare("<", value, loop.stop), tuple(inner))]
+            inner = [If(value < loop.stop, tuple(inner))]
         if by_threads:
             inner.append(Commit(CP_ASYNC))
         zero, last = const(0, loop.var.dtype), const(count, loop.var.dtype)
@@ -444,10 +436,10 @@ class _Pipeliner(SingleCopies):
     ) -> list[Op]:
         distance = loop.stages - lag
         value = loop.var + loop.step * distance
-        cond = compare("<", value, loop.stop)
+        cond = value < loop.stop
         known = prove(cond, scope.inside(loop, "body", ranges))
         if lag:
-            cond = binary("and", compare(">", loop.var, loop.start), cond)
+            cond = binary("and", loop.var > loop.start, cond)
         found: list[Op] = []
         if known is not False:
             inner = self.fills(loop, groups, value, distance, section)

@@ -29,18 +29,12 @@ from itertools import pairwise
 from math import prod
 from typing import TypeAlias, TypeGuard
 
-from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.flow import ENTERED, Flow, Loop
 from tilewright.ir.analysis.uniform import TILE_OPS
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.rewrite import defined_names
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.overlap.rings import plain_loop
 from tilewright.passes.overlap.roles import by_hand, free_barriers
-from tilewright.passes.reasons import because
-from tilewright.support.errors import CompileError
 
 
 @dataclass(frozen=True, order=True)

@@ -40,16 +40,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from tilewright.ir.analysis.bounds import Ranges
-from tilewright.ir.analysis.effects import leaves_early, mentioned, touched
-from tilewright.ir.core import *
 from tilewright.ir.scope import inside
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import Facts, expand_op, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import BULK, load_into, own_vars
-from tilewright.passes.reasons import at_line, because
-from tilewright.support import errors
 
 MOST = 20  # registers of a thread for what a map loads early
 ROWS = 256  # elements of a vector that several threads hold,

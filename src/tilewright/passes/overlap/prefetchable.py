@@ -16,25 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.bounds import Ranges, bounds, multiple_of
-from tilewright.ir.analysis.effects import (
-    leaves_early,
-    mentioned,
-    touched,
-    used_outside,
-    written_by,
-    written_in,
-)
 from tilewright.ir.analysis.lifetimes import overwrites
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.gather import Gather, as_gather, filled_by, gather_of, is_tile_load, reads_inside
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.rewrite import map_region
-from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
+from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import Common, blocks_of_cluster
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes
 from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Plan, RingFill, ThreadFill

@@ -18,16 +18,11 @@ from math import prod
 from types import MappingProxyType
 from typing import TypeAlias
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import bounds
-from tilewright.ir.atoms import ATOMS, Feature
-from tilewright.ir.core import *
+from tilewright.ir.atoms import ATOMS
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.marks import read_variables
 from tilewright.ir.rewrite import defined_names
-from tilewright.ir.target import Target
 from tilewright.ir.warps import NAMED_BARRIERS
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
@@ -38,7 +33,6 @@ from tilewright.passes.overlap.rings import (
     plain_loop,
     rows_before,
 )
-from tilewright.support import errors
 
 PRODUCER, CONSUMER = "producer", "consumer"
 MOST_CONSUMERS = 3  # warpgroups
@@ -304,10 +298,10 @@ def announced(ring: Ring, loop: For) -> Fills:
         return [Fence("proxy_async"), arrived]
 
     found: Fills = {END: [Commit(CP_ASYNC), WaitGroup(CP_ASYNC, late)]}
-    begun = compare(">=", loop.var, loop.start + late * loop.step)
+    begun = loop.var >= loop.start + late * loop.step
     found[END] += [If(begun, (*said(late),))] if late else said(0)
     for left in reversed(range(late)):
-        ran = compare("<", loop.start + left * loop.step, loop.stop)
+        ran = loop.start + left * loop.step < loop.stop
         found.setdefault(BEHIND, []).append(WaitGroup(CP_ASYNC, left))
         found[BEHIND] += said(left + 1) if ran is TRUE else [If(ran, (*said(left + 1),))]
     return found

@@ -13,10 +13,7 @@ from functools import cached_property
 from math import prod
 from typing import TypeGuard
 
-from tilewright.ir.analysis.bounds import Ranges
-from tilewright.ir.analysis.effects import leaves_early, mentioned
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
+from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import BULK

@@ -38,15 +38,11 @@ from math import prod
 from typing import NamedTuple
 
 from tilewright.ir.analysis.accesses import Graph
-from tilewright.ir.analysis.aliases import Aliases, aliases
-from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
 from tilewright.ir.analysis.lifetimes import overwrites
-from tilewright.ir.core import *
+from tilewright.passes.core import *
 from tilewright.passes.overlap.rings import RingFill, Skew
 from tilewright.passes.overlap.roles import handed_over, warpgroups
 from tilewright.passes.overlap.unit_times import TENSOR, cycles, load_cycles, unit_of
-from tilewright.passes.reasons import at_line
-from tilewright.support.errors import CompileError
 
 GAIN = 0.95  # of the interval: less is not worth the code
 ROUNDS = 6  # iterations that are simulated

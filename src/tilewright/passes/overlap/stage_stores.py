@@ -11,11 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges, stride_of
-from tilewright.ir.core import *
 from tilewright.ir.gather import reads_inside
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.stages import PIECE, ROOM, planned_bytes
 

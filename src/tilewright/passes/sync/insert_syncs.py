@@ -20,14 +20,9 @@ from collections.abc import Collection
 from functools import partial
 from itertools import takewhile
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.effects import written_in
 from tilewright.ir.analysis.flow import Path, body_at, chain, paths
 from tilewright.ir.analysis.hazards import Hazard, Hazards, distinct, multibuffer
-from tilewright.ir.analysis.uniform import PerThread, per_thread
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
-from tilewright.ir.target import Target
+from tilewright.passes.core import *
 from tilewright.passes.overlap.place_roles import meet_in_roles, warps_of
 from tilewright.passes.overlap.rings import is_async_fill
 from tilewright.passes.overlap.roles import by_hand, releases, split_into_roles
@@ -40,7 +35,6 @@ from tilewright.passes.sync.matrix_groups import (
     settle_matrix_groups,
     unnumber,
 )
-from tilewright.support.errors import CompileError, at
 
 MOST_INSERTED = 500  # and some for each op
 _BULK = ("bulk_load", "bulk_store")

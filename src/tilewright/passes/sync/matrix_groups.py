@@ -29,11 +29,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.flow import Flow, Loop, same
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.core import *
 from tilewright.ir.marks import attr
+from tilewright.passes.core import *
 
 UNIT = "wgmma"
 OPEN = -1  # issued, its group not closed yet
@@ -231,7 +230,7 @@ class _Scan(Flow[_State]):
         # their registers defined by others (C7515)
         inside: list[Op] = [op]
         end = self.wait(end, end.ages, inside)
-        skipped = If(compare("<", op.start, op.stop), tuple(inside))
+        skipped = If(op.start < op.stop, tuple(inside))
         return skipped, end._replace(ages=state.ages)
 
     # ── ops ──────────────────────────────────────────────────────────────────────────────────
