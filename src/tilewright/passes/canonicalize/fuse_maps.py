@@ -125,11 +125,9 @@ def _absorb(nest: Map, viewed: set[str]) -> Map | None:
     *lets, loop = nest.body or (None,)
     if not isinstance(loop, For):
         return None
-    values: dict[Var, Expr] = {}
-    for op in lets:
-        if not isinstance(op, Let) or not is_pure(op.value):
-            return None
-        values[op.var] = substitute(op.value, values)
+    if not all(isinstance(op, Let) and is_pure(op.value) for op in lets):
+        return None
+    values = let_values(lets)
     plain = isinstance(loop.start, Const) and loop.start.value == 0
     plain = plain and isinstance(loop.step, Const) and loop.step.value == 1
     stop = substitute(loop.stop, values)

@@ -63,19 +63,16 @@ def count_loops(at: Facts) -> Kernel:
     }
 
     def rewrite(op: Op) -> Body | None:
-        if isinstance(op, For) and _is_open(op) and not _grows(op, known[op.var]):
-            return _counted(op, at.names)
-        return None
+        if not isinstance(op, For) or not _is_open(op):
+            return None
+        grows = prove(op.step > const(0, op.step.dtype), known[op.var], index=False)
+        return None if grows is True else _counted(op, at.names)
 
     return map_ops(at.kernel, rewrite)
 
 
 def _is_open(op: For) -> bool:
     return not isinstance(op.step, Const)
-
-
-def _grows(op: For, ranges: Ranges) -> bool:
-    return prove(op.step > const(0, op.step.dtype), ranges, index=False) is True
 
 
 def _counted(op: For, names: set[str]) -> Body:
@@ -293,7 +290,7 @@ def _body(body: Body, ranges: Ranges, pinned: bool = False) -> Body:
             continue
         fixed = isinstance(op, For) and not (op.order is None and op.stage is None)
         new = map_inside(op, ranges, partial(_body, pinned=fixed))
-        if not pinned and _is_idle(new):
+        if not pinned and isinstance(new, (If, For, Map)) and not any(bodies(new)):
             continue
         result.append(new)
         if isinstance(new, (Break, Continue)) and not pinned:
@@ -317,10 +314,6 @@ def _taken(op: Op, ranges: Ranges) -> Body | None:
         case Map() if any(prove(extent <= 0, ranges) for extent in op.extents):
             return ()
     return None
-
-
-def _is_idle(op: Op) -> bool:
-    return isinstance(op, (If, For, Map)) and not any(bodies(op))
 
 
 def simplify_operands(op: AnyOp, ranges: Ranges = NOTHING) -> AnyOp:

@@ -17,7 +17,7 @@ atomics on the word around each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.ir.dtype import dtype
@@ -231,13 +231,15 @@ def uses_packed(program: Program) -> bool:
     )
 
 
+@dataclass
 class Packing:
-    """The rewriting of one kernel; `tiles` are the shared tiles that are packed."""
+    """The rewriting of one kernel; `tiles` are the shared tiles that are packed, `words` bytes of
+    tensors as words of 32 bits."""
 
-    def __init__(self, names: set[str], tiles: set[str]) -> None:
-        self.names, self.tiles = names, tiles
-        self.words: dict[str, View] = {}  # bytes of tensors as words of 32 bits
-        self.ranges = Ranges()
+    names: set[str]
+    tiles: set[str]
+    words: dict[str, View] = field(default_factory=dict)
+    ranges: Ranges = field(default_factory=Ranges)
 
     def is_packed(self, buffer: Buffer) -> bool:
         """Whether elements of `buffer` share bytes."""

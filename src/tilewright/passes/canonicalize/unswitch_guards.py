@@ -30,7 +30,7 @@ warpgroups had to be waited for in between.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from math import isfinite
 from typing import TypeAlias
@@ -289,17 +289,21 @@ def _renamed(at: Facts, nest: Op) -> Op:
 Span: TypeAlias = tuple[Expr, ...]
 
 
+@dataclass
 class _Loop:
     """A loop around nests, and what is found in front of it. `ranges` hold there, and the scalars
     `written` have values."""
 
-    def __init__(
-        self, loop: For, ranges: Ranges, facts: Facts, written: Collection[str] = ()
-    ) -> None:
-        self.loop, self.ranges, self.facts, self.written = loop, ranges, facts, written
-        self.inner = {loop.var, *(var for op in loop.body for var in bound_within(op))}
-        self.lets: list[Let] = []
-        self.said: list[str] = []
+    loop: For
+    ranges: Ranges
+    facts: Facts
+    written: Collection[str] = ()
+    lets: list[Let] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    @cached_property
+    def inner(self) -> set[Var]:
+        return {*bound_within(self.loop)}
 
     @cached_property
     def changed(self) -> set[str]:

@@ -51,7 +51,8 @@ def count_stores(at: Facts) -> Kernel:
     body, *inner = (work.count(part) for part in (kernel, *loops))
     if work.stores != remote:
         return kernel
-    early = kernel.body[: next(k for k, op in enumerate(kernel.body) if _meets(op))]
+    met = [any(map(_is_meeting, walk_ops(op))) for op in kernel.body]
+    early = kernel.body[: met.index(True)]
     if not any(isinstance(op, Fence) and op.kind == "barrier_init" for op in early):
         work.start.append(Fence("barrier_init"))
     made = dict(zip(map(id, loops), inner, strict=True))
@@ -186,10 +187,6 @@ class _Counted:
 
 def _box(region: Region) -> Box:
     return tuple((s, int(e)) for s, e in zip(region.starts, region.extents, strict=True))
-
-
-def _meets(op: Op) -> bool:
-    return any(map(_is_meeting, walk_ops(op)))
 
 
 def _is_meeting(op: Op) -> bool:

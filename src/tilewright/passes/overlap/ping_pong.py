@@ -51,7 +51,7 @@ differ between threads there are no turns.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple, TypeGuard
 
@@ -111,7 +111,8 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     """What speaks against it. On an H200, products of 128×128 and 128×192 tiles gain 1 to 3 % for
     long K, 5 to 15 % for K of 2048 and less. Single warpgroups of which two blocks share a
     multiprocessor store under each other's products anyway; with half the slots they would lose."""
-    if not _walks(kernel) and not worth_it(dealt, target)[0]:
+    walks = any(isinstance(op, For) and op.kind == "persistent" for op in kernel.body)
+    if not walks and not worth_it(dealt, target)[0]:
         return "blocks do not stay for a second tile"
     loops = [op for op in walk_ops(kernel, For) if op.kind == "pipelined"]
     inside = [op for loop in loops for op in walk_ops(loop.body)]
@@ -132,11 +133,6 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     if alone and 2 * planned_bytes(kernel) <= target.chip.shared_per_sm:
         return "two blocks share a multiprocessor"
     return None
-
-
-def _walks(kernel: Kernel) -> bool:
-    """Whether the text has a loop over tiles (`T.Persistent`)."""
-    return any(isinstance(op, For) and op.kind == "persistent" for op in kernel.body)
 
 
 def _spread(kernel: Kernel) -> str | None:
@@ -421,14 +417,14 @@ class _Run(NamedTuple):
     last: int
 
 
+@dataclass
 class _Sections:
     """Finds the loops of a role that get sections, and puts these in. `said`: what was decided."""
 
-    def __init__(self, differs: PerThread, threads: int, asked: bool) -> None:
-        self.differs = differs
-        self.threads = threads
-        self.asked = asked
-        self.said: list[str] = []
+    differs: PerThread
+    threads: int
+    asked: bool
+    said: list[str] = field(default_factory=list)
 
     def body(self, body: Body) -> Body:
         """Straight code, with sections in its loops and around products in front of them."""

@@ -325,7 +325,8 @@ class _Pipeliner(SingleCopies):
                 readers = _reading(self.kernel, ring)  # in loops before, or an outer iteration
                 found += [Release(readers)] if readers else []
                 continue
-            if any(_stores(op, ring) for part in parts for op in walk_ops(tuple(part), Copy)):
+            stores = [op for part in parts for op in walk_ops(tuple(part), Copy)]
+            if any(op.atom == "bulk_store" and op.src.buffer.name in ring.slots for op in stores):
                 free.append(WaitGroup("bulk", 0, read=True))
             users = sum(r is ring for p in self.plans.values() for r, _ in p.groups)
             again = looped or users > 1 or ring.peers > 1
@@ -502,11 +503,6 @@ def _one_slot_is_enough(plan: Plan, skew: Skew) -> Skew | str:
 def _named(op: Op) -> str:
     kind = "product" if isinstance(op, NumberedGemm) else type(op).__name__.lower()
     return f"{kind} {at_line(op.loc)}".strip()
-
-
-def _stores(op: Copy, ring: Ring) -> bool:
-    """The bulk engine reads one of the ring's tiles."""
-    return op.atom == "bulk_store" and op.src.buffer.name in ring.slots
 
 
 def _reading(code: Kernel | Body, ring: Ring) -> tuple[int, ...]:

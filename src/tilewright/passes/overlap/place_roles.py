@@ -399,7 +399,9 @@ class _Splitter:
         rest: list[Op] = []
         inner = {v for op in body for v in bound_within(op)}
         for op in body:
-            if isinstance(op, Alloc) and self.is_shared(op):
+            # variables are each thread's own, whatever code it runs
+            own = isinstance(op, Alloc) and op.buffer.is_local and op.init is not None
+            if isinstance(op, Alloc) and (self.joint or not own):
                 found.append(rebuild(op, init=None))
                 rest += [] if op.init is None else [Store(op.buffer, (), op.init)]
             elif (isinstance(op, View) and not variables(op.offset) & inner) or isinstance(
@@ -420,10 +422,6 @@ class _Splitter:
             scope = "cluster" if prod(self.kernel.cluster or (1,)) > 1 else "block"
             found += [Fence("barrier_init"), Sync(scope)]
         return found, body
-
-    def is_shared(self, op: Alloc) -> bool:
-        """Variables are each thread's own, whatever code it runs."""
-        return not op.buffer.is_local or op.init is None or bool(self.joint)
 
     # ── roles ────────────────────────────────────────────────────────────────────────────────
 

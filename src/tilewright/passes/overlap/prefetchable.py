@@ -330,21 +330,13 @@ def thread_fills(kernel: Kernel, loop: For, others: set[str], room: int) -> list
         slots = min(MOST_SLOTS, loop.stages, 1 + room // tile.bytes)
         if slots < 2 or not writes or not products or uses != [*writes, *products]:
             continue
-        if not _is_by_threads(writes[0]) or not overwrites(writes[0], tile.name):
+        first, within = writes[0], [p for op in writes for p in walk_ops(op, NumberedGemm)]
+        brought = isinstance(first, Copy) and first.src.buffer.is_global  # nobody meets for that
+        if brought or not overwrites(first, tile.name):
             continue
-        if any(_multiplies(op, tile) for op in writes):
+        if any(tile in (p.a.buffer, p.b.buffer) for p in within):
             continue  # written again under a product of the same iteration
         room -= (slots - 1) * tile.bytes
         last = next(k for k, op in enumerate(loop.body) if op is writes[-1])
         found.append(ThreadFill(tile, last, tuple(p.number for p in products), slots))
     return found
-
-
-def _is_by_threads(op: Op) -> bool:
-    """Who meet the others behind it: nobody meets for what an engine brings."""
-    return not isinstance(op, Copy) or not op.src.buffer.is_global
-
-
-def _multiplies(op: Op, tile: Buffer) -> bool:
-    """Whether a product within a statement reads the tile."""
-    return any(tile in (inner.a.buffer, inner.b.buffer) for inner in walk_ops(op, NumberedGemm))

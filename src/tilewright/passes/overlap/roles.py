@@ -14,8 +14,8 @@ for single threads. `why_not` says what stands against it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import prod
-from types import MappingProxyType
 from typing import TypeAlias
 
 from tilewright.ir.atoms import ATOMS
@@ -140,22 +140,17 @@ def why_not_worth(kernel: Kernel) -> str | None:
     return None
 
 
+@dataclass
 class Slice:
     """The part of a kernel's body that its fills need. `scalars`: those that are computed here too;
     `fill(loop)`: what fills rings in a loop; `fetch(atomic)`: what hands its result on."""
 
-    def __init__(
-        self,
-        scalars: set[str],
-        fill: Callable[[For], Fills] = lambda loop: {},
-        fetch: Callable[[Atomic], list[Op]] = lambda op: [],
-    ) -> None:
-        self.scalars = scalars
-        self.fill = fill
-        self.fetch = fetch
+    scalars: set[str]
+    fill: Callable[[For], Fills] = lambda loop: {}
+    fetch: Callable[[Atomic], list[Op]] = lambda op: []
 
-    def body(self, body: Body, fills: Mapping[int, list[Op]] = MappingProxyType({})) -> Body:
-        found: list[Op] = []
+    def body(self, body: Body, fills: Fills | None = None) -> Body:
+        found, fills = list[Op](), fills or {}
         for k, op in enumerate(body):
             with errors.at(op.loc):
                 found += [*fills.get(k, ()), *self.op(op)]
@@ -165,23 +160,21 @@ class Slice:
         match op:
             case For():
                 fills = self.fill(op)
-                body = self.body(op.body, fills)
-                new = rebuild(plain_loop(op), body=body)
+                new = rebuild(plain_loop(op), body=self.body(op.body, fills))
                 around = [*fills.get(BEFORE, ()), new, *fills.get(BEHIND, ())]
                 return around if _works(new) else []
             case If() | While():
                 new_op = map_bodies(op, self.body)
                 return [new_op] if _works(new_op) else []
-            case Let():  # taken along; whoever needs it finds its loads checked
-                return [op]
-            case View() if op.source.is_global:
-                return [op]
-            case Hint(name="assume") if op.value is not None:
-                return [op]
-            case Alloc() | Store() if op.buffer.name in self.scalars:
-                return [op]
             case Atomic():
                 return self.fetch(op)
+        if isinstance(op, (Alloc, Store)) and op.buffer.name in self.scalars:
+            return [op]
+        # taken along; whoever needs a name finds its loads checked
+        tensor = isinstance(op, View) and op.source.is_global
+        assumed = isinstance(op, Hint) and op.name == "assume" and op.value is not None
+        if isinstance(op, Let) or tensor or assumed:
+            return [op]
         if _works(map_bodies(op, self.body)):
             raise NoProducer(f"a {type(op).__name__.lower()} stands around a pipelined loop")
         return []

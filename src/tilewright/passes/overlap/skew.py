@@ -86,7 +86,8 @@ def find_skew(
     found, why = body.best(beside), f"no order of its statements is shorter than {plain:.0f} cycles"
     if found is None or found.interval > short:
         # copies take registers: only where nothing else helps
-        behind = [body.following(p) - {p} for p in products if body.renews(p)]
+        anew = [p for p in products if any(body.touched[p].get(n) for n in body.renewed)]
+        behind = [body.following(p) - {p} for p in anew]
         wanted = body.best(behind, copies=True)
         if wanted is not None and (found is None or wanted.interval < found.interval):
             more = needed + sum(registers_of(b, kernel) for b in wanted.copies)
@@ -214,9 +215,6 @@ class _Statements:
             if k > product and self.conflicts[k] & late:
                 late.add(k)
         return frozenset(late)
-
-    def renews(self, product: int) -> bool:
-        return any(writes and n in self.renewed for n, writes in self.touched[product].items())
 
     def apart(self, a: int, b: int, copies: Collection[str]) -> bool:
         """Whether two statements touch nothing in common where iterations have `copies`."""

@@ -23,7 +23,7 @@ from itertools import takewhile
 from tilewright.ir.analysis.flow import Path, body_at, chain, paths
 from tilewright.ir.analysis.hazards import Hazard, Hazards, distinct, multibuffer
 from tilewright.passes.core import *
-from tilewright.passes.overlap.place_roles import meet_in_roles, warps_of
+from tilewright.passes.overlap.place_roles import Warps, meet_in_roles, warps_of
 from tilewright.passes.overlap.rings import is_async_fill
 from tilewright.passes.overlap.roles import by_hand, releases, split_into_roles
 from tilewright.passes.sync.matrix_groups import (
@@ -238,17 +238,16 @@ class _Release:
         if not {Feature.WGMMA, Feature.BULK_COPY} & target.features:
             self.engines = set()
         # single barriers, and the ranges of warps that wait at them
-        self.waiting: dict[str, set[tuple[int, int]]] = {}
+        self.waiting: dict[str, set[Warps]] = {}
         for role in walk_ops(kernel, Role):
             for barrier in (op.barrier.buffer for op in walk_ops(role.body, Wait)):
                 if barrier.shape == (const(1),):
-                    self.waiting.setdefault(barrier.name, set()).add((role.first, role.warps))
+                    self.waiting.setdefault(barrier.name, set()).add(warps_of(role))
 
     def role(self, role: Role, last: bool) -> Body:
         """The body of `role`, its gemms numbered; unless it is the `last` of its threads, others
         may go on after its end."""
-        mine = {(role.first, role.warps)}
-        self.own = {n for n, who in self.waiting.items() if who == mine}
+        self.own = {n for n, who in self.waiting.items() if who == {warps_of(role)}}
         body = number_gemms(role.body)
         # those of which their author has not said when they are waited for
         self.numbers = tuple(

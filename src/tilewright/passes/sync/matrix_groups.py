@@ -155,7 +155,6 @@ class _State(NamedTuple):
 class _Product(NamedTuple):
     """Where a product's result goes, and the operands that it reads from registers and memory."""
 
-    op: Gemm
     result: str
     registers: set[str]
     shared: set[str]
@@ -183,7 +182,7 @@ class _Scan(Flow[_State]):
         parts: dict[bool, set[str]] = {True: set(), False: set()}
         for r in (op.a, op.b):
             parts[r.buffer.is_fragment].add(self.roots[r.buffer.name])
-        return _Product(op, self.roots[op.c.buffer.name], parts[True], parts[False])
+        return _Product(self.roots[op.c.buffer.name], parts[True], parts[False])
 
     def run(self) -> Body:
         held = {name for gemm in self.gemms.values() for name in (gemm.result, *gemm.registers)}
@@ -251,7 +250,7 @@ class _Scan(Flow[_State]):
         return self.touch(op, state, out)
 
     def gemm(self, op: NumberedGemm, state: _State, out: list[Op]) -> _State:
-        _, result, registers, shared = self.gemms[op.number]
+        result, registers, shared = self.gemms[op.number]
         keys = []
         for key in state.ages:
             other = self.gemms[key[0]]
@@ -277,7 +276,7 @@ class _Scan(Flow[_State]):
         keys: Iterable[Key] = [
             key
             for key in state.ages
-            for _, result, registers, shared in (self.gemms[key[0]],)
+            for result, registers, shared in (self.gemms[key[0]],)
             if (registers | {result}) & touched or shared & written
         ]
         names = {self.roots[b.name] for b in buffers if b.is_fragment}
