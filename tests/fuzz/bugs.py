@@ -237,7 +237,7 @@ BUGS = (
     Bug("cp.async reads behind the tensor's end", "passes/lower/copies.py",
         "amount = select(source.inside, amount, const(0))", "pass", "threads-sm80"),
     Bug("two staging tiles of one name", "passes/overlap/stage_stores.py",
-        'fresh_name(f"{found.name}_stage", names)', 'f"{found.name}_stage"',
+        'fresh_name(f"{found.name}_stage")', 'f"{found.name}_stage"',
         "threads"),
     # atomics, analysis
     Bug("atomics outside a tensor", "passes/lower/elements.py",

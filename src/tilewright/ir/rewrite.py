@@ -8,7 +8,10 @@ and positions are kept: an op made anew from another, or while that is rewritten
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
 from operator import is_
 from typing import Any, TypeVar
 
@@ -212,8 +215,27 @@ class Names(set[str]):
         self.last: dict[str, int] = {}
 
 
-def fresh_name(name: str, taken: set[str]) -> str:
+_taken: ContextVar[Callable[[], set[str]]] = ContextVar("taken")
+
+
+@contextmanager
+def naming(program: Program) -> Iterator[None]:
+    """Names made inside that do not say of whom they differ differ from those of `program`."""
+    token = _taken.set(cache(lambda: program_names(program)))
+    try:
+        yield
+    finally:
+        _taken.reset(token)
+
+
+def taken_names() -> set[str]:
+    """Those of the program that is being rewritten, and those made since."""
+    return _taken.get()()
+
+
+def fresh_name(name: str, taken: set[str] | None = None) -> str:
     """`name`, or the first `name_N` that is free; it is taken from then on."""
+    taken = taken_names() if taken is None else taken
     last = taken.last if isinstance(taken, Names) else {}
     n = last.get(name, 0)
     found = f"{name}_{n}" if n else name
@@ -225,12 +247,12 @@ def fresh_name(name: str, taken: set[str]) -> str:
     return found
 
 
-def fresh_var(name: str, taken: set[str], dtype: DType = INT32) -> Var:
+def fresh_var(name: str, taken: set[str] | None = None, dtype: DType = INT32) -> Var:
     """A variable with a fresh name."""
     return Var(fresh_name(name, taken), dtype)
 
 
-def rename_unique(code: Code, taken: set[str]) -> Code:
+def rename_unique(code: Code, taken: set[str] | None = None) -> Code:
     """A copy of `code` in which whatever it defines has a name not in `taken` (which grows)."""
     body = code if isinstance(code, tuple) else (code,)
     values: dict[Var, Expr] = {}

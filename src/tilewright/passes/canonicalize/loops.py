@@ -66,7 +66,7 @@ def count_loops(at: Facts) -> Kernel:
         if not isinstance(op, For) or not _is_open(op):
             return None
         grows = prove(op.step > const(0, op.step.dtype), known[op.var], index=False)
-        return None if grows is True else _counted(op, at.names)
+        return None if grows is True else _counted(op)
 
     return map_ops(at.kernel, rewrite)
 
@@ -75,13 +75,13 @@ def _is_open(op: For) -> bool:
     return not isinstance(op.step, Const)
 
 
-def _counted(op: For, names: set[str]) -> Body:
+def _counted(op: For) -> Body:
     trips = upward_or_downward(op.start, op.stop, op.step)
     kind = INT64 if op.kind in ("serial", "unroll") else INT32  # rings have slots in int32
     if kind is INT32:
         trips = cast(binary("min", trips, const(INT32.max_value, INT64)), INT32)
-    count = fresh_var(f"{op.var.name}_trips", names, kind)
-    at = fresh_var(f"{op.var.name}_at", names, kind)
+    count = fresh_var(f"{op.var.name}_trips", dtype=kind)
+    at = fresh_var(f"{op.var.name}_at", dtype=kind)
     body = substitute_vars(op.body, {op.var: nth(op.start, op.step, at)})
     zero, one = const(0, kind), const(1, kind)
     loop = rebuild(op, var=at, start=zero, stop=count, step=one, body=body)
@@ -96,9 +96,9 @@ def bound_maps(op: Op, at: Facts) -> Op | None:
     """Maps have constant extents; copies and fills of open regions are maps."""
     found: Op | None = op
     if not isinstance(op, Map) and not _are_constant(_extents(op)):
-        found = expand_op(op, at.names)
+        found = expand_op(op)
     if isinstance(found, Map) and not _are_constant(found.extents):
-        return _bounded(found, prod(at.kernel.threads), at.names)
+        return _bounded(found, prod(at.kernel.threads))
     return found
 
 
@@ -112,7 +112,7 @@ def _extents(op: Op) -> tuple[Expr, ...]:
     return tuple(e for r in regions(op, reads=True, writes=True) for e in r.extents)
 
 
-def _bounded(op: Map, threads: int, names: set[str]) -> Op:
+def _bounded(op: Map, threads: int) -> Op:
     """Loops over the extents that are open, the innermost in steps of the threads."""
     vars_: list[Var] = []
     extents: list[Expr] = []
@@ -128,7 +128,7 @@ def _bounded(op: Map, threads: int, names: set[str]) -> Op:
             if size is not None:
                 guard = logical_and(guard, var < extent)
         elif at == last:
-            turn, inner = (fresh_var(stem, names, var.dtype) for stem in "tp")
+            turn, inner = (fresh_var(stem, dtype=var.dtype) for stem in "tp")
             loops.append((turn, (extent + (threads - 1)) // threads))
             values[var] = turn * threads + inner
             vars_.append(inner)
@@ -140,7 +140,7 @@ def _bounded(op: Map, threads: int, names: set[str]) -> Op:
     if guard is not TRUE:
         body = (If(guard, body),)
     if not vars_:
-        vars_, extents = [fresh_var("p", names)], [const(1)]
+        vars_, extents = [fresh_var("p")], [const(1)]
     found: Op = rebuild(op, vars=tuple(vars_), extents=tuple(extents), body=body)
     for var, extent in reversed(loops):
         found = For(var, const(0, var.dtype), extent, (found,))
@@ -186,7 +186,7 @@ def unroll_shifts(at: Facts) -> Kernel:
     if at.has_roles:
         return at.kernel
     body = _written_out(at.kernel.body, at)
-    return rebuild(at.kernel, body=map_body(body, lambda op: _map_moving(op, at.names)))
+    return rebuild(at.kernel, body=map_body(body, _map_moving))
 
 
 def _written_out(body: Body, at: Facts) -> Body:
@@ -196,7 +196,7 @@ def _written_out(body: Body, at: Facts) -> Body:
             why = "written out: its variable says which registers of a fragment"
             because(at.kernel.name, op, why)
             for value in values_of(op) or ():
-                copy = _with(rename_unique(op.body, at.names), op.var, value)
+                copy = _with(rename_unique(op.body), op.var, value)
                 found += _written_out(copy, at)
             continue
         fields = () if isinstance(op, Map) else marked(op, "body")
@@ -248,12 +248,12 @@ def _with(body: Body, var: Var, value: int) -> Body:
     return body
 
 
-def _map_moving(op: Op, names: set[str]) -> Op | None:
+def _map_moving(op: Op) -> Op | None:
     """A copy whose part of a fragment begins at a place known only at run time, as a map."""
     if not isinstance(op, Copy) or op.atom is not None or not _are_constant(op.src.tile):
         return None
     moves = any(r.buffer.is_fragment and not _are_constant(r.starts) for r in (op.src, op.dst))
-    return expand_op(op, names, "e") if moves else None
+    return expand_op(op, stem="e") if moves else None
 
 
 # ── what is known ────────────────────────────────────────────────────────────────────────────

@@ -201,7 +201,6 @@ def pack_elements(program: Program, target: Target) -> Program:
                 got=f"{tensor.dtype} with strides",
                 fix="pass a contiguous copy, or declare its bytes as uint8",
             )
-    names = program_names(program)
     kernels = []
     for kernel in program.kernels:
         if any(walk_ops(kernel, Role)):
@@ -210,10 +209,10 @@ def pack_elements(program: Program, target: Target) -> Program:
                 loc=kernel.loc,
                 fix="declare their bytes as uint8, and decode them in the kernel",
             )
-        packing = Packing(names, packed_tiles(kernel))
+        packing = Packing(packed_tiles(kernel))
         body = packing.body(kernel.body, scope.entry(kernel, program.dims))
         kernels.append(rebuild(kernel, body=(*packing.words.values(), *body)))
-    both = Packing(names, set())
+    both = Packing(set())
     return replace(
         program,
         params=tuple(both.buffer(p) if isinstance(p, Buffer) else p for p in program.params),
@@ -236,7 +235,6 @@ class Packing:
     """The rewriting of one kernel; `tiles` are the shared tiles that are packed, `words` bytes of
     tensors as words of 32 bits."""
 
-    names: set[str]
     tiles: set[str]
     words: dict[str, View] = field(default_factory=dict)
     ranges: Ranges = field(default_factory=Ranges)
@@ -334,7 +332,7 @@ def _store(p: Packing, op: Store) -> Iterator[Op]:
             fix=f"write to a tile of {kind} and T.copy that to {op.buffer.name}",
         )
     if raw.name not in p.words:
-        name = fresh_name(f"{raw.name}_words", p.names)
+        name = fresh_name(f"{raw.name}_words")
         shape = (p.plain(total // WORD),)
         p.words[raw.name] = View(replace(raw, name=name, dtype=UINT32, shape=shape), raw)
     *outer, last = indices = [p.value(i) for i in op.indices]
@@ -371,7 +369,7 @@ def _copy(p: Packing, op: Copy) -> Iterable[Op]:
 
 
 def _expanded(p: Packing, op: Op) -> Iterable[Op]:
-    found = expand_op(op, p.names, "p{}")
+    found = expand_op(op, stem="p{}")
     assert found is not None
     return p.op(found)
 
@@ -389,7 +387,7 @@ def _folded(p: Packing, op: Reduce | Scan) -> Iterator[Op]:
     if not kind.packed:
         return
     dst = map_operands(op, p.value, p.buffer).dst
-    vars_ = variables_of(dst, p.names, "p{}")
+    vars_ = variables_of(dst, "p{}")
     place = dst.at(vars_)
     value: Expr = Load(dst.buffer, place, op.loc)
     value = to_narrow(value, dst.dtype, kind) if kind.is_float else wrapped(value, kind)
@@ -437,7 +435,7 @@ def _reaches(p: Packing, op: Op) -> Iterable[Op]:
     if isinstance(op, Intrinsic) and op.name == "print":
         rows = PrintRows(
             op,
-            lambda: fresh_var("i", p.names),
+            lambda: fresh_var("i"),
             lambda spot: Load(spot.buffer, spot.starts, op.loc),
         )
         return p.body(tuple(rows.lines()), p.ranges)
@@ -473,7 +471,7 @@ def _paired(p: Packing, op: Map, stores: list[Store], place: int, per: int) -> M
     var, extent = op.vars[place], op.extents[place]
     if not isinstance(extent, Const) or int(extent.value) % per:
         return None
-    byte = fresh_var(var.name, p.names, var.dtype)
+    byte = fresh_var(var.name, dtype=var.dtype)
     vars_ = (*op.vars[:place], byte, *op.vars[place + 1 :])
     extents = (*op.extents[:place], const(int(extent.value) // per), *op.extents[place + 1 :])
     frame = Map(vars_, extents, ())
@@ -497,12 +495,12 @@ def _paired(p: Packing, op: Map, stores: list[Store], place: int, per: int) -> M
     parts: dict[int, list[Expr]] = {}  # by id of a store, the bits of its elements
     for k in range(per):
         part = substitute_vars(op.body, {var: simplify(byte * per + k, inside)})
-        part = rename_unique(part, p.names) if k else part
+        part = rename_unique(part) if k else part
         p.ranges = inside
         for old, new in zip(op.body, part, strict=True):
             behind = scope.after(new, p.ranges)
             if isinstance(new, Store) and p.is_packed(new.buffer):
-                bits = fresh_var(f"{new.buffer.name}_bits", p.names)
+                bits = fresh_var(f"{new.buffer.name}_bits")
                 body.append(Let(bits, p.bits(new.value, new.buffer.dtype)))
                 parts.setdefault(id(old), []).append(bits)
             else:

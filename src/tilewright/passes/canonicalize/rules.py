@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, cached_property, wraps
+from functools import cached_property, wraps
 from math import prod
 from typing import Any
 
@@ -20,6 +20,7 @@ from tilewright.ir.analysis.uniform import PerThread, per_thread
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.messages import label_kernel
+from tilewright.ir.rewrite import naming, taken_names
 from tilewright.ir.target import Target
 from tilewright.support import errors
 
@@ -29,23 +30,17 @@ KernelPass = Callable[[Any, Target], Any]  # a program or a kernel, and the same
 class Facts:
     """A kernel, and what is known of it as a whole, each found when it is first asked for."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        target: Target,
-        program: Program,
-        names: Callable[[], set[str]],
-    ) -> None:
-        self.kernel, self.target, self.program, self._names = kernel, target, program, names
+    def __init__(self, kernel: Kernel, target: Target, program: Program) -> None:
+        self.kernel, self.target, self.program = kernel, target, program
 
     @property
     def names(self) -> set[str]:
         """Names that are taken in the program."""
-        return self._names()
+        return taken_names()
 
     def of(self, kernel: Kernel) -> Facts:
         """Those of `kernel`, another form of this one."""
-        return Facts(kernel, self.target, self.program, self._names)
+        return Facts(kernel, self.target, self.program)
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -98,13 +93,13 @@ def kernel_pass(run: Callable[[Facts], Kernel]) -> KernelPass:
     def over(program: Any, target: Target) -> Any:
         alone = isinstance(program, Kernel)
         whole = Program(program.name, (), (program,)) if alone else program
-        names = cache(lambda: program_names(whole))
 
         def one(kernel: Kernel) -> Kernel:
             with errors.at(kernel.loc):
-                return run(Facts(kernel, target, whole, names))
+                return run(Facts(kernel, target, whole))
 
-        found = map_kernels(whole, one)
+        with naming(whole):
+            found = map_kernels(whole, one)
         return found.kernels[0] if alone else found
 
     return over
@@ -186,7 +181,7 @@ def map_stores(op: Store, at: Facts) -> Op | None:
         or not at.uniform(*expressions(op))
     ):
         return None
-    return Map((fresh_var("p", at.names),), (const(1),), (op,))
+    return Map((fresh_var("p"),), (const(1),), (op,))
 
 
 # ── rules of whole kernels ───────────────────────────────────────────────────────────────────
@@ -267,10 +262,10 @@ def label_prints(kernel: Kernel, target: Target) -> Kernel:
 @rule(Copy, Fill, Relayout, Atomic)
 def expand_copies(op: Op, at: Facts) -> Op | None:
     """Copies become maps, which everything after understands."""
-    return expand_op(op, at.names)
+    return expand_op(op)
 
 
-def expand_op(op: Op, names: set[str], stem: str = "c") -> Op | None:
+def expand_op(op: Op, names: set[str] | None = None, stem: str = "c") -> Op | None:
     """`op` as a `Map`, or as plain loops where a local buffer takes part: a thread's own memory
     would be private to each iteration of a map. None where it is no tile operation of these. `stem`
     names the variables of copies, `{}` in it the dimension."""
@@ -286,7 +281,7 @@ def expand_op(op: Op, names: set[str], stem: str = "c") -> Op | None:
         case _:
             return None
     _check(op)
-    vars_ = variables_of(op.dst, names, stem)
+    vars_ = variables_of(op.dst, stem, names)
     place, extents = op.dst.at(vars_), op.dst.tile
     if src is not None:
         # the constant ones where one of them is
@@ -305,7 +300,7 @@ def expand_op(op: Op, names: set[str], stem: str = "c") -> Op | None:
     return map_over(vars_, extents, inner, op.dst, src or op.dst)
 
 
-def variables_of(region: Region, names: set[str], stem: str) -> tuple[Var, ...]:
+def variables_of(region: Region, stem: str, names: set[str] | None = None) -> tuple[Var, ...]:
     """Fresh variables, one for each extent of the region's tile."""
     return tuple(fresh_var(stem.format(d), names) for d in range(len(region.tile)))
 

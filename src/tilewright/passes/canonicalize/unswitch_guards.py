@@ -272,7 +272,7 @@ def _nest(at: Facts, nest: Map, ranges: Ranges, loop: _Loop) -> Body:
 
 
 def _renamed(at: Facts, nest: Op) -> Op:
-    copy = rename_unique(nest, at.names)
+    copy = rename_unique(nest)
     for old, new in zip(walk_ops(nest), walk_ops(copy), strict=True):
         if isinstance(old, Map):
             because(at.kernel.name, new, f"as {key_of(old)} of the same loop")
@@ -518,7 +518,7 @@ class _Loop:
         for op in self.lets:
             if op.value is value:
                 return op.var
-        var = fresh_var(f"{self.loop.var.name}_cut", self.facts.names, value.dtype)
+        var = fresh_var(f"{self.loop.var.name}_cut", dtype=value.dtype)
         self.lets.append(Let(var, value))
         return var
 

@@ -64,7 +64,7 @@ Lengths = np.ndarray[Any, np.dtype[np.int64]]
 def order_blocks(at: Facts) -> Kernel:
     """The block orders that the target or hints ask for."""
     hints = [op for op in at.kernel.body if isinstance(op, Hint) and op.name == "swizzle"]
-    work = _Orders(map_ops(at.kernel, lambda op: () if op in hints else None), at.names)
+    work = _Orders(map_ops(at.kernel, lambda op: () if op in hints else None))
     lets, why = _chosen(work, hints[0] if hints else None, at.dims, at.target)
     because(at.kernel.name, ABOUT, why)
     return work.kernel if lets is None else work.renamed(lets)
@@ -139,9 +139,8 @@ def in_range(var: Var, extent: Expr) -> Hint:
 class _Orders:
     """Indices of one kernel as functions of those that blocks are launched with."""
 
-    def __init__(self, kernel: Kernel, names: set[str]) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.names = names
         rank = len(kernel.grid)
         self.cluster = (kernel.cluster + (1,) * rank)[:rank]
         # of clusters, where there are some
@@ -150,7 +149,7 @@ class _Orders:
         self.lets: list[Op] = []
 
     def let(self, name: str, value: Expr) -> Var:
-        var = fresh_var(name, self.names, value.dtype)
+        var = fresh_var(name, dtype=value.dtype)
         self.lets.append(Let(var, value))
         return var
 
@@ -159,7 +158,7 @@ class _Orders:
         axes = tuple(axes)
         for axis in axes:
             var = self.kernel.blocks[axis]
-            self.raw[axis] = fresh_var(f"{var.name}_raw", self.names, var.dtype)
+            self.raw[axis] = fresh_var(f"{var.name}_raw", dtype=var.dtype)
         raw = [self.raw[axis] // self.cluster[axis] for axis in axes]
         return self.let("number", number_of(raw, [self.counts[axis] for axis in axes]))
 

@@ -70,7 +70,7 @@ def persist_blocks(at: Facts) -> Kernel:
     if not wanted:
         return kernel
     uneven = most_work(kernel) != EVEN
-    new = _persistent(kernel, blocks_of(kernel, at.target), at.names, uneven)
+    new = _persistent(kernel, blocks_of(kernel, at.target), uneven)
     loop = next(op for op in new.body if isinstance(op, For))
     because(kernel.name, loop, why)
     return new
@@ -171,19 +171,19 @@ def _against(op: Op, threads: set[Var]) -> str | None:
 # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _persistent(kernel: Kernel, blocks: int, names: set[str], uneven: bool) -> Kernel:
+def _persistent(kernel: Kernel, blocks: int, uneven: bool) -> Kernel:
     total = tile_count(kernel)
     kind = kernel.blocks[0].dtype
     kind = promote(kind, total.dtype) if not isinstance(total, Const) else kind
-    block = fresh_var("block", names, kind)
+    block = fresh_var("block", dtype=kind)
     alone = len(kernel.blocks) == 1 and kernel.blocks[0].dtype == kind
-    tile = kernel.blocks[0] if alone else fresh_var("tile", names, kind)
+    tile = kernel.blocks[0] if alone else fresh_var("tile", dtype=kind)
     held, body = of_kernel(kernel)
     if not alone:
         body = _placed(kernel, tile, body)
     end = cast(total, kind)
     if uneven:
-        loop = _there_and_back(tile, block, end, body, blocks, names)
+        loop = _there_and_back(tile, block, end, body, blocks)
     else:
         loop = For(tile, block, end, body, const(blocks, kind), "persistent")
     # no block without a tile; where there are fewer, nobody takes the second step
@@ -191,12 +191,10 @@ def _persistent(kernel: Kernel, blocks: int, names: set[str], uneven: bool) -> K
     return replace(kernel, blocks=(block,), grid=(count,), body=(*held, loop))
 
 
-def _there_and_back(
-    tile: Var, block: Var, total: Expr, body: Body, blocks: int, names: set[str]
-) -> For:
+def _there_and_back(tile: Var, block: Var, total: Expr, body: Body, blocks: int) -> For:
     """Waves of tiles, every other one dealt from the last block to the first: where tiles have less
     and less work, the block that had the most of one wave has the least of the next."""
-    wave = fresh_var("wave", names, tile.dtype)
+    wave = fresh_var("wave", dtype=tile.dtype)
 
     def place(number: Expr) -> Expr:
         return select(compare("!=", number % 2, 0), blocks - 1 - block, block)
@@ -253,7 +251,7 @@ def cluster_blocks(at: Facts) -> Kernel:
     axis, shared = found
     along = f"{told} blocks along {kernel.blocks[axis].name}"
     because(kernel.name, CLUSTERS, f"{along} share what they load of {shared}")
-    return _clustered(kernel, axis, told, at.names)
+    return _clustered(kernel, axis, told)
 
 
 def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tuple[int, str] | str:
@@ -299,10 +297,10 @@ def _objection(kernel: Kernel, axis: int, count: int, dims: Iterable[Dim]) -> st
     return None
 
 
-def _clustered(kernel: Kernel, axis: int, count: int, names: set[str]) -> Kernel:
+def _clustered(kernel: Kernel, axis: int, count: int) -> Kernel:
     old = kernel.blocks[axis]
-    whole = fresh_var(f"{old.name}_cluster", names, old.dtype)
-    place = fresh_var("place", names, old.dtype)
+    whole = fresh_var(f"{old.name}_cluster", dtype=old.dtype)
+    place = fresh_var("place", dtype=old.dtype)
     held, body = of_kernel(kernel)
     index = Let(old, whole * count + place)
     zero, end = const(0, old.dtype), const(count, old.dtype)
@@ -332,7 +330,7 @@ def spread_clusters(at: Facts) -> Kernel:
         return kernel
     count = int(loop.stop)
     first = kernel.blocks[0]
-    raw = fresh_var(f"{first.name}_raw", at.names, first.dtype)
+    raw = fresh_var(f"{first.name}_raw", dtype=first.dtype)
     inlined = map_body(kernel.body, lambda op: loop.body if op is loop else None)
     body = (Let(first, raw // count), *inlined)
     grid = (kernel.grid[0] * count, *kernel.grid[1:])

@@ -47,7 +47,7 @@ def count_stores(at: Facts) -> Kernel:
     remote = sum(map(_is_remote, walk_ops(kernel)))
     if not remote or nested or passes_tensors(kernel):
         return kernel
-    work = _Counted(kernel, at.names)
+    work = _Counted(kernel)
     body, *inner = (work.count(part) for part in (kernel, *loops))
     if work.stores != remote:
         return kernel
@@ -84,7 +84,6 @@ class _Counted:
     some tiles, and meetings (`met`) before some of its loops."""
 
     kernel: Kernel
-    names: set[str]
     stores: int = 0
     start: list[Op] = field(default_factory=list)
     slots: dict[str, Buffer] = field(default_factory=dict)
@@ -112,8 +111,8 @@ class _Counted:
         ):
             turn = (part.var - part.start) // part.step
         elif not isinstance(part, Kernel):
-            counter = Buffer(fresh_name("exchange", self.names), (), INT32, Space.LOCAL)
-            turn = var = fresh_var("turn", self.names)
+            counter = Buffer(fresh_name("exchange"), (), INT32, Space.LOCAL)
+            turn = var = fresh_var("turn")
             self.start.append(Alloc(counter, const(0)))
             count = Store(counter, (), turn + 1)
             before = (Let(var, Load(counter, ())), count)
@@ -128,7 +127,7 @@ class _Counted:
             with errors.at(body[last].loc):
                 self.stores += len(stores)
                 tile = next(iter(stores.values())).dst.buffer.name
-                name, count_of = fresh_name(f"{tile}_landed", self.names), const(2 if slots else 1)
+                name, count_of = fresh_name(f"{tile}_landed"), const(2 if slots else 1)
                 barrier = Buffer(name, (count_of,), BARRIER, Space.BARRIER)
                 here, arrivals = element(barrier, slot), const(blocks if slots else 1)
                 self.start += [Alloc(barrier), BarrierInit(whole(barrier), arrivals)]
@@ -136,7 +135,7 @@ class _Counted:
                     there = replace(here, cta=store.dst.cta)
                     changes[k] = (rebuild(store, atom="remote_store", barrier=there),)
                 # expected early, where no thread has to wait for others' accesses to say so
-                rank = fresh_var("peer", self.names) if slots else _rank(self.kernel)
+                rank = fresh_var("peer") if slots else _rank(self.kernel)
                 told = _bytes(stores.values(), rank, blocks)
                 expected: Op = Arrive(here, told)
                 if slots:

@@ -55,9 +55,9 @@ class Copies:
         return map_body(replace_buffers(tuple(ops), self.tiles), number)
 
 
-def copies_of(tiles: Iterable[Buffer], kernel: Kernel, names: set[str]) -> Copies:
+def copies_of(tiles: Iterable[Buffer], kernel: Kernel) -> Copies:
     """A second tile for each of `tiles`, and numbers for the products into it."""
-    twins = {t: dataclasses.replace(t, name=fresh_name(t.name, names)) for t in tiles}
+    twins = {t: dataclasses.replace(t, name=fresh_name(t.name)) for t in tiles}
     products = list(walk_ops(kernel, NumberedGemm))
     most = max((op.number for op in products), default=0)
     return Copies(twins, {op.number: op.number + most for op in products if op.c.buffer in twins})
@@ -69,7 +69,6 @@ class Section:
     before (1), or both. `turn`: its iteration is an even or an odd one; `head`: names of slots."""
 
     loop: For
-    names: set[str]
     shifts: tuple[int, ...] = ()
     turn: int = 0
     head: list[Op] = field(default_factory=list)
@@ -81,7 +80,7 @@ class Section:
             return const(0)
         key = ring.counter, ahead % ring.stages
         if key not in self.slots:
-            var = fresh_var(f"{self.loop.var.name}_{kind}", self.names)
+            var = fresh_var(f"{self.loop.var.name}_{kind}")
             self.head.append(Let(var, ring.slot(ahead)))
             self.slots[key] = var
         return self.slots[key]
@@ -101,12 +100,9 @@ def always(ops: list[Op]) -> Mark:
 class Sections:
     """`parts`: what each statement of `loop` has become. `rings`: those that it goes round."""
 
-    def __init__(
-        self, skew: Skew | None, loop: For, parts: list[list[Op]], names: set[str]
-    ) -> None:
+    def __init__(self, skew: Skew | None, loop: For, parts: list[list[Op]]) -> None:
         self.loop = loop
         self.parts = parts
-        self.names = names
         self.rings: list[Ring] = []
         self.skewed = skew is not None
         self.late = skew.late if skew else frozenset[int]()
@@ -163,7 +159,7 @@ class Sections:
         self.at(place, mark)
         self._ends.append(end)
         if place.lag > self.shift(place.at) and again:
-            behind_all = Section(loop, self.names)
+            behind_all = Section(loop)
             back = ring.release(behind_all.behind(ring, behind), warps)
             latest = [rebuild(op, lag=0) if isinstance(op, Release) else op for op in free]
             self.after += [*latest, *behind_all.head, *back]
@@ -180,20 +176,20 @@ class Sections:
             return [If(loop.start < loop.stop, tuple(body))]
 
         def code(value: Expr, *shifts: int, turn: int = 0) -> Body:
-            return finish(self.code(Section(loop, self.names, shifts, turn), value))
+            return finish(self.code(Section(loop, shifts, turn), value))
 
         def again(value: Expr, *shifts: int, turn: int = 0) -> Body:
-            return rename_unique(code(value, *shifts, turn=turn), self.names)
+            return rename_unique(code(value, *shifts, turn=turn))
 
         if not self.skewed:
             return [rebuild(plain, body=code(loop.var, 0)), *guarded(self.after)]
         turns = (loop.stop - loop.start - 1) // step
-        end = fresh_var(f"{loop.var.name}_last", self.names, loop.var.dtype)
+        end = fresh_var(f"{loop.var.name}_last", dtype=loop.var.dtype)
         first, body = code(loop.start, 0), code(loop.var, 0, 1, turn=1)
         stop = loop.stop
         if not self.copies.tiles:
             left = code(end, 1)
-            first, left = (rename_unique(each, self.names) for each in (first, left))
+            first, left = (rename_unique(each) for each in (first, left))
         else:
             body += again(loop.var + step, 0, 1)
             if self.settled:
@@ -206,7 +202,7 @@ class Sections:
             left = (If(is_odd, odd, even),)
             if isinstance(is_odd, Const):
                 left = odd if is_odd.value else even
-            first = rename_unique(first, self.names)
+            first = rename_unique(first)
         rest = rebuild(plain, start=loop.start + loop.step, stop=stop, step=step, body=body)
         last = Let(end, loop.start + turns * loop.step)
         return guarded([*first, rest, last, *left, *self.after])

@@ -182,14 +182,14 @@ def apply_ping_pong(at: Facts) -> Kernel:
     """Kernels that `choose_ping_pong` has chosen: their tiles dealt out."""
     if at.kernel.ping_pong == 1:
         return at.kernel
-    dealt = _dealt(at.kernel, at.kernel.ping_pong, at.names, at.target)
+    dealt = _dealt(at.kernel, at.kernel.ping_pong, at.target)
     _, taken = stacked(dealt)
     if taken > at.target.chip.shared:
         raise NotDealt(f"with tiles for each, {taken} bytes of shared memory")
     return dealt
 
 
-def _dealt(kernel: Kernel, count: int, names: set[str], target: Target) -> Kernel:
+def _dealt(kernel: Kernel, count: int, target: Target) -> Kernel:
     roles = {op.name: op for op in kernel.body if isinstance(op, Role)}
     if roles.keys() != {CONSUMER, PRODUCER}:
         raise NotDealt("no producer fills their rings")
@@ -197,16 +197,16 @@ def _dealt(kernel: Kernel, count: int, names: set[str], target: Target) -> Kerne
         raise NotDealt("shared tiles lie over one another")
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
-    group = Var(fresh_name("group", names))
-    turn = Buffer(fresh_name(f"{loop.var.name}_turn", names), (), INT32, Space.LOCAL)
+    group = Var(fresh_name("group"))
+    turn = Buffer(fresh_name(f"{loop.var.name}_turn"), (), INT32, Space.LOCAL)
     mine = compare("==", Load(turn, ()) % count, group)
-    order = Buffer(fresh_name("order", names), (const(count),), BARRIER, Space.BARRIER)
+    order = Buffer(fresh_name("order"), (const(count),), BARRIER, Space.BARRIER)
     passed = Arrive(element(order, (group + 1) % count), count=const(consumer.warps), by="warps")
     began = Wait(element(order, group), (Load(turn, ()) - 1) // count % 2)
     met = set(_barriers(producer.body))
     tile = (began, *_passed_on(loop.body, met, passed))
     body = (
-        If(mine, tile, _skipped(kernel, before, loop, met, names)),
+        If(mine, tile, _skipped(kernel, before, loop, met)),
         Store(turn, (), Load(turn, ()) + 1),
     )
     dealt = (*before, Alloc(turn, const(0)), rebuild(loop, body=body), *behind)
@@ -262,7 +262,7 @@ def _parts(body: Body) -> tuple[Body, For, Body]:
     return before, loops[0], behind
 
 
-def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str], names: set[str]) -> Body:
+def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str]) -> Body:
     """What a tile does to the scalars that outlive it, and nothing else. Phases of barriers that
     each warpgroup has for itself (all but those `met` by the producer) stay as they are."""
     lasting = {op.buffer.name for op in before if isinstance(op, Alloc) and not op.buffer.shape}
@@ -275,7 +275,7 @@ def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str], names: set[
         check_known(part, written_by(kernel), scalars)
     except NoProducer as error:
         raise NotDealt(str(error)) from None
-    return map_body(rename_unique(part, names), _fold)
+    return map_body(rename_unique(part), _fold)
 
 
 def _deciding(loop: For, lasting: set[str]) -> set[str]:

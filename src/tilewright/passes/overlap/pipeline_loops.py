@@ -78,9 +78,9 @@ FETCHED_AHEAD = 2  # numbers that are under way: the producer is a tile ahead
 @kernel_pass
 def pipeline_loops(facts: Facts) -> Kernel:
     """Every kernel with its copies running ahead, as far as the target can."""
-    kernel, program, target, names = facts.kernel, facts.program, facts.target, facts.names
+    kernel, program, target = facts.kernel, facts.program, facts.target
     if split_into_roles(kernel):
-        work = _Pipeliner(Ahead(kernel, program, target), names, releases)
+        work = _Pipeliner(Ahead(kernel, program, target), releases)
         body = work.body(kernel.body, scope.entry(kernel, program.dims), looped=False)
         announced = any(isinstance(op, Fence) and op.kind == "barrier_init" for op in kernel.body)
         return rebuild(kernel, body=(*work.start(announced), *body))
@@ -88,16 +88,16 @@ def pipeline_loops(facts: Facts) -> Kernel:
         return kernel
     numbered = rebuild(kernel, body=number_gemms(kernel.body))
     found = Ahead(numbered, program, target)
-    work, producer = _Pipeliner(found, names), tuple[Role, ...]()
+    work, producer = _Pipeliner(found), tuple[Role, ...]()
     told = target.schedule.roles
     if told is not False:
         # a producer asks for guards itself
-        asked = rebuild(numbered, body=loops_of_guards(numbered.body, names))
+        asked = rebuild(numbered, body=loops_of_guards(numbered.body))
         found = found if asked is numbered else Ahead(asked, program, target)
     if told is not False and found.fills:
         against = _why_whole(found) or (None if told is True else why_not_worth(asked))
         if against is None:
-            apart = _Pipeliner(Ahead(asked, program, target, tiles=True), names, apart=True)
+            apart = _Pipeliner(Ahead(asked, program, target, tiles=True), apart=True)
             try:
                 producer = (apart.producer(),)
                 work = apart
@@ -132,12 +132,11 @@ class _Pipeliner(SingleCopies):
     def __init__(
         self,
         found: Ahead,
-        names: set[str],
         gives: Callable[[Op], bool] | None = None,
         *,
         apart: bool = False,
     ) -> None:
-        super().__init__(found, names, gives)
+        super().__init__(found, gives)
         self.plans = found.plans
         self.apart = apart
         self.rings: list[Ring] = []
@@ -178,7 +177,7 @@ class _Pipeliner(SingleCopies):
         used = {tile for ring in self.rings for tile in ring.slots}
         slots = {}
         for tile in tiles:
-            own = fresh_name(tile.name, self.names) if tile.name in used else tile.name
+            own = fresh_name(tile.name) if tile.name in used else tile.name
             slots[tile.name] = slots_of(tile, own, stages)
         together = loops, stages  # rings that the same loops go round count together
         if together not in self.turns:
@@ -263,7 +262,7 @@ class _Pipeliner(SingleCopies):
         if isinstance(op, Copy):
             return [self.engaged(op, ranges)]
         if isinstance(op, Atomic) and self.fetches is not None and self.fetches.has(op):
-            slot = fresh_var("fetch_slot", self.names)
+            slot = fresh_var("fetch_slot")
             return self.fetches.received(op, slot, consuming_warps(self.kernel))
         if isinstance(op, Map):
             return [op]
@@ -282,14 +281,14 @@ class _Pipeliner(SingleCopies):
         for end in ("start", "stop"):
             value: Expr = getattr(loop, end)
             if loads(value):  # taken once, as the loop does
-                var = fresh_var(f"{loop.var.name}_{end}", self.names, value.dtype)
+                var = fresh_var(f"{loop.var.name}_{end}", dtype=value.dtype)
                 found.append(Let(var, value))
                 loop = rebuild(loop, **{end: var})
         for fill in plan.fills.values():
             parts[fill.at] = []
-        work = Sections(plan.skew, loop, parts, self.names)
+        work = Sections(plan.skew, loop, parts)
         if plan.skew and plan.skew.copies:
-            work.copies = copies_of(plan.skew.copies, self.kernel, self.names)
+            work.copies = copies_of(plan.skew.copies, self.kernel)
             work.settled = self.target.schedule.waits != "late"
             found += [Alloc(twin) for twin in work.copies.tiles.values()]
         for ring, tile in plan.threaded:
@@ -299,9 +298,7 @@ class _Pipeliner(SingleCopies):
         refills: dict[Place, Groups] = {}
         groups = plan.groups
         if not self.apart:  # what finds elements in every iteration is loaded before the loop
-            groups = [
-                (ring, [rows_before(f, loop, self.names, found) for f in fs]) for ring, fs in groups
-            ]
+            groups = [(ring, [rows_before(f, loop, found) for f in fs]) for ring, fs in groups]
         for ring, fills in groups:
             uses = work.in_time({k for f in fills for k in f.uses})
             work.rings.append(ring)
@@ -404,7 +401,7 @@ class _Pipeliner(SingleCopies):
         """The copies of one iteration, the one in which the loop's variable is `value`, `ahead`
         of that of `section`."""
         found: list[Op] = []
-        later = Section(loop, self.names)
+        later = Section(loop)
         for ring, fills in groups:
             if section is not None and isinstance(ahead, int) and ahead % ring.stages == 0:
                 slot = section.slot(ring)
@@ -412,11 +409,11 @@ class _Pipeliner(SingleCopies):
                 slot = later.slot(ring, ahead, "next")
             if ring.full is not None:
                 found.append(ring.expect(slot))
-            found += [fill.into(ring, slot, loop, value, self.names) for fill in fills]
+            found += [fill.into(ring, slot, loop, value) for fill in fills]
         return [*later.head, *found]
 
     def first_fills(self, loop: For, groups: Groups, ranges: Ranges) -> list[Op]:
-        turn = fresh_var(f"{loop.var.name}_first", self.names, loop.var.dtype)
+        turn = fresh_var(f"{loop.var.name}_first", dtype=loop.var.dtype)
         value = simplify(loop.start + turn * loop.step, ranges)
         extent = bounds(loop.stop - loop.start, ranges)
         step, count = int(loop.step), loop.stages
@@ -457,11 +454,11 @@ class _Pipeliner(SingleCopies):
         groups = {n: plan.groups for n, plan in self.plans.items() if plan.groups}
         atomics = find_fetches(self.kernel)
         if atomics:
-            name, kind = fresh_name("fetched", self.names), atomics[0].dst.dtype
+            name, kind = fresh_name("fetched"), atomics[0].dst.dtype
             tile = Buffer(name, (), kind, Space.SHARED)
             self.fetches = Fetches(atomics, self.ring(FETCHED, [tile], FETCHED_AHEAD, name))
             self.rings.insert(0, self.rings.pop())
-        return producer_of(self.kernel, groups, self.found.written, self.names, self.fetches)
+        return producer_of(self.kernel, groups, self.found.written, self.fetches)
 
     def skew_loops(self) -> None:
         """Statements run late where that makes units wait less."""

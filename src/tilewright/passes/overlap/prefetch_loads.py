@@ -68,7 +68,7 @@ def _inlined(at: Facts) -> Kernel:
     kept = {fill.tile.name for fill in ahead.fills if fill.how == BULK} | ahead.viewed
     for loop in loops:
         for k, op in enumerate(loop.body):
-            found = _row(op, ahead.written, at.names)
+            found = _row(op, ahead.written)
             if found is None or found[0].name in kept or not _is_carried(at, found[0], loop, k):
                 continue
             said = f"{found[0].name}, written {at_line(op.loc)}, is loaded where it is needed"
@@ -85,7 +85,7 @@ def _is_asked(op: For) -> bool:
     )
 
 
-def _row(op: Op, written: set[str], names: set[str]) -> tuple[Buffer, Var, Expr] | None:
+def _row(op: Op, written: set[str]) -> tuple[Buffer, Var, Expr] | None:
     """A tile of one dimension that `op` fills: its element at a variable has this value."""
     match op:
         case Map(vars=(var,), extents=(extent,), body=(Store(tile, (index,), value),)):
@@ -97,7 +97,7 @@ def _row(op: Op, written: set[str], names: set[str]) -> tuple[Buffer, Var, Expr]
                 return None
             if tile.rank != 1 or len(src.tile) != 1 or src.cta is not None:
                 return None
-            var, (extent,) = fresh_var("row", names), src.tile
+            var, (extent,) = fresh_var("row"), src.tile
             value = Load(src.buffer, src.at((var,)), op.loc)
         case _:
             return None
@@ -159,7 +159,7 @@ def map_copies(at: Facts) -> Kernel:
             factors = {r.buffer for op in products for r in (op.a, op.b)}
             copies = [op for op in loop.body if isinstance(op, Copy) and id(op) in alone]
             asked |= {id(op) for op in copies if op.dst.buffer in factors and _is_plain(op)}
-    return map_ops(at.kernel, lambda op: expand_op(op, at.names) if id(op) in asked else None)
+    return map_ops(at.kernel, lambda op: expand_op(op) if id(op) in asked else None)
 
 
 def _is_plain(op: Copy) -> bool:
@@ -180,7 +180,7 @@ def prefetch_loads(at: Facts) -> Kernel:
     """Every kernel with the loads of its pipelined loops' maps early, where they can be."""
     if at.has_roles:
         return at.kernel
-    work = _Prefetch(at.kernel, at.names, Ahead(at.kernel, at.program, at.target))
+    work = _Prefetch(at.kernel, Ahead(at.kernel, at.program, at.target))
     return map_ops(at.kernel, work.loop)
 
 
@@ -194,8 +194,8 @@ class _Early:
     early: Buffer
     now: Buffer
 
-    def loaded(self, names: set[str], at: dict[Var, Expr]) -> Op:
-        return load_into(self.early, substitute(self.value, at), self.vars, names)
+    def loaded(self, at: dict[Var, Expr]) -> Op:
+        return load_into(self.early, substitute(self.value, at), self.vars)
 
     def taken(self) -> Op:
         """What makes the next iteration's this one's."""
@@ -218,7 +218,6 @@ def _needed(body: list[Op]) -> Body:
 @dataclass
 class _Prefetch:
     kernel: Kernel
-    names: set[str]
     ahead: Ahead
     # what maps of the same loop have early, by its value over points that are only counted
     known: dict[tuple[Expr, tuple[Expr, ...]], _Early] = field(default_factory=dict)
@@ -236,8 +235,8 @@ class _Prefetch:
             with errors.at(each.loc):
                 for one in found:
                     before += [Alloc(one.early), Alloc(one.now)]
-                    before.append(one.loaded(self.names, {op.var: op.start}))
-                    body += [one.taken(), one.loaded(self.names, {op.var: op.var + op.step})]
+                    before.append(one.loaded({op.var: op.start}))
+                    body += [one.taken(), one.loaded({op.var: op.var + op.step})]
             if found:
                 said = f"loads of the nest {at_line(each.loc)} one iteration early"
                 if id(each) in self.ahead.against:
@@ -286,8 +285,7 @@ class _Prefetch:
                 left -= words
                 space = Space.FRAGMENT if own else Space.LOCAL
                 buffers = (
-                    Buffer(fresh_name(name, self.names), extents, e.dtype, space)
-                    for name in ("early", "now")
+                    Buffer(fresh_name(name), extents, e.dtype, space) for name in ("early", "now")
                 )
                 self.known[key] = _Early(e, own, *buffers)
                 found.append(self.known[key])

@@ -265,7 +265,7 @@ _SHIFTS = {"<": (0, 1), ">=": (0, 1), "<=": (-1, 0), ">": (-1, 0)}
 # ── guards ───────────────────────────────────────────────────────────────────────────────────
 
 
-def loops_of_guards(body: Body, names: set[str]) -> Body:
+def loops_of_guards(body: Body) -> Body:
     """`body`, guards around loads of its pipelined loops as loops; itself where there are none.
 
         for k in 0 .. n kind=pipelined stages=2 { if M[k] { copy K[k] -> a; T = q · a; … } }
@@ -283,7 +283,7 @@ def loops_of_guards(body: Body, names: set[str]) -> Body:
             return guard
         if not any(map(is_tile_load, guard.then)):
             return guard
-        var = fresh_var(f"{loop.var.name}_once", names)
+        var = fresh_var(f"{loop.var.name}_once")
         count = Select(guard.cond, const(1), const(0))
         loop = rebuild(loop, var=var, start=const(0), stop=count, body=guard.then, loc=guard.loc)
         return rebuild(loop, step=const(1))

@@ -102,11 +102,10 @@ class RingFill:
         slot: Expr,
         loop: For,
         value: Expr,
-        names: set[str],
         rank: Var | None = None,
     ) -> Op:
         """What fills `slot` for the iteration in which the loop's variable is `value`."""
-        (op,) = rename_unique((substitute_vars(self.copy, {loop.var: value}),), names)
+        (op,) = rename_unique((substitute_vars(self.copy, {loop.var: value}),))
         assert isinstance(op, (Copy, Map))
         if isinstance(op, Copy) and self.peers > 1 and rank is not None:
             size = op.dst.static_tile[0] // self.peers
@@ -225,13 +224,13 @@ def own_vars(e: Expr, op: Map) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
     return own, tuple(op.extents[op.vars.index(v)] for v in own)
 
 
-def load_into(into: Buffer, value: Expr, own: tuple[Var, ...], names: set[str]) -> Op:
+def load_into(into: Buffer, value: Expr, own: tuple[Var, ...]) -> Op:
     """What loads `value`, at every point over the variables `own` of a map."""
     store = Store(into, own, value)
-    return rename_unique(Map(own, into.shape, (store,)), names) if own else store
+    return rename_unique(Map(own, into.shape, (store,))) if own else store
 
 
-def rows_before(fill: RingFill, loop: For, names: set[str], before: list[Op]) -> RingFill:
+def rows_before(fill: RingFill, loop: For, before: list[Op]) -> RingFill:
     """`fill`, what it loads from tensors to find its elements in every iteration loaded `before`
     the loop, into registers.
 
@@ -253,13 +252,13 @@ def rows_before(fill: RingFill, loop: For, names: set[str], before: list[Op]) ->
             return None
         own, extents = own_vars(load, op)
         if not own:
-            var = fresh_var("row", names, load.dtype)
+            var = fresh_var("row", dtype=load.dtype)
             before.append(Let(var, load))
             return var
         if own[-1] is op.vars[-1] or prod(int(e) for e in extents) > MOST_ROWS:
             return None
-        rows = Buffer(fresh_name("row", names), extents, load.dtype, Space.FRAGMENT)
-        before.extend((Alloc(rows), load_into(rows, load, own, names)))
+        rows = Buffer(fresh_name("row"), extents, load.dtype, Space.FRAGMENT)
+        before.extend((Alloc(rows), load_into(rows, load, own)))
         return Load(rows, own, load.loc)
 
     def swap(e: Expr) -> Expr:

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.rewrite import defined_names
+from tilewright.ir.rewrite import defined_names, taken_names
 from tilewright.ir.warps import NAMED_BARRIERS
 from tilewright.passes.core import *
 from tilewright.passes.overlap.rings import (
@@ -220,7 +220,6 @@ def producer_of(
     kernel: Kernel,
     rings: Mapping[int, Groups],
     written: set[str],
-    names: set[str],
     fetches: Fetches | None = None,
 ) -> Role:
     """Who fills the rings: the loops around them, waits for free slots, the copies. `rings`: those
@@ -228,7 +227,7 @@ def producer_of(
     counters: dict[Buffer, None] = {}
     atomics = fetches.atomics if fetches is not None else []
     scalars = _asked(kernel, rings) & known_scalars(kernel, atomics, written)
-    taken = set(names)  # whatever is made from here on is the producer's alone
+    taken = set(taken_names())  # whatever is made from here on is the producer's alone
 
     def fill(loop: For) -> Fills:
         places: Fills = {}
@@ -239,7 +238,7 @@ def producer_of(
             found = places.setdefault(at, [])
             slot: Expr = const(0)
             if ring.stages > 1:
-                slot = Var(fresh_name(f"{loop.var.name}_slot", names))
+                slot = Var(fresh_name(f"{loop.var.name}_slot"))
                 found.append(Let(slot, ring.slot()))
             found.append(ring.acquire(slot))
             if ring.how == BULK:
@@ -249,8 +248,8 @@ def producer_of(
                 check_known(
                     (copy,), written, scalars, "what is copied depends on what the kernel writes"
                 )
-                held = rows_before(each, loop, names, places.setdefault(BEFORE, []))
-                found.append(held.into(ring, slot, loop, loop.var, names, kernel.rank))
+                held = rows_before(each, loop, places.setdefault(BEFORE, []))
+                found.append(held.into(ring, slot, loop, loop.var, kernel.rank))
             if ring.how == CP_ASYNC:
                 for at, more in announced(ring, loop).items():
                     places.setdefault(at, []).extend(more)
@@ -263,10 +262,10 @@ def producer_of(
     def fetch(op: Atomic) -> list[Op]:
         if fetches is None or not fetches.has(op):
             return []
-        return fetches.sent(op, Var(fresh_name("fetch_slot", names)))
+        return fetches.sent(op, Var(fresh_name("fetch_slot")))
 
     part = Slice(scalars, fill, fetch).body(kernel.body)
-    body = (*part, *_drained(kernel, rings, names))
+    body = (*part, *_drained(kernel, rings))
     missing = read_variables(body) & {v for op in kernel.body for v in bound_within(op)}
     missing -= {v for op in body for v in bound_within(op)}
     if missing:
@@ -276,7 +275,7 @@ def producer_of(
     body = (*(Alloc(c, const(0)) for c in counters), *body)
     check_known(body, written, scalars)
     body = rename_unique(body, taken)
-    names |= taken
+    taken_names().update(taken)
     return Role(PRODUCER, consuming_warps(kernel), GROUP, body, derived=True)
 
 
@@ -300,7 +299,7 @@ def announced(ring: Ring, loop: For) -> Fills:
     return found
 
 
-def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> list[Op]:
+def _drained(kernel: Kernel, rings: Mapping[int, Groups]) -> list[Op]:
     """A block stays until its peers have handed back what they share: they arrive in its memory."""
     shared: dict[Buffer, list[Ring]] = {}  # rings that the same loops go round count together
     for ring in (r for groups in rings.values() for r, _ in groups if r.peers > 1):
@@ -308,7 +307,7 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> li
         known += [] if ring in known else [ring]
     found: list[Op] = []
     for several in shared.values():
-        var = Var(fresh_name("slot", names))
+        var = Var(fresh_name("slot"))
         waits = [ring.acquire(ring.slot()) for ring in several]
         end, turn = const(several[0].stages), several[0].advance()
         found.append(For(var, const(0), end, (*waits, turn)))

@@ -24,11 +24,8 @@ class SingleCopies:
     `gives`: in roles, which load only, ops before which all loads must be over, because others
     learn of them there."""
 
-    def __init__(
-        self, found: Ahead, names: set[str], gives: Callable[[Op], bool] | None = None
-    ) -> None:
+    def __init__(self, found: Ahead, gives: Callable[[Op], bool] | None = None) -> None:
         self.found, self.kernel, self.target = found, found.kernel, found.target
-        self.names = names
         self.barriers: list[Buffer] = []
         self.counters: list[Buffer] = []
         self.in_roles = gives is not None
@@ -36,12 +33,12 @@ class SingleCopies:
 
     def barrier(self, name: str, count: int) -> Buffer:
         size = (const(count),)
-        made = Buffer(fresh_name(name, self.names), size, BARRIER, Space.BARRIER)
+        made = Buffer(fresh_name(name), size, BARRIER, Space.BARRIER)
         self.barriers.append(made)
         return made
 
     def counter(self, name: str) -> Buffer:
-        self.counters.append(Buffer(fresh_name(name, self.names), (), INT32, Space.LOCAL))
+        self.counters.append(Buffer(fresh_name(name), (), INT32, Space.LOCAL))
         return self.counters[-1]
 
     def engaged(self, op: Copy, ranges: Ranges) -> Copy:

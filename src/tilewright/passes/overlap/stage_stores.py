@@ -34,7 +34,7 @@ class Staging:
 def stage_stores(at: Facts) -> Kernel:
     """Every kernel with staging tiles in front of the stores of accumulators, where there is room:
     for the whole tile, or for pieces of its columns that take turns in two, or one."""
-    kernel, names = at.kernel, at.names
+    kernel = at.kernel
     if at.target.schedule.stage_stores is False or at.has_roles:
         return kernel
     ranges = {id(op): r for op, r in scope.walk_ranges(kernel, at.dims)}
@@ -43,7 +43,7 @@ def stage_stores(at: Facts) -> Kernel:
 
     def rule(op: Op) -> Body | None:
         nonlocal left
-        found = _of_nest(op, spread, names) if isinstance(op, Map) else None
+        found = _of_nest(op, spread) if isinstance(op, Map) else None
         if isinstance(op, Copy):
             found = _of_copy(op, spread, ranges.get(id(op), Ranges()))
         if found is None or len(found.shape) != 2 or prod(found.shape) < LEAST:
@@ -54,7 +54,7 @@ def stage_stores(at: Facts) -> Kernel:
             if columns % width or size * count > left:
                 continue
             shape = (const(rows), const(width))
-            stages = [fresh_name(f"{found.name}_stage", names) for _ in range(count)]
+            stages = [fresh_name(f"{found.name}_stage") for _ in range(count)]
             tiles = [Buffer(name, shape, found.dtype, Space.SHARED) for name in stages]
             places = range(0, columns, width)
             parts = [found.part(at, width, tiles[k % count]) for k, at in enumerate(places)]
@@ -85,7 +85,7 @@ def _of_copy(op: Copy, spread: set[str], ranges: Ranges) -> Staging | None:
     return Staging(op.src.buffer.name, op.src.static_tile, op.dst.dtype, part)
 
 
-def _of_nest(op: Map, spread: set[str], names: set[str]) -> Staging | None:
+def _of_nest(op: Map, spread: set[str]) -> Staging | None:
     """A map that stores what it makes of an accumulator along a tensor's rows, with or without a
     condition: computed where the accumulator is, stored in rows."""
     *before, last = op.body
@@ -114,12 +114,12 @@ def _of_nest(op: Map, spread: set[str], names: set[str]) -> Staging | None:
         return None
 
     def part(at: int, width: int, tile: Buffer) -> Body:
-        made = Buffer(fresh_name("made", names), tile.shape, tile.dtype, Space.FRAGMENT)
+        made = Buffer(fresh_name("made"), tile.shape, tile.dtype, Space.FRAGMENT)
         here: dict[Var, Expr] = {column: column + at} if at else {}
 
         def over(inner: Op) -> Op:
             nest = Map(op.vars, (op.extents[0], const(width)), (inner,))
-            return rename_unique(nest, names)
+            return rename_unique(nest)
 
         makes = cast(substitute(value, here), made.dtype)
         where = tuple(substitute(i, here) for i in place)

@@ -240,7 +240,7 @@ def split_stages(at: Facts) -> Kernel:
             counts[id(op)] = count
             for tile, dim in cut.items():
                 part = along(whole(tile), dim, const(0), int(tile.shape[dim]) // count).extents
-                boxed = [fresh_name(f"{tile.name}_{k}", at.names) for k in range(count)]
+                boxed = [fresh_name(f"{tile.name}_{k}") for k in range(count)]
                 boxes[tile.name] = dim, [replace(tile, name=n, shape=part) for n in boxed]
             because(kernel.name, loop, f"{count} boxes of a tile, each with its own event")
 
