@@ -35,7 +35,7 @@ BUGS = (
     Bug("copies from the wrong corner", "ir/buffer.py",
         "s + next(inner) if d in long", "next(inner) if d in long"),
     Bug("a nest fused with one that reads its neighbours", "passes/canonicalize/fuse_maps.py",
-        "if touched and len(places | touched) != 1:", "if touched and len(places | touched) > 2:"),
+        "touched and len(written | touched) != 1:", "touched and len(written | touched) > 2:"),
     Bug("a loop absorbed although its turns depend on each other",
         "passes/canonicalize/fuse_maps.py",
         "written.get(load.buffer.name, load.indices) == load.indices", "load.indices is not None"),

@@ -166,7 +166,7 @@ def _independent(body: Body, var: Var, viewed: set[str]) -> bool:
 # ── maps ─────────────────────────────────────────────────────────────────────────────────────
 
 Place = tuple[Expr, ...]
-Places: TypeAlias = tuple[dict[str, set[Place]], dict[str, set[Place]]]  # read, written
+Places: TypeAlias = dict[str, set[tuple[Place, bool]]]  # and whether they are written
 
 
 @kernel_pass
@@ -176,7 +176,7 @@ def fuse_maps(at: Facts) -> Kernel:
     def fuse(body: Body) -> Body:
         done: list[Op] = []
         last: Map | None = None  # that the next one may join
-        places: Places = {}, {}  # what it touches, found once as it grows
+        places: Places = {}  # what it touches, found once as it grows
         for op in body:
             if isinstance(op, Map):
                 joined = None if last is None else _join(last, op, places, at.viewed)
@@ -214,41 +214,37 @@ def _join(first: Map, second: Map, places: Places, viewed: set[str]) -> Map | No
     more = _accesses(moved)
     if not _meet(places, more, viewed):
         return None
-    for mine, its in zip(places, more, strict=True):
-        for name, touched in its.items():
-            mine.setdefault(name, set()).update(touched)
+    for name, touched in more.items():
+        places.setdefault(name, set()).update(touched)
     return replace(first, body=first.body + moved, layout=None)
 
 
 def _accesses(body: Body) -> Places:
-    """(reads, writes): the places touched, per buffer that others can see."""
-    reads: dict[str, set[Place]] = {}
-    writes: dict[str, set[Place]] = {}
-
-    def note(table: dict[str, set[Place]], buffer: Buffer, at: Place) -> None:
-        if not buffer.is_local:
-            table.setdefault(buffer.name, set()).add(at)
-
+    """The places touched, per buffer that others can see, and whether they are written."""
+    found: Places = {}
     for op in walk_ops(body):
-        for load in op_loads(op):
-            note(reads, load.buffer, load.indices)
+        touched = [(load.buffer, load.indices, False) for load in op_loads(op)]
         if isinstance(op, Store):
-            note(writes, op.buffer, op.indices)
+            touched.append((op.buffer, op.indices, True))
         elif isinstance(op, Atomic):
-            note(writes, op.dst.buffer, op.dst.starts)
-    return reads, writes
+            touched.append((op.dst.buffer, op.dst.starts, True))
+        for buffer, place, writes in touched:
+            if not buffer.is_local:
+                found.setdefault(buffer.name, set()).add((place, writes))
+    return found
 
 
 def _meet(a: Places, b: Places, viewed: set[str]) -> bool:
     """Wherever one side writes what the other touches, both do so at one and the same place."""
-    for (_, writes), (others_r, others_w) in ((a, b), (b, a)):
-        for name, places in writes.items():
-            touched = others_r.get(name, set()) | others_w.get(name, set())
-            if touched and len(places | touched) != 1:
+    for mine, others in ((a, b), (b, a)):
+        for name, places in mine.items():
+            written = {place for place, writes in places if writes}
+            touched = {place for place, _ in others.get(name, ())}
+            if written and touched and len(written | touched) != 1:
                 return False
-            if touched and any(_depends_on_memory(p) for p in places):
+            if written and touched and any(map(_depends_on_memory, written)):
                 return False
-            if name in viewed and any(n in viewed for n in (*others_r, *others_w)):
+            if written and name in viewed and viewed & others.keys():
                 return False
     return True
 

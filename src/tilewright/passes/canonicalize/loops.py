@@ -199,8 +199,8 @@ def _written_out(body: Body, at: Facts) -> Body:
                 copy = _with(rename_unique(op.body), op.var, value)
                 found += _written_out(copy, at)
             continue
-        fields = () if isinstance(op, Map) else marked(op, "body")
-        found.append(rebuild(op, **{f.name: _written_out(getattr(op, f.name), at) for f in fields}))
+        inner = map_bodies(op, lambda body: _written_out(body, at))
+        found.append(op if isinstance(op, Map) else inner)
     return tuple(found)
 
 

@@ -32,7 +32,7 @@ worth 0.4 to 0.9 iterations, and even shares 1 % less than they seem.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from math import prod
@@ -350,32 +350,22 @@ def reloaded(kernel: Kernel, dims: Iterable[Dim] = ()) -> str | None:
     if len(kernel.grid) < 2:
         return None
     found: dict[int, str] = {}  # by the axis that does not matter
-    named = {op.var: op.value for op in walk_ops(kernel, Let)}
+    named = let_values(walk_ops(kernel))
+
+    def looked_up(e: Expr) -> Expr | None:
+        """What is looked up (the expert of some rows, a page) is taken to be the same for
+        neighbours."""
+        return const(0, e.dtype) if isinstance(e, Load) else None
+
     for copy, loop, ranges in tensor_loads(kernel, dims):
         starts = [s for s in copy.src.starts if ranges.resolve(s, loop.var) is not None]
-        asked = _asked(starts, named)
+        asked = {v for s in starts for v in variables(transform(substitute(s, named), looked_up))}
         same = [axis for axis in (0, 1) if kernel.blocks[axis] not in asked]
         if len(same) == 1 and len(starts) == len(copy.src.starts):
             found.setdefault(same[0], copy.src.buffer.name)
     if len(found) < 2:
         return None
     return f"rows of blocks share tiles of {found[0]}, columns of {found[1]}"
-
-
-def _asked(exprs: Iterable[Expr], named: Mapping[Var, Expr]) -> set[Var]:
-    """Variables that `exprs` are computed from. What is looked up (the expert of some rows, a page)
-    is taken to be the same for neighbours."""
-    found: set[Var] = set()
-    left = list(exprs)
-    while left:
-        e = left.pop()
-        if isinstance(e, Load) or e in found:
-            continue
-        if isinstance(e, Var):
-            found.add(e)
-            left += [named[e]] if e in named else []
-        left += e.children
-    return found
 
 
 def trend(expr: Expr, var: Var, ranges: Ranges) -> int | None:

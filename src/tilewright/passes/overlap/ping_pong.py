@@ -197,7 +197,7 @@ def _dealt(kernel: Kernel, count: int, target: Target) -> Kernel:
         raise NotDealt("shared tiles lie over one another")
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
-    group = Var(fresh_name("group"))
+    group = fresh_var("group")
     turn = Buffer(fresh_name(f"{loop.var.name}_turn"), (), INT32, Space.LOCAL)
     mine = compare("==", Load(turn, ()) % count, group)
     order = Buffer(fresh_name("order"), (const(count),), BARRIER, Space.BARRIER)

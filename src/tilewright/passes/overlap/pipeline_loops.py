@@ -130,11 +130,7 @@ class _Pipeliner(SingleCopies):
     """`apart`: a producer fills the rings."""
 
     def __init__(
-        self,
-        found: Ahead,
-        gives: Callable[[Op], bool] | None = None,
-        *,
-        apart: bool = False,
+        self, found: Ahead, gives: Callable[[Op], bool] | None = None, *, apart: bool = False
     ) -> None:
         super().__init__(found, gives)
         self.plans = found.plans

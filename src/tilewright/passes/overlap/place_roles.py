@@ -159,7 +159,6 @@ WITH_FRAGMENTS, AMONG_PLACED, ANYWHERE = range(3)  # which statements get a plac
 
 class _Placer:
     def __init__(self, kernel: Kernel, whole: Warps) -> None:
-        self.kernel = kernel
         self.whole = whole
         self.roots = aliases(kernel)
         self.owners: dict[str, dict[Warps, Op]] = {}

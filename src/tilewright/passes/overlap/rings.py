@@ -96,14 +96,7 @@ class RingFill:
         """What it fills."""
         return filled_by(self.copy)
 
-    def into(
-        self,
-        ring: Ring,
-        slot: Expr,
-        loop: For,
-        value: Expr,
-        rank: Var | None = None,
-    ) -> Op:
+    def into(self, ring: Ring, slot: Expr, loop: For, value: Expr, rank: Var | None = None) -> Op:
         """What fills `slot` for the iteration in which the loop's variable is `value`."""
         (op,) = rename_unique((substitute_vars(self.copy, {loop.var: value}),))
         assert isinstance(op, (Copy, Map))

@@ -13,6 +13,7 @@ for single threads. `why_not` says what stands against it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -217,10 +218,7 @@ def check_known(body: Body, written: set[str], known: set[str], why: str = "") -
 
 
 def producer_of(
-    kernel: Kernel,
-    rings: Mapping[int, Groups],
-    written: set[str],
-    fetches: Fetches | None = None,
+    kernel: Kernel, rings: Mapping[int, Groups], written: set[str], fetches: Fetches | None = None
 ) -> Role:
     """Who fills the rings: the loops around them, waits for free slots, the copies. `rings`: those
     of each pipelined loop, by its id; `fetches`: numbers that it hands on."""
@@ -230,39 +228,35 @@ def producer_of(
     taken = set(taken_names())  # whatever is made from here on is the producer's alone
 
     def fill(loop: For) -> Fills:
-        places: Fills = {}
+        places: Fills = defaultdict(list)
         turned: dict[Buffer, Ring] = {}
         for ring, fills in rings.get(id(loop), ()):
             # what takes many instructions comes behind what takes one
-            at = min(each.at for each in fills) if ring.how == BULK else END
-            found = places.setdefault(at, [])
+            found = places[min(each.at for each in fills) if ring.how == BULK else END]
             slot: Expr = const(0)
             if ring.stages > 1:
-                slot = Var(fresh_name(f"{loop.var.name}_slot"))
-                found.append(Let(slot, ring.slot()))
+                slot = var = fresh_var(f"{loop.var.name}_slot")
+                found.append(Let(var, ring.slot()))
             found.append(ring.acquire(slot))
             if ring.how == BULK:
                 found.append(ring.expect(slot))
             for each in fills:
-                copy = each.copy
-                check_known(
-                    (copy,), written, scalars, "what is copied depends on what the kernel writes"
-                )
-                held = rows_before(each, loop, places.setdefault(BEFORE, []))
+                why = "what is copied depends on what the kernel writes"
+                check_known((each.copy,), written, scalars, why)
+                held = rows_before(each, loop, places[BEFORE])
                 found.append(held.into(ring, slot, loop, loop.var, kernel.rank))
             if ring.how == CP_ASYNC:
-                for at, more in announced(ring, loop).items():
-                    places.setdefault(at, []).extend(more)
+                _announce(ring, loop, places)
             turned[ring.counter] = ring
         counters.update(dict.fromkeys(turned))
         for ring in turned.values():
-            places.setdefault(END, []).append(ring.advance())
+            places[END].append(ring.advance())
         return places
 
     def fetch(op: Atomic) -> list[Op]:
         if fetches is None or not fetches.has(op):
             return []
-        return fetches.sent(op, Var(fresh_name("fetch_slot")))
+        return fetches.sent(op, fresh_var("fetch_slot"))
 
     part = Slice(scalars, fill, fetch).body(kernel.body)
     body = (*part, *_drained(kernel, rings))
@@ -279,24 +273,22 @@ def producer_of(
     return Role(PRODUCER, consuming_warps(kernel), GROUP, body, derived=True)
 
 
-def announced(ring: Ring, loop: For) -> Fills:
+def _announce(ring: Ring, loop: For, places: Fills) -> None:
     """What tells the consumers of a slot that `cp.async` has filled it: its threads wait, as many
     iterations later as a slot is used before it is needed again, and each warp says so."""
     late = max(ring.stages - 2, 0)
 
     def said(behind: int) -> list[Op]:
         full = ring.full_at(ring.slot(ring.stages - behind) if behind else ring.slot())
-        arrived = Arrive(full, count=const(GROUP), by="warps")
-        return [Fence("proxy_async"), arrived]
+        return [Fence("proxy_async"), Arrive(full, count=const(GROUP), by="warps")]
 
-    found: Fills = {END: [Commit(CP_ASYNC), WaitGroup(CP_ASYNC, late)]}
     begun = loop.var >= loop.start + late * loop.step
-    found[END] += [If(begun, (*said(late),))] if late else said(0)
+    places[END] += [Commit(CP_ASYNC), WaitGroup(CP_ASYNC, late)]
+    places[END] += [If(begun, (*said(late),))] if late else said(0)
     for left in reversed(range(late)):
         ran = loop.start + left * loop.step < loop.stop
-        found.setdefault(BEHIND, []).append(WaitGroup(CP_ASYNC, left))
-        found[BEHIND] += said(left + 1) if ran is TRUE else [If(ran, (*said(left + 1),))]
-    return found
+        places[BEHIND].append(WaitGroup(CP_ASYNC, left))
+        places[BEHIND] += said(left + 1) if ran is TRUE else [If(ran, (*said(left + 1),))]
 
 
 def _drained(kernel: Kernel, rings: Mapping[int, Groups]) -> list[Op]:
@@ -307,10 +299,9 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups]) -> list[Op]:
         known += [] if ring in known else [ring]
     found: list[Op] = []
     for several in shared.values():
-        var = Var(fresh_name("slot"))
         waits = [ring.acquire(ring.slot()) for ring in several]
         end, turn = const(several[0].stages), several[0].advance()
-        found.append(For(var, const(0), end, (*waits, turn)))
+        found.append(For(fresh_var("slot"), const(0), end, (*waits, turn)))
     return found
 
 

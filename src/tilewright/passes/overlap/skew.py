@@ -55,8 +55,6 @@ def find_skew(
 ) -> Skew | str:
     """How the statements of `loop` but the copies of `fills`, which a producer makes, best lie side
     by side; or why they do not. `asked`: they shall, worth it or not."""
-    if leaves_early(loop.body):
-        return "the loop is left early"
     if any(isinstance(op, Let) and loads(op.value) for op in loop.body):
         return "a name in the loop is read from memory"
     if any(isinstance(op, (Alloc, View)) for op in loop.body):
