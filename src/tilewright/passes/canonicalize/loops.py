@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from math import prod
 from operator import is_
 from typing import Any, TypeVar
 
@@ -98,7 +97,7 @@ def bound_maps(op: Op, at: Facts) -> Op | None:
     if not isinstance(op, Map) and not _are_constant(_extents(op)):
         found = expand_op(op)
     if isinstance(found, Map) and not _are_constant(found.extents):
-        return _bounded(found, prod(at.kernel.threads))
+        return _bounded(found, at.kernel.thread_count)
     return found
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, wraps
-from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.aliases import aliases
@@ -213,7 +212,7 @@ def announce_barriers(at: Facts) -> Kernel:
     kernel = at.kernel
     if at.has_roles:
         return kernel
-    scope = "cluster" if prod(kernel.cluster) > 1 else "block"
+    scope = "cluster" if kernel.cluster_size > 1 else "block"
     found: list[Op] = []
     fresh: Op | None = None  # the last initialisation that nobody has met after
     for op in kernel.body:

@@ -427,7 +427,7 @@ def cluster_loop(kernel: Kernel) -> For | None:
     return next((op for op in walk_ops(kernel, For) if op.kind == CLUSTER), None)
 
 
-def cluster_size(kernel: Kernel) -> int:
+def planned_cluster(kernel: Kernel) -> int:
     loop = cluster_loop(kernel)
     return 1 if loop is None else int(loop.stop)
 
@@ -439,7 +439,7 @@ def blocks_of(kernel: Kernel, target: Target) -> int:
     chip, ops = target.chip, list(walk_ops(kernel))
     asked = [int(op.detail[0]) for op in ops if isinstance(op, Hint) and op.name == "min_blocks"]
     if asked or any(isinstance(op, Gemm) for op in ops):
-        return max(1, chip.multiprocessors * max(asked, default=1) // cluster_size(kernel))
+        return max(1, chip.multiprocessors * max(asked, default=1) // planned_cluster(kernel))
     deep = max((op.stages for op in ops if isinstance(op, For)), default=1)
     shared = sum(
         op.buffer.bytes
@@ -447,9 +447,9 @@ def blocks_of(kernel: Kernel, target: Target) -> int:
         if isinstance(op, Alloc) and op.buffer.is_shared and op.buffer.is_static
     )
     room = chip.shared_per_sm // (shared * max(1, deep) + chip.reserved)
-    threads = chip.threads_per_sm // prod(kernel.threads)
+    threads = chip.threads_per_sm // kernel.thread_count
     resident = max(1, min(chip.blocks_per_sm, threads, room))
-    return max(1, chip.multiprocessors * resident // cluster_size(kernel))
+    return max(1, chip.multiprocessors * resident // planned_cluster(kernel))
 
 
 def tile_lengths(kernel: Kernel) -> Lengths | None:

@@ -43,12 +43,12 @@ from tilewright.passes.grid.order_blocks import (
     MOST,
     blocks_of,
     cluster_loop,
-    cluster_size,
     handed_out,
     in_range,
     in_waves,
     most_work,
     number_of,
+    planned_cluster,
     shared_loads,
     tile_lengths,
 )
@@ -92,7 +92,7 @@ def worth_it(kernel: Kernel, target: Target) -> tuple[bool, str]:
     blocks, tiles = blocks_of(kernel, target), tile_count(kernel)
     if isinstance(tiles, Const) and int(tiles.value) <= blocks:
         return False, f"a block for every tile: all {tiles.value} of them fit on the chip"
-    together = cluster_size(kernel)
+    together = planned_cluster(kernel)
     each = max(1, blocks * together // target.chip.multiprocessors)
     on = f"{target.chip.multiprocessors} multiprocessors"
     why = ", as asked for" if choice is True else ""
@@ -339,10 +339,6 @@ def spread_clusters(at: Facts) -> Kernel:
         kernel, blocks=(raw, *kernel.blocks[1:]), grid=grid, body=body, cluster=cluster,
         rank=loop.var,
     )  # fmt: skip
-
-
-def blocks_of_cluster(kernel: Kernel) -> int:
-    return prod(kernel.cluster) if kernel.cluster else 1
 
 
 class Common:

@@ -32,7 +32,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle
-from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -146,7 +145,7 @@ def _with_places(kernel: Kernel, places: Mapping[str, int]) -> Kernel:
 def reuse_shared(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with places for its shared buffers where some of them should share theirs."""
     sizes = {b.name: b.shared_bytes for b in alignments(kernel) if b.is_shared}
-    if len(sizes) < 2 or prod(kernel.cluster or (1,)) > 1 or not _in_order(kernel):
+    if len(sizes) < 2 or kernel.cluster_size > 1 or not _in_order(kernel):
         return kernel
     _, apart = stacked(kernel)
     drained = _drained(kernel)
@@ -233,7 +232,7 @@ def _blocks(kernel: Kernel, chip: Chip, shared: int) -> int:
     sizes = fragment_words(kernel)
     _, live = lifetimes(kernel, (Space.FRAGMENT,)).peak(sizes)
     registers = sum(sizes[name] for name in live) + PLAIN_REGISTERS
-    return chip.resident(prod(kernel.threads), shared, registers)
+    return chip.resident(kernel.thread_count, shared, registers)
 
 
 # ── exchanges ────────────────────────────────────────────────────────────────────────────────
@@ -247,9 +246,9 @@ def settle_scratch(
     if not exchanges:
         return [], body
     # those of each role, and outside roles, have places of their own
-    groups = [g for g in _groups(body, prod(kernel.threads), exchanges) if g.places]
+    groups = [g for g in _groups(body, kernel.thread_count, exchanges) if g.places]
     end = _aligned(max((at + b.shared_bytes for b, at in places(kernel).items()), default=0))
-    chip, threads = target.chip, prod(kernel.threads)
+    chip, threads = target.chip, kernel.thread_count
     for k in range(len(groups)):
         for count in range(2, MOST_PLACES + 1):
             other = replace(groups[k], count=count)

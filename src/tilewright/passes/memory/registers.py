@@ -40,7 +40,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import prod
 
 from tilewright.ir.analysis.lifetimes import fragment_words, lifetimes
 from tilewright.ir.rewrite import defined_names
@@ -178,7 +177,7 @@ def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` without fragments that no thread has registers for, as far as they can move."""
     if any(walk_ops(kernel, Role)):
         return kernel
-    most = min(MOST, target.chip.registers // prod(kernel.threads))
+    most = min(MOST, target.chip.registers // kernel.thread_count)
     allocs = list(walk_ops(kernel, Alloc))
     shared = sum(op.buffer.bytes for op in allocs if op.buffer.is_shared)
     viewed = aliases(kernel).viewed
@@ -201,7 +200,7 @@ def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
 
 def keep_operands(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with tiles in registers that need not be in shared memory."""
-    threads = prod(kernel.threads)
+    threads = kernel.thread_count
     if Feature.WGMMA not in target.features or threads % WARPGROUP or placed(kernel):
         return kernel
     results = {op.c.buffer for op in walk_ops(kernel, Gemm) if op.c.is_whole}
@@ -324,13 +323,13 @@ def fit_registers(kernel: Kernel, target: Target) -> Kernel:
 
 def _parts(kernel: Kernel, target: Target) -> Iterator[tuple[str, Body, int, int]]:
     """Code, who runs it, how many threads together, and the registers that each of them has."""
-    born = min(MOST, target.chip.registers // prod(kernel.threads) // UNIT * UNIT)
+    born = min(MOST, target.chip.registers // kernel.thread_count // UNIT * UNIT)
     roles = list(walk_ops(kernel, Role))
     for op in roles:
         threads = op.warps // op.instances * WARP
         yield f" in role {op.name}", op.body, threads, op.registers or born
     if not roles:
-        yield "", kernel.body, prod(kernel.threads), born
+        yield "", kernel.body, kernel.thread_count, born
 
 
 def _in_words(names: list[str], allocs: dict[str, Alloc], sizes: dict[str, int]) -> str:

@@ -39,7 +39,7 @@ TWICE = 4096  # bytes of a loop's tiles that may get a second slot
 def count_stores(at: Facts) -> Kernel:
     """Every kernel with waits for bytes in place of meetings of clusters, where that is enough."""
     kernel = at.kernel
-    if prod(kernel.cluster or (1,)) == 1 or at.has_roles:
+    if kernel.cluster_size == 1 or at.has_roles:
         return kernel
     loops = [op for op in kernel.body if isinstance(op, (For, While))]
     direct = [op for body in (kernel.body, *(loop.body for loop in loops)) for op in body]
@@ -92,7 +92,7 @@ class _Counted:
     def count(self, part: Kernel | For | While) -> Body:
         """The body of the kernel or of a loop, with its stores counted; as it is where it has none,
         or something keeps one from being counted."""
-        body, blocks = part.body, prod(self.kernel.cluster)
+        body, blocks = part.body, self.kernel.cluster_size
         meetings = [k for k, op in enumerate(body) if _is_meeting(op)]
         exchanges: list[_Exchange] = []
         for first, last in pairwise(meetings):
@@ -156,7 +156,7 @@ class _Counted:
         at = next((k for k, op in enumerate(ops) if op is loop), 0)
         made = {op.buffer for op in ops[:at] if isinstance(op, Alloc)}
         hinted = {op.buffer for op in walk_ops(self.kernel, Hint)}
-        ranks = set(range(prod(self.kernel.cluster)))
+        ranks = set(range(self.kernel.cluster_size))
         told = [{_rank_told(op) for op in stores} for stores in exchanges]
         if sum(tile.bytes for tile in tiles) > TWICE or any(each != ranks for each in told):
             return {}
@@ -206,7 +206,7 @@ def _is_countable(op: Op, kernel: Kernel) -> TypeGuard[Copy]:
     return (
         isinstance(op, Copy)
         and isinstance(op.dst.cta, Const)
-        and 0 <= op.dst.cta.value < prod(kernel.cluster)
+        and 0 <= op.dst.cta.value < kernel.cluster_size
         and all(x is None for x in (op.src.cta, op.atom, op.barrier, op.reduce))
         and op.src.buffer.is_fragment
         and op.dst.buffer.is_shared

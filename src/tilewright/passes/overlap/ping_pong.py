@@ -95,7 +95,7 @@ def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
     told = target.schedule.ping_pong
     if told is False or not any(walk_ops(kernel, Gemm)):
         return kernel
-    count = max(2, prod(kernel.threads) // WARPGROUP)
+    count = max(2, kernel.thread_count // WARPGROUP)
     dealt = replace(kernel, threads=(WARPGROUP,), ping_pong=count)
     against = placed(kernel) or why_not(kernel) or _spread(kernel) or _handed_on(kernel)
     if against is None and told == "auto":
@@ -129,7 +129,7 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     if registers > room:
         return f"a whole tile takes {registers} registers of a thread, {room} are free"
     said = all(loop.stages >= 0 for loop in loops)
-    alone = prod(kernel.threads) <= WARPGROUP and said
+    alone = kernel.thread_count <= WARPGROUP and said
     if alone and 2 * planned_bytes(kernel) <= target.chip.shared_per_sm:
         return "two blocks share a multiprocessor"
     return None

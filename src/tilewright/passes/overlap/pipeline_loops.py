@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from tilewright.passes.core import *
-from tilewright.passes.grid.persist_blocks import blocks_of_cluster
 from tilewright.passes.overlap.loop_sections import Place, Section, Sections, always, copies_of
 from tilewright.passes.overlap.prefetchable import (
     WIDE,
@@ -121,7 +120,7 @@ def _why_whole(found: Ahead) -> str | None:
         return f"the bulk engine cannot fill {slow[0]}"
     if Feature.BULK_COPY not in found.target.features:
         return f"{found.target.arch} has no bulk engine, or it is switched off"
-    if blocks_of_cluster(found.kernel) > 1 and found.kernel.rank is None:
+    if found.kernel.cluster_size > 1 and found.kernel.rank is None:
         return "it runs in clusters"
     return why_not(found.kernel)
 

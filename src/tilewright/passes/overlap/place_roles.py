@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from math import prod
 from typing import TypeAlias, TypeGuard
 
 from tilewright.ir.analysis.flow import ENTERED, Flow, Loop
@@ -67,7 +66,7 @@ def warps_of(role: Role) -> Warps:
 
 
 def block_warps(kernel: Kernel) -> Warps:
-    return Warps(0, -(-prod(kernel.threads) // WARP))
+    return Warps(0, -(-kernel.thread_count // WARP))
 
 
 def fragment_users(body: Body, roots: Aliases) -> dict[str, dict[Warps, Op]]:
@@ -375,11 +374,11 @@ class _Splitter:
         self.joint = places - set(self.each)
 
     def run(self) -> Kernel:
-        if prod(self.kernel.threads) % WARP:
+        if self.kernel.thread_count % WARP:
             raise CompileError(
                 "statements are placed on whole warps",
                 loc=self.roles[0].loc,
-                got=f"{prod(self.kernel.threads)} threads",
+                got=f"{self.kernel.thread_count} threads",
                 fix="make threads a multiple of 128",
             )
         self.check_products()
@@ -418,7 +417,7 @@ class _Splitter:
 
         body = map_body(tuple(rest), hoist)
         if any(isinstance(op, BarrierInit) for op in found):
-            scope = "cluster" if prod(self.kernel.cluster or (1,)) > 1 else "block"
+            scope = "cluster" if self.kernel.cluster_size > 1 else "block"
             found += [Fence("barrier_init"), Sync(scope)]
         return found, body
 

@@ -274,7 +274,7 @@ class _Prefetch:
                 size = prod(int(x) for x in extents)
                 words, shared_by = size * e.dtype.bits // 32, 1
                 if own == op.vars:
-                    shared_by = prod(self.kernel.threads)
+                    shared_by = self.kernel.thread_count
                 elif own == op.vars[-1:]:
                     shared_by = COLUMNS
                 elif size <= ROWS:

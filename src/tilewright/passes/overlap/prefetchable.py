@@ -21,7 +21,7 @@ from tilewright.ir.gather import Gather, as_gather, filled_by, gather_of, is_til
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.rewrite import map_region
 from tilewright.passes.core import *
-from tilewright.passes.grid.persist_blocks import Common, blocks_of_cluster
+from tilewright.passes.grid.persist_blocks import Common
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes
 from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Plan, RingFill, ThreadFill
 from tilewright.passes.sync.matrix_groups import NumberedGemm
@@ -148,7 +148,7 @@ class Ahead:
 
     def peers(self, copy: Copy) -> int:
         """Blocks of the cluster, where all of them need the same tile at the same time."""
-        count = blocks_of_cluster(self.kernel)
+        count = self.kernel.cluster_size
         if count == 1 or self.kernel.rank is None or not self.tiles:
             return 1
         rows, *inner = copy.dst.static_tile

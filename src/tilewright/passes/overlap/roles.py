@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import TypeAlias
 
 from tilewright.ir.atoms import ATOMS
@@ -74,7 +73,7 @@ def by_hand(kernel: Kernel) -> bool:
 
 def split_into_roles(kernel: Kernel) -> bool:
     """Whether `split_roles` has given the block's warps roles, which other passes settle."""
-    total = prod(kernel.threads) // WARP
+    total = kernel.thread_count // WARP
     return any(op.derived and op.first < total for op in walk_ops(kernel, Role))
 
 
@@ -91,7 +90,7 @@ def releases(op: Op) -> bool:
 
 
 def consuming_warps(kernel: Kernel) -> int:
-    return prod(kernel.threads) // WARP
+    return kernel.thread_count // WARP
 
 
 def warpgroups(kernel: Kernel) -> int:
@@ -105,7 +104,7 @@ class NoProducer(Exception):
 
 def why_not(kernel: Kernel) -> str | None:
     """What keeps a kernel from having roles at all."""
-    threads = prod(kernel.threads)
+    threads = kernel.thread_count
     if len(kernel.threads) > 1:
         return "its threads have several indices"
     if threads % (WARP * GROUP) or not 0 < threads // (WARP * GROUP) <= MOST_CONSUMERS:

@@ -34,7 +34,6 @@ attention runs 0 to 2 % slower skewed (head 128 707 → 691, causal the same; he
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import prod
 from typing import NamedTuple
 
 from tilewright.ir.analysis.accesses import Graph
@@ -157,7 +156,7 @@ def registers(kernel: Kernel) -> int:
 
 def registers_of(tile: Buffer, kernel: Kernel) -> int:
     """Of a thread, for one fragment that is spread evenly."""
-    return -(-tile.bytes // (4 * prod(kernel.threads)))
+    return -(-tile.bytes // (4 * kernel.thread_count))
 
 
 def fragment_room(kernel: Kernel) -> int:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, prod
+from math import ceil
 
 from tilewright.ir.gather import is_tile_load, loaded_tile
 from tilewright.passes.core import *
@@ -194,7 +194,7 @@ def _fed(kernel: Kernel, loop: For, target: Target) -> bool:
     on its multiprocessor."""
     if target.schedule.roles is False or Feature.BULK_COPY not in target.features:
         return False
-    threads = prod(kernel.threads)
+    threads = kernel.thread_count
     splits = [split_of(op, threads, target) for op in walk_ops(loop.body, Gemm)]
     able = any(split is not None and split.atom == "wgmma" for split in splits)
     return able and why_not(kernel) is None and why_not_worth(kernel) is None
