@@ -99,7 +99,7 @@ def test_it_is_for_producers():
     assert len([op for op in walk_ops(found.kernels[0]) if isinstance(op, For)]) == 1
     plain = "for i in 0 .. 4 kind=pipelined stages=2 { copy A[:, 0:+64] -> a }"
     body = program(TEXT.split("for i")[0].replace("{{", "{") + plain + "\n } }").kernels[0].body
-    assert loops_of_guards(body, set()) is body
+    assert loops_of_guards(body) is body
 
 
 def test_everything_is_needed():

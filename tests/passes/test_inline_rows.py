@@ -9,7 +9,7 @@ import tilewright.language as T
 from tests.passes.overlap import AMPERE, HOPPER, ROLES
 from tests.passes.scaled_products import arguments, results, said, scaled_product, stage
 from tilewright.ir.op import Alloc, For, Gemm, Sync, walk_ops
-from tilewright.passes.canonicalize.thread_loads import inline_rows
+from tilewright.passes.overlap.prefetch_loads import inline_rows
 from tilewright.targets.cuda.backend import lower
 
 

@@ -15,6 +15,7 @@ from tests.cuda import test_zoo as zoo
 from tilewright import machine
 from tilewright.ir.expr import Bin, Cast, Cmp, Const, Expr, Select, Var, walk
 from tilewright.ir.op import For, Hint, Kernel, Let, walk_ops
+from tilewright.ir.rewrite import naming
 from tilewright.ir.schedule import WORDS
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
@@ -355,9 +356,11 @@ def test_the_zoo_computes_the_same(name: str, order: str):
 )  # fmt: skip
 def test_sections_run_every_block_once(grid, axis, size, direction):
     text = "program p {{ kernel main grid (bx, by, bz) in {} threads tx in 32 {{ }} }}"
-    work = _Orders(parse_program(text.format(grid)).kernels[0], {"bx", "by", "bz", "tx"})
+    program = parse_program(text.format(grid))
+    work = _Orders(program.kernels[0])
     width = prod(grid) // grid[axis]
-    kernel = work.renamed(work.sections(axis, direction, min(size, width)))
+    with naming(program):
+        kernel = work.renamed(work.sections(axis, direction, min(size, width)))
     seen = places(kernel, {})
     check_once(seen, list(grid))
     first = seen[: min(size, width), axis]

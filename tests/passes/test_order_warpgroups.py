@@ -23,7 +23,7 @@ from tilewright.ir.text import parse_program, print_op, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.machine import sync
 from tilewright.passes.cuda_passes import LOWER
-from tilewright.passes.overlap.order_warpgroups import order_warpgroups
+from tilewright.passes.overlap.ping_pong import order_warpgroups
 from tilewright.passes.reasons import listening
 from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import RunError, TilewrightError, VerifyError

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.expr import Expr, Load, Var, loads, variables
-from tilewright.support.errors import Loc
+from tilewright.support.errors import Loc, here
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -52,10 +52,11 @@ def body(**kwargs: Any) -> Any:
 @dataclass_transform(frozen_default=True, field_specifiers=(arg, binds, attr, body))
 @dataclass(frozen=True)
 class Op:
-    """Base of all operations: every class of them is a frozen dataclass."""
+    """Base of all operations: every class of them is a frozen dataclass. `loc`: unless another one
+    is given, that of the op which is being rewritten (`map_body`, `errors.at`)."""
 
     syntax: ClassVar[str]
-    loc: Loc | None = field(default=None, compare=False, repr=False, kw_only=True)
+    loc: Loc | None = field(default_factory=here.get, compare=False, repr=False, kw_only=True)
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)

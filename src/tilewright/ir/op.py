@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Load, Region, long_dims
@@ -40,6 +41,16 @@ class Kernel(Op):
     cluster: tuple[int, ...] = attr(default=())
     rank: Var | None = binds(default=None)
     ping_pong: int = attr(default=1)
+
+    @property
+    def thread_count(self) -> int:
+        """Threads of a block."""
+        return prod(self.threads)
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster; 1 where there are none."""
+        return prod(self.cluster)
 
 
 class For(Op):

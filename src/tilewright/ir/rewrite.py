@@ -2,13 +2,16 @@
 
 Nothing here knows an op class by name except what declares a buffer (`Alloc`, `View`). Functions
 that change nothing return the object they were given, so `is` tells whether anything happened,
-and positions are kept: an op made anew from another carries its `loc`.
+and positions are kept: an op made anew from another, or while that is rewritten, has its `loc`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
 from operator import is_
 from typing import Any, TypeVar
 
@@ -16,6 +19,7 @@ from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Expr, Load, Var, loads, substitute, transform, variables
 from tilewright.ir.op import Alloc, Body, Kernel, Let, Op, Program, View, bound, marked, walk_ops
+from tilewright.support.errors import at, here
 
 OpT = TypeVar("OpT", bound=Op)
 _Code = TypeVar("_Code", Op, Body, Kernel)
@@ -91,19 +95,21 @@ def _each(values: tuple[Any, ...], fn: Callable[[Any], Any]) -> tuple[Any, ...]:
 
 def map_body(body: Body, fn: OpRule) -> Body:
     """`body` rewritten bottom-up: `fn(op)` sees each op with its new bodies and gives an op, a
-    body to put in its place (`()` drops it), or None to keep it."""
+    body to put in its place (`()` drops it), or None to keep it. New ops have the `loc` of `op`."""
     found: list[Op] = []
     same = True
-    for op in body:
-        inner = map_ops(op, fn)
-        new = fn(inner)
-        if new is None:
-            new = inner
-        same = same and new is op
-        if isinstance(new, tuple):
-            found += new
-        else:
-            found.append(new)
+    with at(None):
+        for op in body:
+            inner = map_ops(op, fn)
+            here.set(inner.loc or here.get())
+            new = fn(inner)
+            if new is None:
+                new = inner
+            same = same and new is op
+            if isinstance(new, tuple):
+                found += new
+            else:
+                found.append(new)
     return body if same else tuple(found)
 
 
@@ -214,8 +220,27 @@ class TakenNames(set[str]):
         self.last: dict[str, int] = {}
 
 
-def fresh_name(name: str, taken: set[str]) -> str:
+_taken: ContextVar[Callable[[], set[str]]] = ContextVar("taken")
+
+
+@contextmanager
+def naming(program: Program) -> Iterator[None]:
+    """Names made inside that do not say of whom they differ differ from those of `program`."""
+    token = _taken.set(cache(lambda: program_names(program)))
+    try:
+        yield
+    finally:
+        _taken.reset(token)
+
+
+def taken_names() -> set[str]:
+    """Those of the program that is being rewritten, and those made since."""
+    return _taken.get()()
+
+
+def fresh_name(name: str, taken: set[str] | None = None) -> str:
     """`name`, or the first `name_N` that is free; it is taken from then on."""
+    taken = taken_names() if taken is None else taken
     last = taken.last if isinstance(taken, TakenNames) else {}
     n = last.get(name, 0)
     found = f"{name}_{n}" if n else name
@@ -227,12 +252,12 @@ def fresh_name(name: str, taken: set[str]) -> str:
     return found
 
 
-def fresh_var(name: str, taken: set[str], dtype: DType = INT32) -> Var:
+def fresh_var(name: str, taken: set[str] | None = None, dtype: DType = INT32) -> Var:
     """A variable with a fresh name."""
     return Var(fresh_name(name, taken), dtype)
 
 
-def rename_unique(code: _Code, taken: set[str]) -> _Code:
+def rename_unique(code: _Code, taken: set[str] | None = None) -> _Code:
     """A copy of `code` in which whatever it defines has a name not in `taken` (which grows)."""
     body = code if isinstance(code, tuple) else (code,)
     values: dict[Var, Expr] = {}

@@ -15,7 +15,6 @@ from tilewright.passes.canonicalize.rules import (
     reduce_by_atomics,
     use_fast_functions,
 )
-from tilewright.passes.canonicalize.thread_loads import inline_rows, map_copies
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
 from tilewright.passes.grid.order_blocks import order_blocks
 from tilewright.passes.grid.persist_blocks import cluster_blocks, persist_blocks, spread_clusters
@@ -32,13 +31,15 @@ from tilewright.passes.memory.registers import (
     spill_fragments,
 )
 from tilewright.passes.overlap.count_stores import count_stores
-from tilewright.passes.overlap.order_warpgroups import order_warpgroups
-from tilewright.passes.overlap.ping_pong import apply_ping_pong, choose_ping_pong
+from tilewright.passes.overlap.ping_pong import (
+    apply_ping_pong,
+    choose_ping_pong,
+    order_warpgroups,
+)
 from tilewright.passes.overlap.pipeline_loops import pipeline_loops
-from tilewright.passes.overlap.place_roles import place_roles
-from tilewright.passes.overlap.prefetch_loads import prefetch_loads
+from tilewright.passes.overlap.place_roles import place_roles, split_roles
+from tilewright.passes.overlap.prefetch_loads import inline_rows, map_copies, prefetch_loads
 from tilewright.passes.overlap.roles import part_roles
-from tilewright.passes.overlap.split_roles import split_roles
 from tilewright.passes.overlap.stage_stores import stage_stores
 from tilewright.passes.overlap.stages import choose_stages, split_stages
 from tilewright.passes.run import Pass

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tilewright.ir.op import Kernel, Program, op_loads, walk_ops
-from tilewright.ir.rewrite import map_kernels
+from tilewright.ir.rewrite import map_kernels, naming
 from tilewright.ir.scope import remembering
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
@@ -59,7 +59,8 @@ class Pass:
                 return self.run(given, target)
 
         whole = next(iter(signature(self.run, follow_wrapped=False).parameters)) == "program"
-        result: Program = run(program) if whole else map_kernels(program, run)
+        with naming(program):
+            result: Program = run(program) if whole else map_kernels(program, run)
         return result
 
 

@@ -18,7 +18,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, TracebackType
@@ -498,10 +498,15 @@ _locator: ContextVar[Callable[[], Loc | None] | None] = ContextVar("locator", de
 _outside: list[Callable[[], Loc | None]] = []
 
 
+# The op that is being rewritten: what is made of it has its place, and so have errors.
+here: ContextVar[Loc | None] = ContextVar("here", default=None)
+
+
 def current_loc() -> Loc | None:
-    """The user's position: that of the kernel's text while it is traced, of a call otherwise."""
+    """The user's position: that of the op that is being rewritten, of the kernel's text while it is
+    traced, of a call otherwise."""
     locate = _locator.get() or (_outside[0] if _outside else None)
-    return locate() if locate else None
+    return here.get() or (locate() if locate else None)
 
 
 def occurrence(loc: Loc | None, own: Loc | None) -> Loc | None:
@@ -520,18 +525,22 @@ def locate_calls(locate: Callable[[], Loc | None]) -> None:
 @contextmanager
 def locating(locate: Callable[[], Loc | None]) -> Iterator[None]:
     """Errors raised inside point where `locate()` says."""
-    token = _locator.set(locate)
+    token, before = _locator.set(locate), here.set(None)
     try:
         yield
     finally:
+        here.reset(before)
         _locator.reset(token)
 
 
 @contextmanager
 def at(loc: Loc | None) -> Iterator[None]:
-    """Errors raised inside that say no place point at `loc`; where they did, if it is None."""
-    with locating(lambda: loc) if loc is not None else nullcontext():
+    """Ops made and errors raised inside that say no place have `loc`; as outside, if it is None."""
+    before = here.set(loc or here.get())
+    try:
         yield
+    finally:
+        here.reset(before)
 
 
 # ── tracebacks ───────────────────────────────────────────────────────────────────────────────

@@ -432,8 +432,10 @@ flash_attention_main(
       kc_1 = kc_1 + 1;
 #line 114 "flash_attention.tw"
       const int j_2 = (thread_1 & 3) * 2;
+#line 116 "flash_attention.tw"
       const int limit = sk - j_2 - n * 176 + 176;
       #pragma unroll
+#line 114 "flash_attention.tw"
       for (int v_1 = 0; v_1 < 88; ++v_1) {
 #line 116 "flash_attention.tw"
         s[v_1] = (v_1 & 1) + (v_1 >> 2) * 8 < limit ? s[v_1] : __uint_as_float(0xff800000u);

@@ -331,8 +331,10 @@ flash_attention_64_main(
       kc_1 = kc_1 + 1;
 #line 110 "flash_attention_64.tw"
       const int j_2 = (thread_1 & 3) * 2;
+#line 112 "flash_attention_64.tw"
       const int limit = sk - j_2 - n * 128 + 128;
       #pragma unroll
+#line 110 "flash_attention_64.tw"
       for (int v_1 = 0; v_1 < 64; ++v_1) {
 #line 112 "flash_attention_64.tw"
         s[v_1] = (v_1 & 1) + (v_1 >> 2) * 8 < limit ? s[v_1] : __uint_as_float(0xff800000u);

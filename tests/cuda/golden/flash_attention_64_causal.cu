@@ -342,8 +342,10 @@ flash_attention_64_causal_main(
 #line 115 "flash_attention_64_causal.tw"
       const int i_1_1 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
       const int j_2 = (thread_1 & 3) * 2;
+#line 117 "flash_attention_64_causal.tw"
       const int limit = ahead + i_1_1 + row_1 - j_2 - n_1 * 128 + 128;
       #pragma unroll
+#line 115 "flash_attention_64_causal.tw"
       for (int v_1 = 0; v_1 < 64; ++v_1) {
 #line 117 "flash_attention_64_causal.tw"
         s[v_1] = (v_1 & 1) + (v_1 >> 2) * 8 - ((v_1 >> 1) & 1) * 8 <= limit ? s[v_1] : __uint_as_float(0xff800000u);
@@ -449,8 +451,10 @@ flash_attention_64_causal_main(
 #line 143 "flash_attention_64_causal.tw"
         const int r_11 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
         const int c_6 = (thread_1 & 3) * 2;
+#line 145 "flash_attention_64_causal.tw"
         const int limit_1 = ahead + i_4 * 128 + r_11 + row_1 - c_6 - n_1 * 128 + 128;
         #pragma unroll
+#line 143 "flash_attention_64_causal.tw"
         for (int v_8 = 0; v_8 < 64; ++v_8) {
 #line 145 "flash_attention_64_causal.tw"
           s[v_8] = (v_8 & 1) + (v_8 >> 2) * 8 - ((v_8 >> 1) & 1) * 8 <= limit_1 ? s[v_8] : __uint_as_float(0xff800000u);

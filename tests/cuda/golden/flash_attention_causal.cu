@@ -395,8 +395,10 @@ flash_attention_causal_main(
 #line 118 "flash_attention_causal.tw"
       const int i_1_1 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
       const int j_2 = (thread_1 & 3) * 2;
+#line 120 "flash_attention_causal.tw"
       const int limit = ahead + i_1_1 + row_1 - j_2 - n_1 * 128 + 128;
       #pragma unroll
+#line 118 "flash_attention_causal.tw"
       for (int v_1 = 0; v_1 < 64; ++v_1) {
 #line 120 "flash_attention_causal.tw"
         s[v_1] = (v_1 & 1) + (v_1 >> 2) * 8 - ((v_1 >> 1) & 1) * 8 <= limit ? s[v_1] : __uint_as_float(0xff800000u);
@@ -502,8 +504,10 @@ flash_attention_causal_main(
 #line 146 "flash_attention_causal.tw"
         const int r_11 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
         const int c_6 = (thread_1 & 3) * 2;
+#line 148 "flash_attention_causal.tw"
         const int limit_1 = ahead + i_4 * 128 + r_11 + row_1 - c_6 - n_1 * 128 + 128;
         #pragma unroll
+#line 146 "flash_attention_causal.tw"
         for (int v_8 = 0; v_8 < 64; ++v_8) {
 #line 148 "flash_attention_causal.tw"
           s[v_8] = (v_8 & 1) + (v_8 >> 2) * 8 - ((v_8 >> 1) & 1) * 8 <= limit_1 ? s[v_8] : __uint_as_float(0xff800000u);

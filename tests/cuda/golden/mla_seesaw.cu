@@ -397,8 +397,10 @@ mla_seesaw_main(
       if ((2 * i + 1) * 64 > seq) {
 #line 90 "mla_seesaw.tw"
         const int y_11 = (thread & 3) * 2;
+#line 92 "mla_seesaw.tw"
         const int limit = seq - i * 128 - y_11;
         #pragma unroll
+#line 90 "mla_seesaw.tw"
         for (int v_4 = 0; v_4 < 32; ++v_4) {
 #line 92 "mla_seesaw.tw"
           s[v_4] = (v_4 & 1) + (v_4 >> 2) * 8 < limit ? s[v_4] : __uint_as_float(0xff800000u);
@@ -819,8 +821,10 @@ mla_seesaw_main(
         if ((2 * i_1 + 2) * 64 > seq) {
 #line 243 "mla_seesaw.tw"
           const int y_6_1 = (thread_1 & 3) * 2;
+#line 245 "mla_seesaw.tw"
           const int limit_1 = seq - i_1 * 128 - y_6_1 - 64;
           #pragma unroll
+#line 243 "mla_seesaw.tw"
           for (int v_39 = 0; v_39 < 32; ++v_39) {
 #line 245 "mla_seesaw.tw"
             s_1[v_39] = (v_39 & 1) + (v_39 >> 2) * 8 < limit_1 ? s_1[v_39] : __uint_as_float(0xff800000u);

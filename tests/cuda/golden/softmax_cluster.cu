@@ -101,8 +101,10 @@ softmax_cluster_main(
       }
 #line 52 "softmax_cluster.tw"
       const int j_1_1 = (thread & 15) * 4;
+#line 53 "softmax_cluster.tw"
       const int limit = n - j_1_1 - rank * 256;
       #pragma unroll
+#line 52 "softmax_cluster.tw"
       for (int v_2 = 0; v_2 < 16; ++v_2) {
 #line 53 "softmax_cluster.tw"
         x[v_2] = (v_2 & 3) + (v_2 >> 2) * 64 < limit ? x[v_2] : __uint_as_float(0xff800000u);

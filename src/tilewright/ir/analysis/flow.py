@@ -13,6 +13,7 @@ from operator import is_
 from typing import Generic, TypeAlias, TypeVar
 
 from tilewright.ir.core import *
+from tilewright.support.errors import at, here
 
 S = TypeVar("S")
 Loop: TypeAlias = For | While
@@ -51,8 +52,10 @@ class Flow(Generic[S]):
 
     def body(self, body: Body, state: S) -> tuple[Body, S]:
         out: list[Op] = []
-        for op in body:
-            state = self.op(op, state, out)
+        with at(None):
+            for op in body:
+                here.set(op.loc or here.get())
+                state = self.op(op, state, out)
         return same(out, body), state
 
     def op(self, op: Op, state: S, out: list[Op]) -> S:

@@ -29,10 +29,7 @@ from __future__ import annotations
 
 from math import isnan
 
-from tilewright.ir.analysis.effects import leaves_early, mentioned, written_in
-from tilewright.ir.core import *
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.reasons import because
+from tilewright.passes.core import *
 
 
 @kernel_pass
@@ -59,7 +56,7 @@ def _adds(op: Gemm) -> bool:
     """Whether a product adds to a whole tile of registers that it does not read otherwise."""
     tile = op.c.buffer
     own = tile.name in (op.a.buffer.name, op.b.buffer.name)
-    return op.clear is FALSE and tile.space is Space.FRAGMENT and op.c.is_whole and not own
+    return op.clear is FALSE and tile.is_fragment and op.c.is_whole and not own
 
 
 def _clears(op: Op, tile: Buffer) -> bool:

@@ -16,12 +16,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TypeAlias
 
-from tilewright.ir.analysis.bounds import Ranges, prove, stride_of
-from tilewright.ir.analysis.effects import written_in
-from tilewright.ir.core import *
 from tilewright.ir.scope import after, entry, map_inside
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass, rule
-from tilewright.passes.reasons import because
+from tilewright.passes.core import *
 
 _TILES = (Space.SHARED, Space.FRAGMENT)
 
@@ -77,7 +73,7 @@ def _carries(at: Facts, op: Copy, later: Body, ranges: Ranges, uses: Counter[str
     users = [n for n, op in enumerate(later) for x in walk_ops(op) if _is_factor(x, tile)]
     if uses[tile.name] != 2 + len(users):  # its allocation, this copy and the products
         return False
-    if src.buffer.space is Space.GLOBAL:
+    if src.buffer.is_global:
         return src.buffer.name not in at.written
     between = later[: max(users, default=-1) + 1]
     return src.buffer.space in _TILES and src.buffer.name not in written_in(between)
@@ -94,8 +90,8 @@ def _is_factor(op: Op, tile: Buffer) -> bool:
 def _inside(region: Region, ranges: Ranges) -> bool:
     return all(
         isinstance(extent, Const)
-        and prove(compare(">=", start, 0), ranges) is True
-        and prove(compare("<=", start + extent, size), ranges) is True
+        and prove(start >= 0, ranges) is True
+        and prove(start + extent <= size, ranges) is True
         for start, extent, size in zip(
             region.starts, region.extents, region.buffer.shape, strict=True
         )
@@ -129,11 +125,9 @@ def _absorb(nest: Map, viewed: set[str]) -> Map | None:
     *lets, loop = nest.body or (None,)
     if not isinstance(loop, For):
         return None
-    values: dict[Var, Expr] = {}
-    for op in lets:
-        if not isinstance(op, Let) or not is_pure(op.value):
-            return None
-        values[op.var] = substitute(op.value, values)
+    if not all(isinstance(op, Let) and is_pure(op.value) for op in lets):
+        return None
+    values = let_values(lets)
     plain = isinstance(loop.start, Const) and loop.start.value == 0
     plain = plain and isinstance(loop.step, Const) and loop.step.value == 1
     stop = substitute(loop.stop, values)
@@ -160,7 +154,7 @@ def _independent(body: Body, var: Var, viewed: set[str]) -> bool:
         place = [i for i in op.indices if not variables(i) & found]
         if all(stride_of(i, var) in (0, None) for i in place):
             return False
-        if op.buffer.space is Space.LOCAL or op.indices != written[op.buffer.name]:
+        if op.buffer.is_local or op.indices != written[op.buffer.name]:
             return False
     return not viewed & set(written) and all(
         written.get(load.buffer.name, load.indices) == load.indices
@@ -172,7 +166,7 @@ def _independent(body: Body, var: Var, viewed: set[str]) -> bool:
 # ── maps ─────────────────────────────────────────────────────────────────────────────────────
 
 Place = tuple[Expr, ...]
-Places: TypeAlias = tuple[dict[str, set[Place]], dict[str, set[Place]]]  # read, written
+Places: TypeAlias = dict[str, set[tuple[Place, bool]]]  # and whether they are written
 
 
 @kernel_pass
@@ -182,7 +176,7 @@ def fuse_maps(at: Facts) -> Kernel:
     def fuse(body: Body) -> Body:
         done: list[Op] = []
         last: Map | None = None  # that the next one may join
-        places: Places = {}, {}  # what it touches, found once as it grows
+        places: Places = {}  # what it touches, found once as it grows
         for op in body:
             if isinstance(op, Map):
                 joined = None if last is None else _join(last, op, places, at.viewed)
@@ -220,41 +214,37 @@ def _join(first: Map, second: Map, places: Places, viewed: set[str]) -> Map | No
     more = _accesses(moved)
     if not _meet(places, more, viewed):
         return None
-    for mine, its in zip(places, more, strict=True):
-        for name, touched in its.items():
-            mine.setdefault(name, set()).update(touched)
+    for name, touched in more.items():
+        places.setdefault(name, set()).update(touched)
     return replace(first, body=first.body + moved, layout=None)
 
 
 def _accesses(body: Body) -> Places:
-    """(reads, writes): the places touched, per buffer that others can see."""
-    reads: dict[str, set[Place]] = {}
-    writes: dict[str, set[Place]] = {}
-
-    def note(table: dict[str, set[Place]], buffer: Buffer, at: Place) -> None:
-        if buffer.space is not Space.LOCAL:
-            table.setdefault(buffer.name, set()).add(at)
-
+    """The places touched, per buffer that others can see, and whether they are written."""
+    found: Places = {}
     for op in walk_ops(body):
-        for load in op_loads(op):
-            note(reads, load.buffer, load.indices)
+        touched = [(load.buffer, load.indices, False) for load in op_loads(op)]
         if isinstance(op, Store):
-            note(writes, op.buffer, op.indices)
+            touched.append((op.buffer, op.indices, True))
         elif isinstance(op, Atomic):
-            note(writes, op.dst.buffer, op.dst.starts)
-    return reads, writes
+            touched.append((op.dst.buffer, op.dst.starts, True))
+        for buffer, place, writes in touched:
+            if not buffer.is_local:
+                found.setdefault(buffer.name, set()).add((place, writes))
+    return found
 
 
 def _meet(a: Places, b: Places, viewed: set[str]) -> bool:
     """Wherever one side writes what the other touches, both do so at one and the same place."""
-    for (_, writes), (others_r, others_w) in ((a, b), (b, a)):
-        for name, places in writes.items():
-            touched = others_r.get(name, set()) | others_w.get(name, set())
-            if touched and len(places | touched) != 1:
+    for mine, others in ((a, b), (b, a)):
+        for name, places in mine.items():
+            written = {place for place, writes in places if writes}
+            touched = {place for place, _ in others.get(name, ())}
+            if written and touched and len(written | touched) != 1:
                 return False
-            if touched and any(_depends_on_memory(p) for p in places):
+            if written and touched and any(map(_depends_on_memory, written)):
                 return False
-            if name in viewed and any(n in viewed for n in (*others_r, *others_w)):
+            if written and name in viewed and viewed & others.keys():
                 return False
     return True
 

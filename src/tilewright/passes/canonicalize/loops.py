@@ -32,18 +32,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from math import prod
 from operator import is_
 from typing import Any, TypeVar
 
-from tilewright.ir.analysis.bounds import NOTHING, Ranges, prove
+from tilewright.ir.analysis.bounds import NOTHING
 from tilewright.ir.analysis.trips import nth, upward_or_downward, values_of
-from tilewright.ir.core import *
 from tilewright.ir.rewrite import map_region
 from tilewright.ir.scope import after, entry, map_inside, walk_ranges
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import Facts, expand_op, kernel_pass, rule
-from tilewright.passes.reasons import because
+from tilewright.passes.core import *
 
 MOST_TRIPS = 16
 MOST_OPS = 256  # once written out
@@ -66,9 +62,10 @@ def count_loops(at: Facts) -> Kernel:
     }
 
     def rewrite(op: Op) -> Body | None:
-        if isinstance(op, For) and _is_open(op) and not _grows(op, known[op.var]):
-            return _counted(op, at.names)
-        return None
+        if not isinstance(op, For) or not _is_open(op):
+            return None
+        grows = prove(op.step > const(0, op.step.dtype), known[op.var], index=False)
+        return None if grows is True else _counted(op)
 
     return map_ops(at.kernel, rewrite)
 
@@ -77,21 +74,17 @@ def _is_open(op: For) -> bool:
     return not isinstance(op.step, Const)
 
 
-def _grows(op: For, ranges: Ranges) -> bool:
-    return prove(compare(">", op.step, const(0, op.step.dtype)), ranges, index=False) is True
-
-
-def _counted(op: For, names: set[str]) -> Body:
+def _counted(op: For) -> Body:
     trips = upward_or_downward(op.start, op.stop, op.step)
     kind = INT64 if op.kind in ("serial", "unroll") else INT32  # rings have slots in int32
     if kind is INT32:
         trips = cast(binary("min", trips, const(INT32.max_value, INT64)), INT32)
-    count = fresh_var(f"{op.var.name}_trips", names, kind)
-    at = fresh_var(f"{op.var.name}_at", names, kind)
+    count = fresh_var(f"{op.var.name}_trips", dtype=kind)
+    at = fresh_var(f"{op.var.name}_at", dtype=kind)
     body = substitute_vars(op.body, {op.var: nth(op.start, op.step, at)})
     zero, one = const(0, kind), const(1, kind)
     loop = rebuild(op, var=at, start=zero, stop=count, step=one, body=body)
-    return Let(count, trips, loc=op.loc), loop
+    return Let(count, trips), loop
 
 
 # ── open extents ─────────────────────────────────────────────────────────────────────────────
@@ -102,9 +95,9 @@ def bound_maps(op: Op, at: Facts) -> Op | None:
     """Maps have constant extents; copies and fills of open regions are maps."""
     found: Op | None = op
     if not isinstance(op, Map) and not _are_constant(_extents(op)):
-        found = expand_op(op, at.names)
+        found = expand_op(op)
     if isinstance(found, Map) and not _are_constant(found.extents):
-        return _bounded(found, prod(at.kernel.threads), at.names)
+        return _bounded(found, at.kernel.thread_count)
     return found
 
 
@@ -118,7 +111,7 @@ def _extents(op: Op) -> tuple[Expr, ...]:
     return tuple(e for r in regions(op, reads=True, writes=True) for e in r.extents)
 
 
-def _bounded(op: Map, threads: int, names: set[str]) -> Op:
+def _bounded(op: Map, threads: int) -> Op:
     """Loops over the extents that are open, the innermost in steps of the threads."""
     vars_: list[Var] = []
     extents: list[Expr] = []
@@ -132,24 +125,24 @@ def _bounded(op: Map, threads: int, names: set[str]) -> Op:
             vars_.append(var)
             extents.append(extent if size is None else const(size, extent.dtype))
             if size is not None:
-                guard = logical_and(guard, compare("<", var, extent))
+                guard = logical_and(guard, var < extent)
         elif at == last:
-            turn, inner = (fresh_var(stem, names, var.dtype) for stem in "tp")
+            turn, inner = (fresh_var(stem, dtype=var.dtype) for stem in "tp")
             loops.append((turn, (extent + (threads - 1)) // threads))
             values[var] = turn * threads + inner
             vars_.append(inner)
             extents.append(const(threads, extent.dtype))
-            guard = logical_and(guard, compare("<", values[var], extent))
+            guard = logical_and(guard, values[var] < extent)
         else:
             loops.append((var, extent))
     body = substitute_vars(op.body, values)
     if guard is not TRUE:
-        body = (If(guard, body, loc=op.loc),)
+        body = (If(guard, body),)
     if not vars_:
-        vars_, extents = [fresh_var("p", names)], [const(1)]
+        vars_, extents = [fresh_var("p")], [const(1)]
     found: Op = rebuild(op, vars=tuple(vars_), extents=tuple(extents), body=body)
     for var, extent in reversed(loops):
-        found = For(var, const(0, var.dtype), extent, (found,), loc=op.loc)
+        found = For(var, const(0, var.dtype), extent, (found,))
     return found
 
 
@@ -192,7 +185,7 @@ def unroll_shifts(at: Facts) -> Kernel:
     if at.has_roles:
         return at.kernel
     body = _written_out(at.kernel.body, at)
-    return rebuild(at.kernel, body=map_body(body, lambda op: _map_moving(op, at.names)))
+    return rebuild(at.kernel, body=map_body(body, _map_moving))
 
 
 def _written_out(body: Body, at: Facts) -> Body:
@@ -202,11 +195,11 @@ def _written_out(body: Body, at: Facts) -> Body:
             why = "written out: its variable says which registers of a fragment"
             because(at.kernel.name, op, why)
             for value in values_of(op) or ():
-                copy = _with(rename_unique(op.body, at.names), op.var, value)
+                copy = _with(rename_unique(op.body), op.var, value)
                 found += _written_out(copy, at)
             continue
-        fields = () if isinstance(op, Map) else marked(op, "body")
-        found.append(rebuild(op, **{f.name: _written_out(getattr(op, f.name), at) for f in fields}))
+        inner = map_bodies(op, lambda body: _written_out(body, at))
+        found.append(op if isinstance(op, Map) else inner)
     return tuple(found)
 
 
@@ -226,7 +219,7 @@ def _shifts(loop: For) -> bool:
         if isinstance(op, Let) and variables(op.value) & moving:
             moving.add(op.var)
     return any(
-        buffer.space is Space.FRAGMENT and any(variables(i) & moving for i in place)
+        buffer.is_fragment and any(variables(i) & moving for i in place)
         for op in walk_ops(loop.body)
         for buffer, place in _places(op)
     )
@@ -252,14 +245,12 @@ def _with(body: Body, var: Var, value: int) -> Body:
     return body
 
 
-def _map_moving(op: Op, names: set[str]) -> Op | None:
+def _map_moving(op: Op) -> Op | None:
     """A copy whose part of a fragment begins at a place known only at run time, as a map."""
     if not isinstance(op, Copy) or op.atom is not None or not _are_constant(op.src.tile):
         return None
-    moves = any(
-        r.buffer.space is Space.FRAGMENT and not _are_constant(r.starts) for r in (op.src, op.dst)
-    )
-    return expand_op(op, names, "e") if moves else None
+    moves = any(r.buffer.is_fragment and not _are_constant(r.starts) for r in (op.src, op.dst))
+    return expand_op(op, stem="e") if moves else None
 
 
 # ── what is known ────────────────────────────────────────────────────────────────────────────
@@ -296,7 +287,7 @@ def _body(body: Body, ranges: Ranges, pinned: bool = False) -> Body:
             continue
         fixed = isinstance(op, For) and not (op.order is None and op.stage is None)
         new = map_inside(op, ranges, partial(_body, pinned=fixed))
-        if not pinned and _is_idle(new):
+        if not pinned and isinstance(new, (If, For, Map)) and not any(bodies(new)):
             continue
         result.append(new)
         if isinstance(new, (Break, Continue)) and not pinned:
@@ -315,15 +306,11 @@ def _taken(op: Op, ranges: Ranges) -> Body | None:
             return op.orelse
         case While() if op.cond is FALSE:
             return ()
-        case For() if prove(compare(">=", op.start, op.stop), ranges):
+        case For() if prove(op.start >= op.stop, ranges):
             return () if isinstance(op.step, Const) else None
-        case Map() if any(prove(compare("<=", extent, 0), ranges) for extent in op.extents):
+        case Map() if any(prove(extent <= 0, ranges) for extent in op.extents):
             return ()
     return None
-
-
-def _is_idle(op: Op) -> bool:
-    return isinstance(op, (If, For, Map)) and not any(bodies(op))
 
 
 def simplify_operands(op: AnyOp, ranges: Ranges = NOTHING) -> AnyOp:

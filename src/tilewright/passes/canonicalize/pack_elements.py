@@ -17,19 +17,14 @@ atomics on the word around each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges, multiple_of, prove
-from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
 from tilewright.ir.rewrite import map_operands
-from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import expand_op, map_over, variables_of
+from tilewright.passes.canonicalize.rules import map_over, variables_of
+from tilewright.passes.core import *
 from tilewright.passes.lower.elements import PrintRows
-from tilewright.support.errors import CompileError, Loc
 
 FLOAT16, UINT16, UINT8, UINT32 = map(dtype, ("float16", "uint16", "uint8", "uint32"))
 WORD = 4  # bytes of the least that atomics change
@@ -41,12 +36,11 @@ _SCALE = float(1 << 14)
 _IN_RANGE = ("min", "max", "&", "|", "^", "%", ">>", "and", "or")
 
 
-def held_in(kind: DType, loc: Loc | None = None) -> DType:
+def held_in(kind: DType) -> DType:
     """The type that values of `kind` are computed in; itself from a byte on."""
     if kind.packed and kind.name not in _HELD:
         raise CompileError(
             f"{kind} has no CUDA form",
-            loc=loc,
             expected="one of " + ", ".join(_HELD),
             fix="keep its bits in uint8, and decode them in the kernel",
         )
@@ -92,9 +86,9 @@ def _rounded(x: Expr) -> Expr:
     size = Call("abs", (x,), x.dtype)
     large = binary("min", nearest(size * number(0.5)) * number(2.0), number(6.0))
     found = select(
-        compare("<", size, number(2.0)),
+        size < number(2.0),
         nearest(size * number(2.0)) * number(0.5),
-        select(compare("<", size, number(4.0)), nearest(size), large),
+        select(size < number(4.0), nearest(size), large),
     )
     found = Call("copysign", (found, x), x.dtype)
     return select(compare("==", x, x), found, number(-0.0))
@@ -159,9 +153,9 @@ def packed_tiles(kernel: Kernel) -> set[str]:
     """Shared tiles whose elements share bytes: those that are seen as another type too, and those
     that nothing fills but copies of packed tensors, and that no product reads."""
     ops = list(walk_ops(kernel))
-    views = [op for op in ops if isinstance(op, View) and op.buffer.space is Space.SHARED]
+    views = [op for op in ops if isinstance(op, View) and op.buffer.is_shared]
     made = [op.buffer for op in walk_ops(kernel, Alloc, View)]
-    tiles = {b.name for b in made if b.space is Space.SHARED and b.dtype.packed}
+    tiles = {b.name for b in made if b.is_shared and b.dtype.packed}
     recast = [op for op in views if op.buffer.dtype != op.source.dtype]
     forced = {b.name for op in recast for b in (op.buffer, op.source)} & tiles
     filled: set[str] = set()
@@ -170,7 +164,7 @@ def packed_tiles(kernel: Kernel) -> set[str]:
     for op in ops:
         if isinstance(op, Copy) and op.dst.buffer.name in tiles:
             source = op.src.buffer
-            plain = source.space is Space.GLOBAL and source.dtype == op.dst.dtype
+            plain = source.is_global and source.dtype == op.dst.dtype
             plain = plain and whole_bytes(op.dst) and whole_bytes(op.src)
             (filled if plain else other).add(op.dst.buffer.name)
         elif isinstance(op, (Store, Hint)) and op.buffer is not None:
@@ -199,16 +193,14 @@ def pack_elements(program: Program, target: Target) -> Program:
     if not uses_packed(program):
         return program
     for tensor in (*program.tensors, *program.scratch):
-        held_in(tensor.dtype, program.loc)
+        held_in(tensor.dtype)
         if tensor.dtype.packed and tensor.strides is not None:
             raise CompileError(
                 f"{tensor.name} has strides, and several of its elements share a byte",
-                loc=program.loc,
                 expected="a row-major tensor",
                 got=f"{tensor.dtype} with strides",
                 fix="pass a contiguous copy, or declare its bytes as uint8",
             )
-    names = program_names(program)
     kernels = []
     for kernel in program.kernels:
         if any(walk_ops(kernel, Role)):
@@ -217,12 +209,10 @@ def pack_elements(program: Program, target: Target) -> Program:
                 loc=kernel.loc,
                 fix="declare their bytes as uint8, and decode them in the kernel",
             )
-        for op in walk_ops(kernel, Alloc, View):
-            held_in(op.buffer.dtype, op.loc)
-        packing = Packing(names, packed_tiles(kernel))
+        packing = Packing(packed_tiles(kernel))
         body = packing.body(kernel.body, scope.entry(kernel, program.dims))
         kernels.append(rebuild(kernel, body=(*packing.words.values(), *body)))
-    both = Packing(names, set())
+    both = Packing(set())
     return replace(
         program,
         params=tuple(both.buffer(p) if isinstance(p, Buffer) else p for p in program.params),
@@ -240,17 +230,18 @@ def uses_packed(program: Program) -> bool:
     )
 
 
+@dataclass
 class Packing:
-    """The rewriting of one kernel; `tiles` are the shared tiles that are packed."""
+    """The rewriting of one kernel; `tiles` are the shared tiles that are packed, `words` bytes of
+    tensors as words of 32 bits."""
 
-    def __init__(self, names: set[str], tiles: set[str]) -> None:
-        self.names, self.tiles = names, tiles
-        self.words: dict[str, View] = {}  # bytes of tensors as words of 32 bits
-        self.ranges = Ranges()
+    tiles: set[str]
+    words: dict[str, View] = field(default_factory=dict)
+    ranges: Ranges = field(default_factory=Ranges)
 
     def is_packed(self, buffer: Buffer) -> bool:
         """Whether elements of `buffer` share bytes."""
-        return buffer.dtype.packed and (buffer.space is Space.GLOBAL or buffer.name in self.tiles)
+        return buffer.dtype.packed and (buffer.is_global or buffer.name in self.tiles)
 
     def buffer(self, buffer: Buffer) -> Buffer:
         """What stands for `buffer`."""
@@ -293,7 +284,8 @@ class Packing:
         found: list[Op] = []
         for op in body:
             self.ranges = ranges
-            found += self.op(op)
+            with at(op.loc):
+                found += self.op(op)
             ranges = scope.after(op, ranges)
         self.ranges = ranges
         return tuple(found)
@@ -314,7 +306,6 @@ class Packing:
         kind = region.dtype
         return CompileError(
             f"{what} {region.buffer.name} reaches {kind} elements that share bytes",
-            loc=op.loc,
             fix=f"T.copy it into a tile of {held_in(kind)} first",
         )
 
@@ -330,11 +321,10 @@ def _store(p: Packing, op: Store) -> Iterator[Op]:
     for size in raw.shape:
         total = total * size
     total = p.plain(total)
-    if op.buffer.space is not Space.GLOBAL or multiple_of(total, p.ranges) % WORD:
+    if not op.buffer.is_global or multiple_of(total, p.ranges) % WORD:
         raise CompileError(
             f"{op.buffer.name} is written element by element, and {per} {kind} "
             "elements share a byte",
-            loc=op.loc,
             expected="a T.Parallel whose last index is a variable of an even extent, without "
             f"condition, or a tensor of a multiple of {WORD} bytes",
             got=f"{op.buffer.name}[…, {op.indices[-1]}] in {op.buffer.space.value} memory of "
@@ -342,13 +332,13 @@ def _store(p: Packing, op: Store) -> Iterator[Op]:
             fix=f"write to a tile of {kind} and T.copy that to {op.buffer.name}",
         )
     if raw.name not in p.words:
-        name = fresh_name(f"{raw.name}_words", p.names)
+        name = fresh_name(f"{raw.name}_words")
         shape = (p.plain(total // WORD),)
         p.words[raw.name] = View(replace(raw, name=name, dtype=UINT32, shape=shape), raw)
     *outer, last = indices = [p.value(i) for i in op.indices]
     inside: Expr = TRUE
     for index, size in zip(indices, op.buffer.shape, strict=True):
-        for test in (compare(">=", index, 0), compare("<", index, size)):
+        for test in (index >= 0, index < size):
             if prove(test, p.ranges) is not True:
                 inside = logical_and(inside, test)
     at: Expr = const(0)
@@ -358,10 +348,10 @@ def _store(p: Packing, op: Store) -> Iterator[Op]:
     place = element(p.words[raw.name].buffer, p.plain(at // WORD))
     mask = const((1 << kind.bits) - 1, UINT32) << shift
     both = (
-        Atomic("and", place, Call("invert", (mask,), UINT32), loc=op.loc),
-        Atomic("or", place, cast(p.bits(op.value, kind), UINT32) << shift, loc=op.loc),
+        Atomic("and", place, Call("invert", (mask,), UINT32)),
+        Atomic("or", place, cast(p.bits(op.value, kind), UINT32) << shift),
     )
-    yield from both if inside is TRUE else (If(inside, both, loc=op.loc),)
+    yield from both if inside is TRUE else (If(inside, both),)
 
 
 def _copy(p: Packing, op: Copy) -> Iterable[Op]:
@@ -379,7 +369,7 @@ def _copy(p: Packing, op: Copy) -> Iterable[Op]:
 
 
 def _expanded(p: Packing, op: Op) -> Iterable[Op]:
-    found = expand_op(op, p.names, "p{}")
+    found = expand_op(op, stem="p{}")
     assert found is not None
     return p.op(found)
 
@@ -397,11 +387,11 @@ def _folded(p: Packing, op: Reduce | Scan) -> Iterator[Op]:
     if not kind.packed:
         return
     dst = map_operands(op, p.value, p.buffer).dst
-    vars_ = variables_of(dst, p.names, "p{}")
+    vars_ = variables_of(dst, "p{}")
     place = dst.at(vars_)
     value: Expr = Load(dst.buffer, place, op.loc)
     value = to_narrow(value, dst.dtype, kind) if kind.is_float else wrapped(value, kind)
-    inner = Store(dst.buffer, place, value, loc=op.loc)
+    inner = Store(dst.buffer, place, value)
     yield from p.op(map_over(vars_, dst.tile, inner, dst))
 
 
@@ -409,7 +399,6 @@ def _gemm(p: Packing, op: Gemm) -> Iterable[Op]:
     if op.c.dtype.packed:
         raise CompileError(
             f"no instruction accumulates products in {op.c.dtype}",
-            loc=op.loc,
             fix="accumulate in int32 or float32, and T.copy the result: T.copy casts",
         )
     return (p.generic(op),)
@@ -422,7 +411,6 @@ def _view(p: Packing, op: View) -> Iterable[Op]:
             raise CompileError(
                 f"{op.buffer.name} shows {source} elements of {op.source.name} as {kind}, "
                 "and threads hold one in a register of its own",
-                loc=op.loc,
                 fix="view a tile in shared memory, or convert the elements in a T.Parallel",
             )
         return (p.generic(op),)
@@ -432,7 +420,6 @@ def _view(p: Packing, op: View) -> Iterable[Op]:
         if multiple_of(offset, p.ranges) % per:
             raise CompileError(
                 f"{op.buffer.name} begins within a byte of {op.source.name}",
-                loc=op.loc,
                 expected=f"an offset that is a multiple of {per}",
                 got=str(op.offset),
             )
@@ -448,7 +435,7 @@ def _reaches(p: Packing, op: Op) -> Iterable[Op]:
     if isinstance(op, Intrinsic) and op.name == "print":
         rows = PrintRows(
             op,
-            lambda: fresh_var("i", p.names),
+            lambda: fresh_var("i"),
             lambda spot: Load(spot.buffer, spot.starts, op.loc),
         )
         return p.body(tuple(rows.lines()), p.ranges)
@@ -484,10 +471,10 @@ def _paired(p: Packing, op: Map, stores: list[Store], place: int, per: int) -> M
     var, extent = op.vars[place], op.extents[place]
     if not isinstance(extent, Const) or int(extent.value) % per:
         return None
-    byte = fresh_var(var.name, p.names, var.dtype)
+    byte = fresh_var(var.name, dtype=var.dtype)
     vars_ = (*op.vars[:place], byte, *op.vars[place + 1 :])
     extents = (*op.extents[:place], const(int(extent.value) // per), *op.extents[place + 1 :])
-    frame = Map(vars_, extents, (), loc=op.loc)
+    frame = Map(vars_, extents, ())
     inside = scope.inside(frame, "body", p.ranges)
 
     def at(store: Store, k: int) -> list[Expr]:
@@ -508,13 +495,13 @@ def _paired(p: Packing, op: Map, stores: list[Store], place: int, per: int) -> M
     parts: dict[int, list[Expr]] = {}  # by id of a store, the bits of its elements
     for k in range(per):
         part = substitute_vars(op.body, {var: simplify(byte * per + k, inside)})
-        part = rename_unique(part, p.names) if k else part
+        part = rename_unique(part) if k else part
         p.ranges = inside
         for old, new in zip(op.body, part, strict=True):
             behind = scope.after(new, p.ranges)
             if isinstance(new, Store) and p.is_packed(new.buffer):
-                bits = fresh_var(f"{new.buffer.name}_bits", p.names)
-                body.append(Let(bits, p.bits(new.value, new.buffer.dtype), loc=new.loc))
+                bits = fresh_var(f"{new.buffer.name}_bits")
+                body.append(Let(bits, p.bits(new.value, new.buffer.dtype)))
                 parts.setdefault(id(old), []).append(bits)
             else:
                 body += p.op(new)
@@ -526,7 +513,7 @@ def _paired(p: Packing, op: Map, stores: list[Store], place: int, per: int) -> M
         for k, other in enumerate(more, 1):
             joined = joined | (other << (k * store.buffer.dtype.bits))
         indices = (*outer, p.plain(binary("//", last, per)))
-        body.append(Store(p.buffer(store.buffer), indices, cast(joined, UINT8), loc=store.loc))
+        body.append(Store(p.buffer(store.buffer), indices, cast(joined, UINT8)))
     return rebuild(frame, body=tuple(body))
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, cached_property, wraps
-from math import prod
+from functools import cached_property, wraps
 from typing import Any
 
 from tilewright.ir.analysis.aliases import aliases
@@ -20,6 +19,7 @@ from tilewright.ir.analysis.uniform import PerThread, per_thread
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.messages import label_kernel
+from tilewright.ir.rewrite import naming, taken_names
 from tilewright.ir.target import Target
 from tilewright.support import errors
 
@@ -29,23 +29,17 @@ KernelPass = Callable[[Any, Target], Any]  # a program or a kernel, and the same
 class Facts:
     """A kernel, and what is known of it as a whole, each found when it is first asked for."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        target: Target,
-        program: Program,
-        names: Callable[[], set[str]],
-    ) -> None:
-        self.kernel, self.target, self.program, self._names = kernel, target, program, names
+    def __init__(self, kernel: Kernel, target: Target, program: Program) -> None:
+        self.kernel, self.target, self.program = kernel, target, program
 
     @property
     def names(self) -> set[str]:
         """Names that are taken in the program."""
-        return self._names()
+        return taken_names()
 
     def of(self, kernel: Kernel) -> Facts:
         """Those of `kernel`, another form of this one."""
-        return Facts(kernel, self.target, self.program, self._names)
+        return Facts(kernel, self.target, self.program)
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -98,13 +92,13 @@ def kernel_pass(run: Callable[[Facts], Kernel]) -> KernelPass:
     def over(program: Any, target: Target) -> Any:
         alone = isinstance(program, Kernel)
         whole = Program(program.name, (), (program,)) if alone else program
-        names = cache(lambda: program_names(whole))
 
         def one(kernel: Kernel) -> Kernel:
             with errors.at(kernel.loc):
-                return run(Facts(kernel, target, whole, names))
+                return run(Facts(kernel, target, whole))
 
-        found = map_kernels(whole, one)
+        with naming(whole):
+            found = map_kernels(whole, one)
         return found.kernels[0] if alone else found
 
     return over
@@ -171,7 +165,7 @@ def reduce_by_atomics(op: Copy, at: Facts) -> Op | None:
     `atom=bulk_store` itself."""
     if op.reduce is None or op.atom is not None:
         return None
-    return Atomic(op.reduce, op.dst, src=op.src, loc=op.loc)
+    return Atomic(op.reduce, op.dst, src=op.src)
 
 
 @rule(Store)
@@ -180,13 +174,13 @@ def map_stores(op: Store, at: Facts) -> Op | None:
     the element is a question of layouts. Stores that differ between threads stay, and are refused
     where threads are told apart."""
     if (
-        op.buffer.space is not Space.FRAGMENT
+        not op.buffer.is_fragment
         or id(op) not in at.outside_maps
         or id(op) in at.differs.controls
         or not at.uniform(*expressions(op))
     ):
         return None
-    return Map((fresh_var("p", at.names),), (const(1),), (op,), loc=op.loc)
+    return Map((fresh_var("p"),), (const(1),), (op,))
 
 
 # ── rules of whole kernels ───────────────────────────────────────────────────────────────────
@@ -218,7 +212,7 @@ def announce_barriers(at: Facts) -> Kernel:
     kernel = at.kernel
     if at.has_roles:
         return kernel
-    scope = "cluster" if prod(kernel.cluster) > 1 else "block"
+    scope = "cluster" if kernel.cluster_size > 1 else "block"
     found: list[Op] = []
     fresh: Op | None = None  # the last initialisation that nobody has met after
     for op in kernel.body:
@@ -242,7 +236,7 @@ def hoist_views(at: Facts) -> Kernel:
     stay: set[str] = set()
     first: list[View] = []
     for op in at.ops:
-        if not isinstance(op, View) or op.source.space is not Space.GLOBAL:
+        if not isinstance(op, View) or not op.source.is_global:
             continue
         sizes = (op.offset, *op.buffer.shape)
         if op.source.name in stay or any(variables(e) & inner or loads(e) for e in sizes):
@@ -267,10 +261,10 @@ def label_prints(kernel: Kernel, target: Target) -> Kernel:
 @rule(Copy, Fill, Relayout, Atomic)
 def expand_copies(op: Op, at: Facts) -> Op | None:
     """Copies become maps, which everything after understands."""
-    return expand_op(op, at.names)
+    return expand_op(op)
 
 
-def expand_op(op: Op, names: set[str], stem: str = "c") -> Op | None:
+def expand_op(op: Op, names: set[str] | None = None, stem: str = "c") -> Op | None:
     """`op` as a `Map`, or as plain loops where a local buffer takes part: a thread's own memory
     would be private to each iteration of a map. None where it is no tile operation of these. `stem`
     names the variables of copies, `{}` in it the dimension."""
@@ -286,7 +280,7 @@ def expand_op(op: Op, names: set[str], stem: str = "c") -> Op | None:
         case _:
             return None
     _check(op)
-    vars_ = variables_of(op.dst, names, stem)
+    vars_ = variables_of(op.dst, stem, names)
     place, extents = op.dst.at(vars_), op.dst.tile
     if src is not None:
         # the constant ones where one of them is
@@ -298,24 +292,24 @@ def expand_op(op: Op, names: set[str], stem: str = "c") -> Op | None:
         case Atomic():
             inner = replace(op, dst=element(op.dst.buffer, *place), value=value, src=None)
         case Copy(reduce=str(how)):
-            inner = Atomic(how, element(op.dst.buffer, *place), value, loc=op.loc)
+            inner = Atomic(how, element(op.dst.buffer, *place), value)
         case _:
             assert value is not None
-            inner = Store(op.dst.buffer, place, cast(value, op.dst.dtype), loc=op.loc)
+            inner = Store(op.dst.buffer, place, cast(value, op.dst.dtype))
     return map_over(vars_, extents, inner, op.dst, src or op.dst)
 
 
-def variables_of(region: Region, names: set[str], stem: str) -> tuple[Var, ...]:
+def variables_of(region: Region, stem: str, names: set[str] | None = None) -> tuple[Var, ...]:
     """Fresh variables, one for each extent of the region's tile."""
     return tuple(fresh_var(stem.format(d), names) for d in range(len(region.tile)))
 
 
 def map_over(vars_: tuple[Var, ...], extents: tuple[Expr, ...], inner: Op, *sides: Region) -> Op:
     """`inner` for all elements of the sides' tile."""
-    if vars_ and not any(r.buffer.space is Space.LOCAL for r in sides):
-        return Map(vars_, extents, (inner,), loc=inner.loc)
+    if vars_ and not any(r.buffer.is_local for r in sides):
+        return Map(vars_, extents, (inner,))
     for var, extent in zip(reversed(vars_), reversed(extents), strict=True):
-        inner = For(var, const(0), extent, (inner,), loc=inner.loc)
+        inner = For(var, const(0), extent, (inner,))
     return inner
 
 

@@ -30,20 +30,16 @@ warpgroups had to be waited for in between.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from math import isfinite
 from typing import TypeAlias
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import NEGATED, Ranges
-from tilewright.ir.analysis.effects import written_in
+from tilewright.ir.analysis.bounds import NEGATED
 from tilewright.ir.analysis.intervals import limits
 from tilewright.ir.analysis.linear import Linear, TooLarge, build_sum, factors, product
-from tilewright.ir.core import *
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.reasons import because, key_of
+from tilewright.passes.core import *
+from tilewright.passes.reasons import key_of
 
 KINDS = ("serial", "pipelined", "persistent")
 WIDEST = 1 << 62  # sums beyond this are not divided
@@ -190,12 +186,13 @@ def _body(
     """`loop`: the innermost one around; `written`: scalars that have values in front."""
     result: list[Op] = []
     for op in body:
-        if not _guarded(op) or (isinstance(op, Map) and loop is None):
-            result.append(op)
-        elif isinstance(op, Map) and loop is not None:
-            result += _nest(at, op, ranges, loop)
-        else:
-            result += _inside(at, op, ranges, loop, written)
+        with errors.at(op.loc):
+            if not _guarded(op) or (isinstance(op, Map) and loop is None):
+                result.append(op)
+            elif isinstance(op, Map) and loop is not None:
+                result += _nest(at, op, ranges, loop)
+            else:
+                result += _inside(at, op, ranges, loop, written)
         ranges, written = scope.after(op, ranges), written | surely_written((op,))
     return tuple(result)
 
@@ -207,7 +204,7 @@ def surely_written(body: Body) -> set[str]:
         if isinstance(op, If):
             found |= surely_written(op.then) & surely_written(op.orelse)
         elif not bodies(op):
-            scalars = [b for b in written_buffers(op) if b.space is Space.LOCAL and not b.shape]
+            scalars = [b for b in written_buffers(op) if b.is_local and not b.shape]
             found |= {b.name for b in scalars}
     return found
 
@@ -269,13 +266,13 @@ def _nest(at: Facts, nest: Map, ranges: Ranges, loop: _Loop) -> Body:
     conds = " and ".join(dict.fromkeys(str(guard.cond) for guard in gone))
     loop.said.append(f"{key_of(nest)} asks for {conds} only where {others}")
     # the one with guards keeps its names: other passes have spoken of it
-    rare = Hint("rare", loc=nest.loc)
+    rare = Hint("rare")
     bare = tuple(_renamed(at, op) for op in _unguarded(nest, (*always, *gone)))
-    return (If(others, (rare, *some), bare, loc=nest.loc),)
+    return (If(others, (rare, *some), bare),)
 
 
 def _renamed(at: Facts, nest: Op) -> Op:
-    copy = rename_unique(nest, at.names)
+    copy = rename_unique(nest)
     for old, new in zip(walk_ops(nest), walk_ops(copy), strict=True):
         if isinstance(old, Map):
             because(at.kernel.name, new, f"as {key_of(old)} of the same loop")
@@ -292,17 +289,21 @@ def _renamed(at: Facts, nest: Op) -> Op:
 Span: TypeAlias = tuple[Expr, ...]
 
 
+@dataclass
 class _Loop:
     """A loop around nests, and what is found in front of it. `ranges` hold there, and the scalars
     `written` have values."""
 
-    def __init__(
-        self, loop: For, ranges: Ranges, facts: Facts, written: Collection[str] = ()
-    ) -> None:
-        self.loop, self.ranges, self.facts, self.written = loop, ranges, facts, written
-        self.inner = {loop.var, *(var for op in loop.body for var in bound_within(op))}
-        self.lets: list[Let] = []
-        self.said: list[str] = []
+    loop: For
+    ranges: Ranges
+    facts: Facts
+    written: Collection[str] = ()
+    lets: list[Let] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    @cached_property
+    def inner(self) -> set[Var]:
+        return {*bound_within(self.loop)}
 
     @cached_property
     def changed(self) -> set[str]:
@@ -328,7 +329,7 @@ class _Loop:
         buffer = load.buffer
         if buffer.name in self.facts.viewed:
             return False
-        if buffer.space is Space.GLOBAL:
+        if buffer.is_global:
             return buffer.name not in self.facts.written
         # one that is not written yet may stand in a branch, or a loop, that does not run
         return buffer.name in self.written and buffer.name not in self.changed
@@ -393,8 +394,8 @@ class _Loop:
         ends = (cast(self.loop.start, INT64), cast(self.loop.stop, INT64) - 1) if slope else (0,)
         for end in ends:
             total = value + end * slope if slope else value
-            above = compare(">=", total, const(least, INT64))
-            below = compare("<=", total, const(most, INT64))
+            above = total >= const(least, INT64)
+            below = total <= const(most, INT64)
             fits = binary("and", fits, binary("and", above, below))
         return (fits,)
 
@@ -418,7 +419,7 @@ class _Loop:
             if not rest:
                 return () if least >= 0 else None
             value = self.wide(known)
-            return None if value is None else (compare(">=", value, 0),)
+            return None if value is None else (value >= 0,)
         if slope > 0:  # k ≥ -known / slope
             op, edge = ">=", self.quotient(known.scaled(-1).plus(slope - 1), slope)
         else:  # k < known / -slope + 1
@@ -517,8 +518,8 @@ class _Loop:
         for op in self.lets:
             if op.value is value:
                 return op.var
-        var = fresh_var(f"{self.loop.var.name}_cut", self.facts.names, value.dtype)
-        self.lets.append(Let(var, value, loc=self.loop.loc))
+        var = fresh_var(f"{self.loop.var.name}_cut", dtype=value.dtype)
+        self.lets.append(Let(var, value))
         return var
 
     def simple(self, e: Expr) -> Expr:

@@ -32,7 +32,7 @@ worth 0.4 to 0.9 iterations, and even shares 1 % less than they seem.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from math import prod
@@ -41,15 +41,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges, bounds, linear
+from tilewright.ir.analysis.bounds import linear
 from tilewright.ir.analysis.linear import factors
 from tilewright.ir.analysis.points import evaluate
-from tilewright.ir.core import *
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.reasons import at_line, because
-from tilewright.support.errors import CompileError, Loc
+from tilewright.passes.core import *
 
 ABOUT = "block order"
 PANEL = 8  # rows of a panel that nobody asked for
@@ -69,7 +64,7 @@ Lengths = np.ndarray[Any, np.dtype[np.int64]]
 def order_blocks(at: Facts) -> Kernel:
     """The block orders that the target or hints ask for."""
     hints = [op for op in at.kernel.body if isinstance(op, Hint) and op.name == "swizzle"]
-    work = _Orders(map_ops(at.kernel, lambda op: () if op in hints else None), at.names)
+    work = _Orders(map_ops(at.kernel, lambda op: () if op in hints else None))
     lets, why = _chosen(work, hints[0] if hints else None, at.dims, at.target)
     because(at.kernel.name, ABOUT, why)
     return work.kernel if lets is None else work.renamed(lets)
@@ -132,10 +127,10 @@ def number_of(indices: Sequence[Expr], extents: Sequence[Expr]) -> Expr:
     return number
 
 
-def in_range(var: Var, extent: Expr, loc: Loc | None = None) -> Hint:
+def in_range(var: Var, extent: Expr) -> Hint:
     """What a grid index says by itself."""
-    inside = binary("and", compare(">=", var, 0), compare("<", var, extent))
-    return Hint("assume", value=inside, loc=loc)
+    inside = binary("and", var >= 0, var < extent)
+    return Hint("assume", value=inside)
 
 
 # ── orders ───────────────────────────────────────────────────────────────────────────────────
@@ -144,9 +139,8 @@ def in_range(var: Var, extent: Expr, loc: Loc | None = None) -> Hint:
 class _Orders:
     """Indices of one kernel as functions of those that blocks are launched with."""
 
-    def __init__(self, kernel: Kernel, names: set[str]) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.names = names
         rank = len(kernel.grid)
         self.cluster = (kernel.cluster + (1,) * rank)[:rank]
         # of clusters, where there are some
@@ -155,8 +149,8 @@ class _Orders:
         self.lets: list[Op] = []
 
     def let(self, name: str, value: Expr) -> Var:
-        var = fresh_var(name, self.names, value.dtype)
-        self.lets.append(Let(var, value, loc=self.kernel.loc))
+        var = fresh_var(name, dtype=value.dtype)
+        self.lets.append(Let(var, value))
         return var
 
     def number(self, axes: Iterable[int]) -> Var:
@@ -164,7 +158,7 @@ class _Orders:
         axes = tuple(axes)
         for axis in axes:
             var = self.kernel.blocks[axis]
-            self.raw[axis] = fresh_var(f"{var.name}_raw", self.names, var.dtype)
+            self.raw[axis] = fresh_var(f"{var.name}_raw", dtype=var.dtype)
         raw = [self.raw[axis] // self.cluster[axis] for axis in axes]
         return self.let("number", number_of(raw, [self.counts[axis] for axis in axes]))
 
@@ -173,8 +167,8 @@ class _Orders:
         for axis, place in sorted(places.items()):
             var, extent, size = self.kernel.blocks[axis], self.kernel.grid[axis], self.cluster[axis]
             index = place if size == 1 else place * size + self.raw[axis] % size
-            self.lets.append(Let(var, cast(index, var.dtype), loc=self.kernel.loc))
-            self.lets.append(in_range(var, extent, self.kernel.loc))
+            self.lets.append(Let(var, cast(index, var.dtype)))
+            self.lets.append(in_range(var, extent))
         return self.lets
 
     def renamed(self, lets: list[Op]) -> Kernel:
@@ -223,7 +217,7 @@ class _Orders:
             half = 1 << level
             right = self.let("right", (number >> (2 * level + 1)) & 1)
             up = self.let("up", ((number >> (2 * level)) ^ right) & 1)
-            flip = compare(">", right, up)
+            flip = right > up
             x, y = select(flip, half - 1 - x, x), select(flip, half - 1 - y, y)
             turn = compare("==", up, 0)
             x, y = select(turn, y, x), select(turn, x, y)
@@ -339,7 +333,7 @@ def tensor_loads(kernel: Kernel, dims: Iterable[Dim]) -> Iterator[tuple[Copy, Fo
     for loop, ranges in scope.walk_ranges(kernel, dims):
         if isinstance(loop, For) and loop.kind == "pipelined":
             for op in loop.body:
-                if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL:
+                if isinstance(op, Copy) and op.src.buffer.is_global:
                     yield op, loop, ranges
 
 
@@ -356,32 +350,22 @@ def reloaded(kernel: Kernel, dims: Iterable[Dim] = ()) -> str | None:
     if len(kernel.grid) < 2:
         return None
     found: dict[int, str] = {}  # by the axis that does not matter
-    named = {op.var: op.value for op in walk_ops(kernel, Let)}
+    named = let_values(walk_ops(kernel))
+
+    def looked_up(e: Expr) -> Expr | None:
+        """What is looked up (the expert of some rows, a page) is taken to be the same for
+        neighbours."""
+        return const(0, e.dtype) if isinstance(e, Load) else None
+
     for copy, loop, ranges in tensor_loads(kernel, dims):
         starts = [s for s in copy.src.starts if ranges.resolve(s, loop.var) is not None]
-        asked = _asked(starts, named)
+        asked = {v for s in starts for v in variables(transform(substitute(s, named), looked_up))}
         same = [axis for axis in (0, 1) if kernel.blocks[axis] not in asked]
         if len(same) == 1 and len(starts) == len(copy.src.starts):
             found.setdefault(same[0], copy.src.buffer.name)
     if len(found) < 2:
         return None
     return f"rows of blocks share tiles of {found[0]}, columns of {found[1]}"
-
-
-def _asked(exprs: Iterable[Expr], named: Mapping[Var, Expr]) -> set[Var]:
-    """Variables that `exprs` are computed from. What is looked up (the expert of some rows, a page)
-    is taken to be the same for neighbours."""
-    found: set[Var] = set()
-    left = list(exprs)
-    while left:
-        e = left.pop()
-        if isinstance(e, Load) or e in found:
-            continue
-        if isinstance(e, Var):
-            found.add(e)
-            left += [named[e]] if e in named else []
-        left += e.children
-    return found
 
 
 def trend(expr: Expr, var: Var, ranges: Ranges) -> int | None:
@@ -443,7 +427,7 @@ def cluster_loop(kernel: Kernel) -> For | None:
     return next((op for op in walk_ops(kernel, For) if op.kind == CLUSTER), None)
 
 
-def cluster_size(kernel: Kernel) -> int:
+def planned_cluster(kernel: Kernel) -> int:
     loop = cluster_loop(kernel)
     return 1 if loop is None else int(loop.stop)
 
@@ -455,17 +439,17 @@ def blocks_of(kernel: Kernel, target: Target) -> int:
     chip, ops = target.chip, list(walk_ops(kernel))
     asked = [int(op.detail[0]) for op in ops if isinstance(op, Hint) and op.name == "min_blocks"]
     if asked or any(isinstance(op, Gemm) for op in ops):
-        return max(1, chip.multiprocessors * max(asked, default=1) // cluster_size(kernel))
+        return max(1, chip.multiprocessors * max(asked, default=1) // planned_cluster(kernel))
     deep = max((op.stages for op in ops if isinstance(op, For)), default=1)
     shared = sum(
         op.buffer.bytes
         for op in ops
-        if isinstance(op, Alloc) and op.buffer.space is Space.SHARED and op.buffer.is_static
+        if isinstance(op, Alloc) and op.buffer.is_shared and op.buffer.is_static
     )
     room = chip.shared_per_sm // (shared * max(1, deep) + chip.reserved)
-    threads = chip.threads_per_sm // prod(kernel.threads)
+    threads = chip.threads_per_sm // kernel.thread_count
     resident = max(1, min(chip.blocks_per_sm, threads, room))
-    return max(1, chip.multiprocessors * resident // cluster_size(kernel))
+    return max(1, chip.multiprocessors * resident // planned_cluster(kernel))
 
 
 def tile_lengths(kernel: Kernel) -> Lengths | None:

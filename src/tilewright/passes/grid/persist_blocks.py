@@ -29,37 +29,31 @@ loaded by one block and sent to all.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import reduce
 from math import prod
 from operator import mul
 
-from tilewright.ir import scope
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.marks import read_variables
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.grid.order_blocks import (
     CLUSTER,
     EVEN,
     MOST,
     blocks_of,
     cluster_loop,
-    cluster_size,
     handed_out,
     in_range,
     in_waves,
     most_work,
     number_of,
+    planned_cluster,
     shared_loads,
     tile_lengths,
 )
 from tilewright.passes.overlap.roles import LAUNCHES, placed, why_not_worth, why_placed
 from tilewright.passes.overlap.roles import why_not as no_roles
-from tilewright.passes.reasons import at_line, because
 
 ABOUT, CLUSTERS = "persistent blocks", "clusters"
 
@@ -76,7 +70,7 @@ def persist_blocks(at: Facts) -> Kernel:
     if not wanted:
         return kernel
     uneven = most_work(kernel) != EVEN
-    new = _persistent(kernel, blocks_of(kernel, at.target), at.names, uneven)
+    new = _persistent(kernel, blocks_of(kernel, at.target), uneven)
     loop = next(op for op in new.body if isinstance(op, For))
     because(kernel.name, loop, why)
     return new
@@ -98,7 +92,7 @@ def worth_it(kernel: Kernel, target: Target) -> tuple[bool, str]:
     blocks, tiles = blocks_of(kernel, target), tile_count(kernel)
     if isinstance(tiles, Const) and int(tiles.value) <= blocks:
         return False, f"a block for every tile: all {tiles.value} of them fit on the chip"
-    together = cluster_size(kernel)
+    together = planned_cluster(kernel)
     each = max(1, blocks * together // target.chip.multiprocessors)
     on = f"{target.chip.multiprocessors} multiprocessors"
     why = ", as asked for" if choice is True else ""
@@ -167,7 +161,7 @@ def _against(op: Op, threads: set[Var]) -> str | None:
     if any(variables(e) & threads for e in expressions(op)):
         return "the kernel has code for single threads"
     if isinstance(op, While):
-        asks = any(load.buffer.space is Space.GLOBAL for load in op_loads(op))
+        asks = any(load.buffer.is_global for load in op_loads(op))
         if asks or any(walk_ops(op.body, Atomic)):
             # for what another block does, maybe: a tile of this one, later
             return "a loop may wait for other blocks"
@@ -177,38 +171,36 @@ def _against(op: Op, threads: set[Var]) -> str | None:
 # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _persistent(kernel: Kernel, blocks: int, names: set[str], uneven: bool) -> Kernel:
+def _persistent(kernel: Kernel, blocks: int, uneven: bool) -> Kernel:
     total = tile_count(kernel)
     kind = kernel.blocks[0].dtype
     kind = promote(kind, total.dtype) if not isinstance(total, Const) else kind
-    block = fresh_var("block", names, kind)
+    block = fresh_var("block", dtype=kind)
     alone = len(kernel.blocks) == 1 and kernel.blocks[0].dtype == kind
-    tile = kernel.blocks[0] if alone else fresh_var("tile", names, kind)
+    tile = kernel.blocks[0] if alone else fresh_var("tile", dtype=kind)
     held, body = of_kernel(kernel)
     if not alone:
         body = _placed(kernel, tile, body)
     end = cast(total, kind)
     if uneven:
-        loop = _there_and_back(tile, block, end, body, blocks, names)
+        loop = _there_and_back(tile, block, end, body, blocks)
     else:
-        loop = For(tile, block, end, body, const(blocks, kind), "persistent", loc=kernel.loc)
+        loop = For(tile, block, end, body, const(blocks, kind), "persistent")
     # no block without a tile; where there are fewer, nobody takes the second step
     count = binary("min", const(blocks, total.dtype), total)
     return replace(kernel, blocks=(block,), grid=(count,), body=(*held, loop))
 
 
-def _there_and_back(
-    tile: Var, block: Var, total: Expr, body: Body, blocks: int, names: set[str]
-) -> For:
+def _there_and_back(tile: Var, block: Var, total: Expr, body: Body, blocks: int) -> For:
     """Waves of tiles, every other one dealt from the last block to the first: where tiles have less
     and less work, the block that had the most of one wave has the least of the next."""
-    wave = fresh_var("wave", names, tile.dtype)
+    wave = fresh_var("wave", dtype=tile.dtype)
 
     def place(number: Expr) -> Expr:
         return select(compare("!=", number % 2, 0), blocks - 1 - block, block)
 
     whole_waves, rest = total // blocks, total % blocks
-    last = select(compare("<", place(whole_waves), rest), 1, 0)
+    last = select(place(whole_waves) < rest, 1, 0)
     indices = (Let(tile, wave * blocks + place(wave)), in_range(tile, total))
     zero = const(0, tile.dtype)
     return For(wave, zero, whole_waves + last, (*indices, *body), kind="persistent")
@@ -237,9 +229,9 @@ def _placed(kernel: Kernel, tile: Var, body: Body) -> Body:
             continue
         place: Expr = tile if axis == 0 else tile // strides[axis]
         place = place % extent if axis < rank - 1 else place
-        lets.append(Let(var, cast(place, var.dtype), loc=kernel.loc))
+        lets.append(Let(var, cast(place, var.dtype)))
         if not isinstance(extent, Const):
-            lets.append(in_range(var, extent, kernel.loc))
+            lets.append(in_range(var, extent))
     return (*lets, *kept)
 
 
@@ -259,7 +251,7 @@ def cluster_blocks(at: Facts) -> Kernel:
     axis, shared = found
     along = f"{told} blocks along {kernel.blocks[axis].name}"
     because(kernel.name, CLUSTERS, f"{along} share what they load of {shared}")
-    return _clustered(kernel, axis, told, at.names)
+    return _clustered(kernel, axis, told)
 
 
 def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tuple[int, str] | str:
@@ -305,14 +297,14 @@ def _objection(kernel: Kernel, axis: int, count: int, dims: Iterable[Dim]) -> st
     return None
 
 
-def _clustered(kernel: Kernel, axis: int, count: int, names: set[str]) -> Kernel:
+def _clustered(kernel: Kernel, axis: int, count: int) -> Kernel:
     old = kernel.blocks[axis]
-    whole = fresh_var(f"{old.name}_cluster", names, old.dtype)
-    place = fresh_var("place", names, old.dtype)
+    whole = fresh_var(f"{old.name}_cluster", dtype=old.dtype)
+    place = fresh_var("place", dtype=old.dtype)
     held, body = of_kernel(kernel)
-    index = Let(old, whole * count + place, loc=kernel.loc)
+    index = Let(old, whole * count + place)
     zero, end = const(0, old.dtype), const(count, old.dtype)
-    loop = For(place, zero, end, (index, *body), kind=CLUSTER, loc=kernel.loc)
+    loop = For(place, zero, end, (index, *body), kind=CLUSTER)
     grid = tuple(n // count if k == axis else n for k, n in enumerate(kernel.grid))
     blocks = tuple(whole if k == axis else v for k, v in enumerate(kernel.blocks))
     return replace(kernel, grid=grid, blocks=blocks, body=(*held, loop))
@@ -323,7 +315,7 @@ def of_kernel(kernel: Kernel) -> tuple[Body, Body]:
 
     def is_one(op: Op) -> bool:
         if isinstance(op, Alloc):
-            return op.buffer.space is Space.SHARED and op.init is None
+            return op.buffer.is_shared and op.init is None
         return isinstance(op, Hint) and op.value is None and op.buffer is None
 
     body = kernel.body
@@ -338,9 +330,9 @@ def spread_clusters(at: Facts) -> Kernel:
         return kernel
     count = int(loop.stop)
     first = kernel.blocks[0]
-    raw = fresh_var(f"{first.name}_raw", at.names, first.dtype)
+    raw = fresh_var(f"{first.name}_raw", dtype=first.dtype)
     inlined = map_body(kernel.body, lambda op: loop.body if op is loop else None)
-    body = (Let(first, raw // count, loc=kernel.loc), *inlined)
+    body = (Let(first, raw // count), *inlined)
     grid = (kernel.grid[0] * count, *kernel.grid[1:])
     cluster = (count, *(1 for _ in kernel.grid[1:]))
     return replace(
@@ -349,24 +341,15 @@ def spread_clusters(at: Facts) -> Kernel:
     )  # fmt: skip
 
 
-def blocks_of_cluster(kernel: Kernel) -> int:
-    return prod(kernel.cluster) if kernel.cluster else 1
-
-
 class Common:
     """Which values are the same in all blocks of a kernel's clusters."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.lets: Mapping[Var, Expr] = {op.var: op.value for op in walk_ops(kernel, Let)}
-        self.own: set[Var] = {kernel.rank} if kernel.rank is not None else set()
+        self.lets = let_values(walk_ops(kernel))
         # what an effect gives a block is its own
-        for op in walk_ops(kernel):
-            if isinstance(op, (Atomic, Intrinsic)) and op.result is not None:
-                self.own.add(op.result)
-        self.sizes: dict[Var, int] = {}
-        for var, size in zip(kernel.blocks, kernel.cluster, strict=False):
-            if size > 1:
-                self.sizes[var] = size
+        self.own = {kernel.rank, *(op.result for op in walk_ops(kernel, Atomic, Intrinsic))}
+        sizes = zip(kernel.blocks, kernel.cluster, strict=False)
+        self.sizes = {var: size for var, size in sizes if size > 1}
         self.control = True  # blocks run the same loops and branches
         for op in walk_ops(kernel):
             if isinstance(op, (For, If, While)) and not all(map(self.has, expressions(op))):
@@ -375,12 +358,8 @@ class Common:
 
     def has(self, e: Expr) -> bool:
         """Whether `e` is; loads of tensors are, where their indices are."""
-        for _ in range(len(self.lets) + 1):
-            known = {v: self.lets[v] for v in variables(e) if v in self.lets}
-            if not known:
-                break
-            e = substitute(e, known)
-        if any(load.buffer.space is not Space.GLOBAL for load in loads(e)):
+        e = substitute(e, self.lets)
+        if any(not load.buffer.is_global for load in loads(e)):
             return False
 
         def cluster(node: Expr) -> Expr | None:

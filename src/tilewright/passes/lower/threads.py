@@ -50,8 +50,8 @@ from tilewright.passes.lower.lowering import (
 from tilewright.passes.lower.maps import lower_fill
 from tilewright.passes.lower.reduce import lower_reduce, lower_scan
 from tilewright.passes.lower.relayout import lower_relayout
+from tilewright.passes.memory.place_shared import settle_scratch
 from tilewright.passes.overlap.roles import free_barriers
-from tilewright.passes.sync.scratch import settle_scratch
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 

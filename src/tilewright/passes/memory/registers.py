@@ -40,21 +40,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import prod
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.effects import mentioned, written_by
 from tilewright.ir.analysis.lifetimes import fragment_words, lifetimes
-from tilewright.ir.analysis.uniform import per_thread
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.rewrite import defined_names
-from tilewright.ir.target import Target
+from tilewright.passes.core import *
 from tilewright.passes.overlap.roles import MOST as MOST_GIVEN
 from tilewright.passes.overlap.roles import UNIT, placed
 from tilewright.passes.overlap.skew import registers, registers_of
-from tilewright.passes.reasons import because, costs
-from tilewright.support.errors import CompileError
 
 MOST = 255  # registers of a thread
 SMALL = 4096  # bytes of a fragment that is copied for single elements of it
@@ -76,7 +68,7 @@ def spill_fragments(kernel: Kernel, target: Target) -> Kernel:
         load.buffer.name: load.buffer
         for op in outside_nests(kernel.body)
         for load in op_loads(op)
-        if load.buffer.space is Space.FRAGMENT and load.buffer.name not in viewed
+        if load.buffer.is_fragment and load.buffer.name not in viewed
     }
     written = written_by(kernel)
     for buffer in asked.values():
@@ -98,7 +90,8 @@ def _outside_maps(body: Body, rule: Callable[[Op], Body]) -> Body:
         if isinstance(op, Map):
             found.append(op)
             continue
-        *before, new = rule(op)
+        with at(op.loc):
+            *before, new = rule(op)
         found += [*before, map_bodies(new, lambda inner: _outside_maps(inner, rule))]
     return tuple(found)
 
@@ -118,10 +111,10 @@ def _shown(kernel: Kernel, buffer: Buffer) -> Kernel:
         new = _reading(op, buffer, lambda load: Load(shared, load.indices, load.loc))
         if new is op or isinstance(op, While) or id(op) in differs.controls:
             return (op,)
-        return Copy(whole(buffer), whole(shared), loc=op.loc), new
+        return Copy(whole(buffer), whole(shared)), new
 
     body = _outside_maps(kernel.body, rule)
-    return rebuild(kernel, body=(Alloc(shared, loc=kernel.loc), *body))
+    return rebuild(kernel, body=(Alloc(shared), *body))
 
 
 def _source(kernel: Kernel, buffer: Buffer, written: set[str]) -> Copy | None:
@@ -137,7 +130,7 @@ def _source(kernel: Kernel, buffer: Buffer, written: set[str]) -> Copy | None:
     if len(long_dims(op.src.extents)) != len(long_dims(buffer.shape)):
         return None
     read = {op.src.buffer, *(load.buffer for start in op.src.starts for load in loads(start))}
-    steady = all(b.space is Space.GLOBAL and b.name not in written for b in read)
+    steady = all(b.is_global and b.name not in written for b in read)
     return op if steady else None
 
 
@@ -180,13 +173,13 @@ def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` without fragments that no thread has registers for, as far as they can move."""
     if any(walk_ops(kernel, Role)):
         return kernel
-    most = min(MOST, target.chip.registers // prod(kernel.threads))
+    most = min(MOST, target.chip.registers // kernel.thread_count)
     allocs = list(walk_ops(kernel, Alloc))
-    shared = sum(op.buffer.bytes for op in allocs if op.buffer.space is Space.SHARED)
+    shared = sum(op.buffer.bytes for op in allocs if op.buffer.is_shared)
     viewed = aliases(kernel).viewed
     for op in allocs:
         buffer, words = op.buffer, registers_of(op.buffer, kernel)
-        if buffer.space is not Space.FRAGMENT or words <= most or buffer.name in viewed:
+        if not buffer.is_fragment or words <= most or buffer.name in viewed:
             continue
         if shared + buffer.bytes > target.chip.shared or not _movable(kernel, buffer):
             continue
@@ -203,7 +196,7 @@ def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
 
 def keep_operands(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with tiles in registers that need not be in shared memory."""
-    threads = prod(kernel.threads)
+    threads = kernel.thread_count
     if Feature.WGMMA not in target.features or threads % WARPGROUP or placed(kernel):
         return kernel
     results = {op.c.buffer for op in walk_ops(kernel, Gemm) if op.c.is_whole}
@@ -226,7 +219,7 @@ def keep_operands(kernel: Kernel, target: Target) -> Kernel:
 
 def _could_be(buffer: Buffer, groups: int) -> bool:
     return (
-        buffer.space is Space.SHARED
+        buffer.is_shared
         and buffer.is_static
         and buffer.rank == 2
         and int(buffer.shape[0]) % (ROWS * groups) == 0
@@ -253,7 +246,7 @@ def _reads(op: Gemm, buffer: Buffer) -> bool:
         and op.a.is_whole
         and not op.transpose_a
         and buffer not in (op.b.buffer, op.c.buffer)
-        and op.b.buffer.space is Space.SHARED
+        and op.b.buffer.is_shared
         and op.policy != "full_col"
         and op.atom is None
         and op.meta is None
@@ -326,13 +319,13 @@ def fit_registers(kernel: Kernel, target: Target) -> Kernel:
 
 def _parts(kernel: Kernel, target: Target) -> Iterator[tuple[str, Body, int, int]]:
     """Code, who runs it, how many threads together, and the registers that each of them has."""
-    born = min(MOST, target.chip.registers // prod(kernel.threads) // UNIT * UNIT)
+    born = min(MOST, target.chip.registers // kernel.thread_count // UNIT * UNIT)
     roles = list(walk_ops(kernel, Role))
     for op in roles:
         threads = op.warps // op.instances * WARP
         yield f" in role {op.name}", op.body, threads, op.registers or born
     if not roles:
-        yield "", kernel.body, prod(kernel.threads), born
+        yield "", kernel.body, kernel.thread_count, born
 
 
 def _in_words(names: list[str], allocs: dict[str, Alloc], sizes: dict[str, int]) -> str:

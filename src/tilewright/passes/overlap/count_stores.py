@@ -27,11 +27,7 @@ from math import prod
 from typing import NamedTuple, TypeGuard
 
 from tilewright.ir.analysis.accesses import Box, apart
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.effects import leaves_early
-from tilewright.ir.core import *
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.lower.cluster import passes_tensors
 from tilewright.passes.overlap.rings import slots_of, slotted
 
@@ -43,7 +39,7 @@ TWICE = 4096  # bytes of a loop's tiles that may get a second slot
 def count_stores(at: Facts) -> Kernel:
     """Every kernel with waits for bytes in place of meetings of clusters, where that is enough."""
     kernel = at.kernel
-    if prod(kernel.cluster or (1,)) == 1 or at.has_roles:
+    if kernel.cluster_size == 1 or at.has_roles:
         return kernel
     loops = [op for op in kernel.body if isinstance(op, (For, While))]
     direct = [op for body in (kernel.body, *(loop.body for loop in loops)) for op in body]
@@ -51,13 +47,14 @@ def count_stores(at: Facts) -> Kernel:
     remote = sum(map(_is_remote, walk_ops(kernel)))
     if not remote or nested or passes_tensors(kernel):
         return kernel
-    work = _Counted(kernel, at.names)
+    work = _Counted(kernel)
     body, *inner = (work.count(part) for part in (kernel, *loops))
     if work.stores != remote:
         return kernel
-    early = kernel.body[: next(k for k, op in enumerate(kernel.body) if _meets(op))]
+    met = [any(map(_is_meeting, walk_ops(op))) for op in kernel.body]
+    early = kernel.body[: met.index(True)]
     if not any(isinstance(op, Fence) and op.kind == "barrier_init" for op in early):
-        work.start.append(Fence("barrier_init", loc=kernel.loc))
+        work.start.append(Fence("barrier_init"))
     made = dict(zip(map(id, loops), inner, strict=True))
     top: list[Op] = []
     for op in body:
@@ -87,7 +84,6 @@ class _Counted:
     some tiles, and meetings (`met`) before some of its loops."""
 
     kernel: Kernel
-    names: set[str]
     stores: int = 0
     start: list[Op] = field(default_factory=list)
     slots: dict[str, Buffer] = field(default_factory=dict)
@@ -96,7 +92,7 @@ class _Counted:
     def count(self, part: Kernel | For | While) -> Body:
         """The body of the kernel or of a loop, with its stores counted; as it is where it has none,
         or something keeps one from being counted."""
-        body, blocks = part.body, prod(self.kernel.cluster)
+        body, blocks = part.body, self.kernel.cluster_size
         meetings = [k for k, op in enumerate(body) if _is_meeting(op)]
         exchanges: list[_Exchange] = []
         for first, last in pairwise(meetings):
@@ -115,11 +111,11 @@ class _Counted:
         ):
             turn = (part.var - part.start) // part.step
         elif not isinstance(part, Kernel):
-            counter = Buffer(fresh_name("exchange", self.names), (), INT32, Space.LOCAL)
-            turn = var = fresh_var("turn", self.names)
-            self.start.append(Alloc(counter, const(0), loc=part.loc))
-            count = Store(counter, (), turn + 1, loc=part.loc)
-            before = (Let(var, Load(counter, ()), loc=part.loc), count)
+            counter = Buffer(fresh_name("exchange"), (), INT32, Space.LOCAL)
+            turn = var = fresh_var("turn")
+            self.start.append(Alloc(counter, const(0)))
+            count = Store(counter, (), turn + 1)
+            before = (Let(var, Load(counter, ())), count)
         slots = self.take_turns(part, [e.stores.values() for e in exchanges])
         slot, phase = (turn % 2, turn // 2 % 2) if slots else (const(0), turn % 2)
         meeting = body[meetings[0]]
@@ -128,25 +124,26 @@ class _Counted:
             self.met[id(part)] = meeting
         changes: dict[int, Body] = {meetings[0]: before if slots else (*before, meeting)}
         for first, last, stores in exchanges:
-            self.stores += len(stores)
-            tile, loc = next(iter(stores.values())).dst.buffer.name, body[last].loc
-            name, count_of = fresh_name(f"{tile}_landed", self.names), const(2 if slots else 1)
-            barrier = Buffer(name, (count_of,), BARRIER, Space.BARRIER)
-            here, arrivals = element(barrier, slot), const(blocks if slots else 1)
-            self.start += [Alloc(barrier, loc=loc), BarrierInit(whole(barrier), arrivals, loc=loc)]
-            for k, store in stores.items():
-                there = replace(here, cta=store.dst.cta)
-                changes[k] = (rebuild(store, atom="remote_store", barrier=there),)
-            # expected early, where no thread has to wait for others' accesses to say so
-            rank = fresh_var("peer", self.names) if slots else _rank(self.kernel)
-            told = _bytes(stores.values(), rank, blocks)
-            expected: Op = Arrive(here, told, loc=loc)
-            if slots:
-                tell = Arrive(replace(here, cta=rank), simplify(told // blocks), loc=loc)
-                assert isinstance(rank, Var)
-                expected = For(rank, const(0), const(blocks), (tell,), kind="unroll", loc=loc)
-            changes[first] = (*changes.get(first, (body[first],)), expected)
-            changes[last] = (Wait(here, phase, loc=loc),)
+            with errors.at(body[last].loc):
+                self.stores += len(stores)
+                tile = next(iter(stores.values())).dst.buffer.name
+                name, count_of = fresh_name(f"{tile}_landed"), const(2 if slots else 1)
+                barrier = Buffer(name, (count_of,), BARRIER, Space.BARRIER)
+                here, arrivals = element(barrier, slot), const(blocks if slots else 1)
+                self.start += [Alloc(barrier), BarrierInit(whole(barrier), arrivals)]
+                for k, store in stores.items():
+                    there = replace(here, cta=store.dst.cta)
+                    changes[k] = (rebuild(store, atom="remote_store", barrier=there),)
+                # expected early, where no thread has to wait for others' accesses to say so
+                rank = fresh_var("peer") if slots else _rank(self.kernel)
+                told = _bytes(stores.values(), rank, blocks)
+                expected: Op = Arrive(here, told)
+                if slots:
+                    tell = Arrive(replace(here, cta=rank), simplify(told // blocks))
+                    assert isinstance(rank, Var)
+                    expected = For(rank, const(0), const(blocks), (tell,), kind="unroll")
+                changes[first] = (*changes.get(first, (body[first],)), expected)
+                changes[last] = (Wait(here, phase),)
         found = tuple(op for k, each in enumerate(body) for op in changes.get(k, (each,)))
         return tuple(slotted(op, slots, slot) for op in found) if slots else found
 
@@ -159,7 +156,7 @@ class _Counted:
         at = next((k for k, op in enumerate(ops) if op is loop), 0)
         made = {op.buffer for op in ops[:at] if isinstance(op, Alloc)}
         hinted = {op.buffer for op in walk_ops(self.kernel, Hint)}
-        ranks = set(range(prod(self.kernel.cluster)))
+        ranks = set(range(self.kernel.cluster_size))
         told = [{_rank_told(op) for op in stores} for stores in exchanges]
         if sum(tile.bytes for tile in tiles) > TWICE or any(each != ranks for each in told):
             return {}
@@ -191,10 +188,6 @@ def _box(region: Region) -> Box:
     return tuple((s, int(e)) for s, e in zip(region.starts, region.extents, strict=True))
 
 
-def _meets(op: Op) -> bool:
-    return any(map(_is_meeting, walk_ops(op)))
-
-
 def _is_meeting(op: Op) -> bool:
     return isinstance(op, Sync) and op.scope == "cluster" and not op.arrive
 
@@ -213,10 +206,10 @@ def _is_countable(op: Op, kernel: Kernel) -> TypeGuard[Copy]:
     return (
         isinstance(op, Copy)
         and isinstance(op.dst.cta, Const)
-        and 0 <= op.dst.cta.value < prod(kernel.cluster)
+        and 0 <= op.dst.cta.value < kernel.cluster_size
         and all(x is None for x in (op.src.cta, op.atom, op.barrier, op.reduce))
-        and op.src.buffer.space is Space.FRAGMENT
-        and op.dst.buffer.space is Space.SHARED
+        and op.src.buffer.is_fragment
+        and op.dst.buffer.is_shared
         and op.src.dtype == op.dst.dtype
         and op.dst.dtype.bits % WORD == 0
         and all(isinstance(e, Const) for e in op.dst.extents)

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from tilewright.ir.analysis.effects import mentioned
-from tilewright.ir.core import *
-from tilewright.passes.overlap.rings import Ring, Skew, slotted
+from tilewright.passes.core import *
+from tilewright.passes.overlap.rings import Ring, Skew, plain_loop, slotted
 from tilewright.passes.sync.matrix_groups import NumberedGemm, Release
 
 
@@ -56,9 +55,9 @@ class Copies:
         return map_body(replace_buffers(tuple(ops), self.tiles), number)
 
 
-def copies_of(tiles: Iterable[Buffer], kernel: Kernel, names: set[str]) -> Copies:
+def copies_of(tiles: Iterable[Buffer], kernel: Kernel) -> Copies:
     """A second tile for each of `tiles`, and numbers for the products into it."""
-    twins = {t: dataclasses.replace(t, name=fresh_name(t.name, names)) for t in tiles}
+    twins = {t: dataclasses.replace(t, name=fresh_name(t.name)) for t in tiles}
     products = list(walk_ops(kernel, NumberedGemm))
     most = max((op.number for op in products), default=0)
     return Copies(twins, {op.number: op.number + most for op in products if op.c.buffer in twins})
@@ -70,7 +69,6 @@ class Section:
     before (1), or both. `turn`: its iteration is an even or an odd one; `head`: names of slots."""
 
     loop: For
-    names: set[str]
     shifts: tuple[int, ...] = ()
     turn: int = 0
     head: list[Op] = field(default_factory=list)
@@ -82,8 +80,8 @@ class Section:
             return const(0)
         key = ring.counter, ahead % ring.stages
         if key not in self.slots:
-            var = fresh_var(f"{self.loop.var.name}_{kind}", self.names)
-            self.head.append(Let(var, ring.slot(ahead), loc=self.loop.loc))
+            var = fresh_var(f"{self.loop.var.name}_{kind}")
+            self.head.append(Let(var, ring.slot(ahead)))
             self.slots[key] = var
         return self.slots[key]
 
@@ -102,12 +100,9 @@ def always(ops: list[Op]) -> Mark:
 class Sections:
     """`parts`: what each statement of `loop` has become. `rings`: those that it goes round."""
 
-    def __init__(
-        self, skew: Skew | None, loop: For, parts: list[list[Op]], names: set[str]
-    ) -> None:
+    def __init__(self, skew: Skew | None, loop: For, parts: list[list[Op]]) -> None:
         self.loop = loop
         self.parts = parts
-        self.names = names
         self.rings: list[Ring] = []
         self.skewed = skew is not None
         self.late = skew.late if skew else frozenset[int]()
@@ -136,8 +131,8 @@ class Sections:
 
     def waited_for(self, ring: Ring, k: int) -> None:
         """Statement `k` is the first that uses what a slot of `ring` brings."""
-        behind, loc = self.shift(k), self.loop.body[k].loc
-        self.before(k, lambda section: [ring.wait(section.behind(ring, behind), loc, behind)])
+        behind = self.shift(k)
+        self.before(k, lambda section: [ring.wait(section.behind(ring, behind), behind)])
 
     def handed_back(
         self, ring: Ring, last: int, place: Place, free: list[Op], warps: int, again: bool
@@ -150,10 +145,10 @@ class Sections:
         def mark(section: Section) -> Iterable[Op]:
             if self.skewed and section.shifts == missing:
                 return ()
-            found = ring.release(section.behind(ring, behind), warps, loop.loc)
+            found = ring.release(section.behind(ring, behind), warps)
             if behind and not self.skewed:
-                begun = compare(">", loop.var, loop.start)
-                return *free, If(begun, tuple(found), loc=loop.loc)
+                begun = loop.var > loop.start
+                return *free, If(begun, tuple(found))
             return *self.copies.swapped(free, section.turn - behind), *found
 
         def end(section: Section) -> Iterable[Op]:
@@ -164,8 +159,8 @@ class Sections:
         self.at(place, mark)
         self._ends.append(end)
         if place.lag > self.shift(place.at) and again:
-            behind_all = Section(loop, self.names)
-            back = ring.release(behind_all.behind(ring, behind), warps, loop.loc)
+            behind_all = Section(loop)
+            back = ring.release(behind_all.behind(ring, behind), warps)
             latest = [rebuild(op, lag=0) if isinstance(op, Release) else op for op in free]
             self.after += [*latest, *behind_all.head, *back]
 
@@ -173,45 +168,43 @@ class Sections:
 
     def loops(self, finish: Callable[[list[Op]], Body], runs: bool) -> list[Op]:
         """All sections, each body `finish`ed. `runs`: the loop is known to have iterations."""
-        loop, step = self.loop, self.loop.step
-        kind = "persistent" if loop.kind == "persistent" else "serial"
-        plain = rebuild(loop, kind=kind, stages=0, order=None, stage=None)
+        loop, step, plain = self.loop, self.loop.step, plain_loop(self.loop)
 
         def guarded(body: list[Op]) -> list[Op]:
             if runs or not body:
                 return body
-            return [If(compare("<", loop.start, loop.stop), tuple(body), loc=loop.loc)]
+            return [If(loop.start < loop.stop, tuple(body))]
 
         def code(value: Expr, *shifts: int, turn: int = 0) -> Body:
-            return finish(self.code(Section(loop, self.names, shifts, turn), value))
+            return finish(self.code(Section(loop, shifts, turn), value))
 
         def again(value: Expr, *shifts: int, turn: int = 0) -> Body:
-            return rename_unique(code(value, *shifts, turn=turn), self.names)
+            return rename_unique(code(value, *shifts, turn=turn))
 
         if not self.skewed:
             return [rebuild(plain, body=code(loop.var, 0)), *guarded(self.after)]
         turns = (loop.stop - loop.start - 1) // step
-        end = fresh_var(f"{loop.var.name}_last", self.names, loop.var.dtype)
+        end = fresh_var(f"{loop.var.name}_last", dtype=loop.var.dtype)
         first, body = code(loop.start, 0), code(loop.var, 0, 1, turn=1)
         stop = loop.stop
         if not self.copies.tiles:
             left = code(end, 1)
-            first, left = (rename_unique(each, self.names) for each in (first, left))
+            first, left = (rename_unique(each) for each in (first, left))
         else:
             body += again(loop.var + step, 0, 1)
             if self.settled:
                 numbers = self.copies.numbers
-                body += (Release((*numbers, *numbers.values()), loc=loop.loc),)
+                body += (Release((*numbers, *numbers.values())),)
             stop, step = stop - step, step * 2
             even = again(end, 1, turn=1)
             odd = again(end, 0, 1, turn=1) + again(end, 1)
             is_odd = compare("!=", turns % 2, 0)
-            left = (If(is_odd, odd, even, loc=loop.loc),)
+            left = (If(is_odd, odd, even),)
             if isinstance(is_odd, Const):
                 left = odd if is_odd.value else even
-            first = rename_unique(first, self.names)
+            first = rename_unique(first)
         rest = rebuild(plain, start=loop.start + loop.step, stop=stop, step=step, body=body)
-        last = Let(end, loop.start + turns * loop.step, loc=loop.loc)
+        last = Let(end, loop.start + turns * loop.step)
         return guarded([*first, rest, last, *left, *self.after])
 
     def code(self, section: Section, value: Expr) -> list[Op]:
@@ -221,16 +214,17 @@ class Sections:
         for k in self.order:
             if self.shift(k) in section.shifts:
                 late = self.shift(k) and 0 in section.shifts
-                for mark in self._marks.get((k, True), ()):
-                    body += mark(section)
-                body += self.statement(k, section, value - self.loop.step if late else value)
-                for mark in self._marks.get((k, False), ()):
-                    body += mark(section)
+                with at(self.loop.body[k].loc):
+                    for mark in self._marks.get((k, True), ()):
+                        body += mark(section)
+                    body += self.statement(k, section, value - self.loop.step if late else value)
+                    for mark in self._marks.get((k, False), ()):
+                        body += mark(section)
         for mark in self._ends:
             body += mark(section)
         if section.shifts != (1,):  # the iteration is the next one's
             counters = {ring.counter: ring for ring in self.rings}
-            body += [ring.advance(self.loop.loc) for ring in counters.values()]
+            body += [ring.advance() for ring in counters.values()]
         return [*section.head, *body]
 
     def statement(self, k: int, section: Section, value: Expr) -> Body:

@@ -1,9 +1,9 @@
-"""Warpgroups with tiles of their own: one stores a result while another multiplies (ping-pong).
+"""Warpgroups that take turns at the tensor core: while one multiplies, another stores or computes.
 
-Consumer warpgroups usually share a tile and store it at the same time, so the tensor core rests.
-`choose_ping_pong` gives each warpgroup a whole tile, as in a kernel of one warpgroup. After all
-other passes, `apply_ping_pong` distributes the iterations of the persistent loop over several such
-warpgroups. One ring feeds them all, in the order of the tiles.
+**Ping-pong.** Consumer warpgroups usually share a tile and store it at the same time, so the tensor
+core rests. `choose_ping_pong` gives each warpgroup a whole tile, as in a kernel of one warpgroup.
+After all other passes, `apply_ping_pong` distributes the iterations of the persistent loop over
+several such warpgroups. One ring feeds them all, in the order of the tiles.
 
     for tile in … {
       if turn % 2 == group { wait order[group]; products; arrive order[next]; store } else { skip }
@@ -16,22 +16,52 @@ means from the one before it, not from earlier ones.
 
 To skip a tile is to count what its owner uses of the rings: the loops and guards around the
 counters, without the work. Tiles of shared memory that consumers fill are one per warpgroup.
+
+**Order** (`order_warpgroups`). An iteration of attention is a chain: the tensor core, then the
+threads, then the tensor core. Two warpgroups that run in step leave each unit idle while both use
+the other one. `turn begin` and `turn end` around the products bring them out of step, and keep them
+so.
+
+Products that follow each other with nothing but waits for memory between them are a section. Where
+an iteration begins and ends with products, the last of one and the first of the next are one: the
+section reaches across the loop's end, and lasts where the loop begins. With q for a product and s
+for what threads do between two of them, two warpgroups then need max(4q, 2q + s) for an iteration;
+two sections would need max(4q, 3q + s), since a warpgroup could not begin the next iteration before
+the other one's softmax is over. What threads do with registers at either end (the sum of a row)
+stands in such a section too, where it takes less time than the products in front of it: they run
+meanwhile, and nobody else could use the tensor core. Products in front of such a loop (a peeled
+iteration) take turns too; those behind it have nothing left to wait for.
+
+Loops get them unasked where the tensor core is busy longer than the threads are. On an H200,
+warpgroups often fall out of step by themselves, but not always: heads of 192 and 256 ran at 573 and
+622 TFLOP/s without and at 672 and 687 with turns. Two texts of head 128, full and causal, 8192 and
+2048 keys, ran at 706, 657, 643, 560 and 621, 570, 619, 503 without, at 709, 668, 644, 568 and 676,
+628, 607, 515 with them; of head 96, where threads are the busier, at 621, 585, 579, 507 and 552,
+506, 542, 440 without, 617, 581, 567, 499 and 560, 521, 530, 442 with.
+
+**Why nobody waits for ever.** A section holds no arrival, no barrier of threads and no other
+section. Of all warpgroups that wait, look at the one that is least far, and of several at the same
+place the lowest. It does not wait for memory: who releases it has come further, or to the same
+place. It does not wait for its turn either: the one before it has ended its section, or is inside
+and waits for memory that only what stands in front of the section releases, and there all have
+been. So somebody goes on. It takes that all warpgroups run the same sections: where control may
+differ between threads there are no turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import NamedTuple, TypeGuard
 
 from tilewright.ir.analysis.aliases import places
-from tilewright.ir.analysis.effects import mentioned, written_by
 from tilewright.ir.analysis.lifetimes import overwrites
-from tilewright.ir.core import *
+from tilewright.ir.exchanges import meets_inside
+from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.ir.schedule import Switch
+from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
 from tilewright.passes.memory.place_shared import stacked
@@ -50,7 +80,7 @@ from tilewright.passes.overlap.roles import (
     why_not,
 )
 from tilewright.passes.overlap.stages import planned_bytes
-from tilewright.passes.reasons import because
+from tilewright.passes.overlap.unit_times import cycles
 
 ABOUT = "tiles of warpgroups"
 PLAIN = 40  # registers of a thread for addresses and counters
@@ -65,7 +95,7 @@ def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
     told = target.schedule.ping_pong
     if told is False or not any(walk_ops(kernel, Gemm)):
         return kernel
-    count = max(2, prod(kernel.threads) // WARPGROUP)
+    count = max(2, kernel.thread_count // WARPGROUP)
     dealt = replace(kernel, threads=(WARPGROUP,), ping_pong=count)
     against = placed(kernel) or why_not(kernel) or _spread(kernel) or _handed_on(kernel)
     if against is None and told == "auto":
@@ -81,7 +111,8 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     """What speaks against it. On an H200, products of 128×128 and 128×192 tiles gain 1 to 3 % for
     long K, 5 to 15 % for K of 2048 and less. Single warpgroups of which two blocks share a
     multiprocessor store under each other's products anyway; with half the slots they would lose."""
-    if not _walks(kernel) and not worth_it(dealt, target)[0]:
+    walks = any(isinstance(op, For) and op.kind == "persistent" for op in kernel.body)
+    if not walks and not worth_it(dealt, target)[0]:
         return "blocks do not stay for a second tile"
     loops = [op for op in walk_ops(kernel, For) if op.kind == "pipelined"]
     inside = [op for loop in loops for op in walk_ops(loop.body)]
@@ -92,21 +123,16 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
         if isinstance(op, Gemm) and (split is None or split.atom != "wgmma"):
             return "one warpgroup has no instruction for a whole tile"
     allocs = [op.buffer for op in walk_ops(kernel, Alloc)]
-    held = sum(b.bytes for b in allocs if b.space is Space.FRAGMENT and b.is_static)
+    held = sum(b.bytes for b in allocs if b.is_fragment and b.is_static)
     _, taken = handed_over(count, target.chip.registers)
     registers, room = held // (4 * WARPGROUP), (taken or 0) - PLAIN
     if registers > room:
         return f"a whole tile takes {registers} registers of a thread, {room} are free"
     said = all(loop.stages >= 0 for loop in loops)
-    alone = prod(kernel.threads) <= WARPGROUP and said
+    alone = kernel.thread_count <= WARPGROUP and said
     if alone and 2 * planned_bytes(kernel) <= target.chip.shared_per_sm:
         return "two blocks share a multiprocessor"
     return None
-
-
-def _walks(kernel: Kernel) -> bool:
-    """Whether the text has a loop over tiles (`T.Persistent`)."""
-    return any(isinstance(op, For) and op.kind == "persistent" for op in kernel.body)
 
 
 def _spread(kernel: Kernel) -> str | None:
@@ -125,7 +151,7 @@ def _handed_on(kernel: Kernel) -> str | None:
     read = [b for op in inside if not isinstance(op, Atomic) for b in read_buffers(op)]
     written = written_by(kernel)
     for buffer in read:
-        if buffer.space is Space.GLOBAL and buffer.name in written:
+        if buffer.is_global and buffer.name in written:
             return f"a tile may read what another stored to {buffer.name}"
     fresh = {op.buffer.name for op in inside if isinstance(op, Alloc)}
     kept = next((name for loop in loops for name in _kept(loop.body, fresh)), None)
@@ -144,7 +170,7 @@ def _kept(body: Body, fresh: set[str]) -> Iterator[str]:
                 fresh |= set.intersection(*sides)
             continue
         for buffer in {buffer for buffer, _ in touched_within(op)}:
-            own = buffer.space is not Space.GLOBAL and buffer.shape
+            own = not buffer.is_global and buffer.shape
             if own and buffer.name not in fresh:
                 if not overwrites(op, buffer.name):
                     yield buffer.name
@@ -156,14 +182,14 @@ def apply_ping_pong(at: Facts) -> Kernel:
     """Kernels that `choose_ping_pong` has chosen: their tiles dealt out."""
     if at.kernel.ping_pong == 1:
         return at.kernel
-    dealt = _dealt(at.kernel, at.kernel.ping_pong, at.names, at.target)
+    dealt = _dealt(at.kernel, at.kernel.ping_pong, at.target)
     _, taken = stacked(dealt)
     if taken > at.target.chip.shared:
         raise NotDealt(f"with tiles for each, {taken} bytes of shared memory")
     return dealt
 
 
-def _dealt(kernel: Kernel, count: int, names: set[str], target: Target) -> Kernel:
+def _dealt(kernel: Kernel, count: int, target: Target) -> Kernel:
     roles = {op.name: op for op in kernel.body if isinstance(op, Role)}
     if roles.keys() != {CONSUMER, PRODUCER}:
         raise NotDealt("no producer fills their rings")
@@ -171,21 +197,19 @@ def _dealt(kernel: Kernel, count: int, names: set[str], target: Target) -> Kerne
         raise NotDealt("shared tiles lie over one another")
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
-    group = Var(fresh_name("group", names))
-    turn = Buffer(fresh_name(f"{loop.var.name}_turn", names), (), INT32, Space.LOCAL)
+    group = fresh_var("group")
+    turn = Buffer(fresh_name(f"{loop.var.name}_turn"), (), INT32, Space.LOCAL)
     mine = compare("==", Load(turn, ()) % count, group)
-    order = Buffer(fresh_name("order", names), (const(count),), BARRIER, Space.BARRIER)
-    passed = Arrive(
-        element(order, (group + 1) % count), count=const(consumer.warps), by="warps", loc=loop.loc
-    )
-    began = Wait(element(order, group), (Load(turn, ()) - 1) // count % 2, loc=loop.loc)
+    order = Buffer(fresh_name("order"), (const(count),), BARRIER, Space.BARRIER)
+    passed = Arrive(element(order, (group + 1) % count), count=const(consumer.warps), by="warps")
+    began = Wait(element(order, group), (Load(turn, ()) - 1) // count % 2)
     met = set(_barriers(producer.body))
     tile = (began, *_passed_on(loop.body, met, passed))
     body = (
-        If(mine, tile, _skipped(kernel, before, loop, met, names), loc=loop.loc),
-        Store(turn, (), Load(turn, ()) + 1, loc=loop.loc),
+        If(mine, tile, _skipped(kernel, before, loop, met)),
+        Store(turn, (), Load(turn, ()) + 1),
     )
-    dealt = (*before, Alloc(turn, const(0), loc=loop.loc), rebuild(loop, body=body), *behind)
+    dealt = (*before, Alloc(turn, const(0)), rebuild(loop, body=body), *behind)
     own = _own_memory(consumer, producer, count)
     for op in walk_ops(kernel):
         if isinstance(op, View) and own.keys() & {op.buffer.name, op.source.name}:
@@ -199,9 +223,9 @@ def _dealt(kernel: Kernel, count: int, names: set[str], target: Target) -> Kerne
         ),
         PRODUCER: replace(producer, first=warps, registers=kept),
     }
-    init = BarrierInit(whole(order), const(consumer.warps), loc=kernel.loc)
+    init = BarrierInit(whole(order), const(consumer.warps))
     fence = next(op for op in kernel.body if isinstance(op, Fence) and op.kind == "barrier_init")
-    rest: list[Op] = [Alloc(order, loc=kernel.loc)]
+    rest: list[Op] = [Alloc(order)]
     for op in kernel.body:
         rest += [init] if op is fence else []
         rest.append(new[op.name] if isinstance(op, Role) else _widened(op, own))
@@ -238,7 +262,7 @@ def _parts(body: Body) -> tuple[Body, For, Body]:
     return before, loops[0], behind
 
 
-def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str], names: set[str]) -> Body:
+def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str]) -> Body:
     """What a tile does to the scalars that outlive it, and nothing else. Phases of barriers that
     each warpgroup has for itself (all but those `met` by the producer) stay as they are."""
     lasting = {op.buffer.name for op in before if isinstance(op, Alloc) and not op.buffer.shape}
@@ -251,7 +275,7 @@ def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str], names: set[
         check_known(part, written_by(kernel), scalars)
     except NoProducer as error:
         raise NotDealt(str(error)) from None
-    return map_body(rename_unique(part, names), _fold)
+    return map_body(rename_unique(part), _fold)
 
 
 def _deciding(loop: For, lasting: set[str]) -> set[str]:
@@ -300,7 +324,7 @@ def _own_memory(consumer: Role, producer: Role, count: int) -> dict[str, Buffer]
         buffer.name: slots_of(buffer, buffer.name, count)
         for op in consumer.body
         for buffer, _ in touched_within(op)
-        if buffer.space is Space.SHARED and buffer.name not in theirs
+        if buffer.is_shared and buffer.name not in theirs
     }
     for name, barrier in _barriers(consumer.body).items():
         if name not in met:
@@ -325,7 +349,7 @@ def _for_group(op: Op, own: dict[str, Buffer], group: Var) -> Op:
         )
         return rebuild(each, barrier=moved)
 
-    tiles = {name: buffer for name, buffer in own.items() if buffer.space is Space.SHARED}
+    tiles = {name: buffer for name, buffer in own.items() if buffer.is_shared}
     return one(map_ops(slotted(op, tiles, group), one))
 
 
@@ -340,3 +364,208 @@ def _widened(op: Op, own: dict[str, Buffer]) -> Op:
     if isinstance(op, BarrierInit) and op.barrier.buffer.name in own:
         return rebuild(op, barrier=whole(own[op.barrier.buffer.name]))
     return op
+
+
+# ── the order of warpgroups ──────────────────────────────────────────────────────────────────
+
+
+def order_warpgroups(kernel: Kernel, target: Target) -> Kernel:
+    """Derived consumers of several warpgroups: sections around their products."""
+    choice = target.schedule.order_warpgroups
+    found: list[Op] = []
+    for op in kernel.body:
+        if isinstance(op, Role) and _is_derived(op, kernel):
+            work = _Sections(per_thread(kernel), op.warps * WARP, choice is True)
+            against = _against(op, choice)
+            body = op.body if against else work.body(op.body)
+            said = against or "; ".join(work.said) or "no products"
+            because(kernel.name, f"turns of {op.name}", said)
+            op = rebuild(op, body=body)
+        found.append(op)
+    return rebuild(kernel, body=tuple(found))
+
+
+def _is_derived(op: Role, kernel: Kernel) -> bool:
+    """Whether `part_roles` has made this role: its warps hand slots back each for itself."""
+    return (
+        (op.name, op.first, op.instances) == (CONSUMER, 0, 1)
+        and any(isinstance(i, Arrive) and i.by == "warps" for i in walk_ops(op.body))
+        and any(isinstance(r, Role) and (r.name, r.first) == (PRODUCER, op.warps)
+                for r in kernel.body)
+    )  # fmt: skip
+
+
+def _against(role: Role, choice: Switch) -> str:
+    """What keeps a role from having turns at all."""
+    if choice is False:
+        return "none: switched off"
+    if role.warps // GROUP < 2:
+        return "none: one warpgroup has nobody to take turns with"
+    for op in walk_ops(role.body):
+        if isinstance(op, (While, Break, Continue)):
+            return "none: loops are left early"
+        if isinstance(op, Intrinsic) and INTRINSICS[op.name].opaque:
+            return "none: foreign code may have barriers of its own"
+    return ""
+
+
+class _Run(NamedTuple):
+    """Products in a row: `first` is the place of the fence before them, `last` that of the last
+    commit."""
+
+    first: int
+    last: int
+
+
+@dataclass
+class _Sections:
+    """Finds the loops of a role that get sections, and puts these in. `said`: what was decided."""
+
+    differs: PerThread
+    threads: int
+    asked: bool
+    said: list[str] = field(default_factory=list)
+
+    def body(self, body: Body) -> Body:
+        """Straight code, with sections in its loops and around products in front of them."""
+        found = list(self.inner(body))
+        ops = [op for op, _ in found]
+        turned = [k for k, (_, turns) in enumerate(found) if turns]
+        runs = [r for r in _runs(ops) if turned and r.first < turned[-1]]
+        return _with_turns(ops, runs, runs)
+
+    def inner(self, body: Body) -> Iterator[tuple[Op, bool]]:
+        """The ops, loops inside them done; whether they are of a loop with sections."""
+        for op in body:
+            if isinstance(op, For) and any(map(_is_product, op.body)):
+                why = self.why_not(op)
+                if not why:
+                    yield from ((i, True) for i in self.loop(op))
+                    continue
+                self.said.append(f"none in loop {op.var.name}: {why}")
+            yield map_bodies(op, self.body) if isinstance(op, (For, If)) else op, False
+
+    def loop(self, loop: For) -> Body:
+        """The loop with sections, and what stands around it where one reaches across its end."""
+        ops = [op for op, _ in self.inner(loop.body)]
+        runs = _runs(ops)
+        outside = ops[: runs[0].first] + ops[runs[-1].last + 1 :]
+        across = len(runs) > 1 and _is_brief(outside, ops[runs[-1].first : runs[-1].last + 1])
+        count = len(runs) - across
+        text = f"{count} section{'s' * (count != 1)} in an iteration of {loop.var.name}"
+        if across:
+            text += ", one from its last products to the next one's first"
+        self.said.append(text)
+        if not across:
+            return (rebuild(loop, body=_with_turns(ops, runs, runs)),)
+        body = _with_turns(ops, runs[1:], runs[:-1])
+        return Turn("begin"), rebuild(loop, body=body), Turn("end")
+
+    def why_not(self, loop: For) -> str:
+        inside = list(walk_ops(loop.body))
+        if any(isinstance(op, Sync) or meets_inside(op, self.threads) for op in inside):
+            return "its warpgroups meet in every iteration"
+        for op in (loop, *inside):
+            differs = isinstance(op, (For, If)) and self.differs.source(expressions(op)) is not None
+            if differs or id(op) in self.differs.controls:
+                return "threads may differ in what they run of it"
+        least = min(prod(op.c.static_tile) for op in loop.body if _is_product(op))
+        if not any(2 * _work(op) >= least for op in inside):
+            return "threads have little to do between its products"
+        return "" if self.asked else _no_turns(loop)
+
+
+def _no_turns(loop: For) -> str:
+    """What speaks against turns that nobody has asked for."""
+    if len(_runs(list(loop.body))) != 2:  # chains of two are what was measured
+        return "nobody asked for them: no chain of product, threads, product"
+    products = sum(cycles(op) for op in loop.body if _is_product(op))
+    threads = sum(cycles(op) for op in loop.body if not _is_product(op))
+    if products < threads:
+        return "nobody asked for them: threads have as much to do as the tensor core"
+    return ""
+
+
+def _is_product(op: Op) -> TypeGuard[Gemm]:
+    return isinstance(op, Gemm) and op.atom == "wgmma"
+
+
+def _is_fence(op: Op) -> bool:
+    return isinstance(op, Fence) and op.kind == "wgmma"
+
+
+def _is_quiet(op: Op) -> bool:
+    """What may stand between the products of a section: names, counters, waits for memory. Neither
+    work nor anything that others may wait for."""
+    if isinstance(op, Fence):
+        return op.kind in ("wgmma", "proxy_async")
+    if isinstance(op, Commit):
+        return op.unit == "wgmma"
+    if isinstance(op, Store):
+        return op.buffer.is_local and not op.indices
+    if isinstance(op, If):
+        return all(_is_fence(i) or isinstance(i, (Let, Hint)) for i in (*op.then, *op.orelse))
+    return _is_product(op) or isinstance(op, (Let, Hint, Alloc, View, Wait))
+
+
+def _is_brief(ops: list[Op], products: list[Op]) -> bool:
+    """Whether `ops` are over before the products in front of them, and wait for nothing but memory:
+    others lose nothing if they stand in a section."""
+    work = [op for op in ops if not _is_quiet(op)]
+    most = sum(cycles(op) for op in products if _is_product(op))
+    return all(map(_in_registers, work)) and sum(map(cycles, work)) < most
+
+
+def _in_registers(op: Op) -> bool:
+    """What each warp does with fragments and scalars alone."""
+    if not isinstance(op, (Map, Reduce, Copy, Fill)):
+        return False
+    spaces = {buffer.space for buffer, _ in touched_within(op)}
+    return spaces <= {Space.FRAGMENT, Space.LOCAL}
+
+
+def _runs(body: list[Op]) -> list[_Run]:
+    """The runs of products of straight code, in order."""
+    found: list[_Run] = []
+    going = False
+    for k, op in enumerate(body):
+        going = going and _is_quiet(op)
+        if _is_product(op) and not going:
+            found.append(_Run(_fence_before(body, k), k))
+            going = True
+        if going and isinstance(op, (Gemm, Commit)):
+            found[-1] = found[-1]._replace(last=k)
+    return found
+
+
+def _fence_before(body: list[Op], k: int) -> int:
+    """The place of the fence of the product at `k`; the product's own where there is none."""
+    first = k
+    for at in reversed(range(k)):
+        op = body[at]
+        if _is_fence(op) or (isinstance(op, If) and _is_quiet(op)):
+            first = at
+        elif not isinstance(op, (Let, Hint)):
+            break
+    return first
+
+
+def _with_turns(body: list[Op], begins: list[_Run], ends: list[_Run]) -> Body:
+    """`body` with a section's begin before each of `begins`, and an end behind each of `ends`."""
+    before, behind = {r.first for r in begins}, {r.last for r in ends}
+    found: list[Op] = []
+    for k, op in enumerate(body):
+        found += [Turn("begin", loc=op.loc)] if k in before else []
+        found.append(op)
+        found += [Turn("end", loc=op.loc)] if k in behind else []
+    return tuple(found)
+
+
+def _work(op: Op) -> int:
+    """Elements of fragments that threads compute in an op."""
+    if isinstance(op, Map):
+        spaces = {buffer.space for buffer, _ in touched_within(op)}
+        return prod(map(int, op.extents)) if Space.FRAGMENT in spaces else 0
+    if isinstance(op, (Reduce, Scan)) and op.src.buffer.is_fragment:
+        return prod(op.src.static_tile)
+    return 0

@@ -24,14 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges, bounds, prove
-from tilewright.ir.analysis.effects import mentioned, written_in
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.grid.persist_blocks import blocks_of_cluster
+from tilewright.passes.core import *
 from tilewright.passes.overlap.loop_sections import Place, Section, Sections, always, copies_of
 from tilewright.passes.overlap.prefetchable import (
     WIDE,
@@ -69,7 +62,6 @@ from tilewright.passes.overlap.roles import (
 from tilewright.passes.overlap.single_copies import SingleCopies
 from tilewright.passes.overlap.skew import find_skew
 from tilewright.passes.overlap.stages import ROOM, planned_bytes
-from tilewright.passes.reasons import at_line, because
 from tilewright.passes.sync.insert_syncs import settle_stores
 from tilewright.passes.sync.matrix_groups import (
     NumberedGemm,
@@ -83,11 +75,11 @@ FETCHED_AHEAD = 2  # numbers that are under way: the producer is a tile ahead
 
 
 @kernel_pass
-def pipeline_loops(at: Facts) -> Kernel:
+def pipeline_loops(facts: Facts) -> Kernel:
     """Every kernel with its copies running ahead, as far as the target can."""
-    kernel, program, target, names = at.kernel, at.program, at.target, at.names
+    kernel, program, target = facts.kernel, facts.program, facts.target
     if split_into_roles(kernel):
-        work = _Pipeliner(Ahead(kernel, program, target), names, releases)
+        work = _Pipeliner(Ahead(kernel, program, target), releases)
         body = work.body(kernel.body, scope.entry(kernel, program.dims), looped=False)
         announced = any(isinstance(op, Fence) and op.kind == "barrier_init" for op in kernel.body)
         return rebuild(kernel, body=(*work.start(announced), *body))
@@ -95,16 +87,16 @@ def pipeline_loops(at: Facts) -> Kernel:
         return kernel
     numbered = rebuild(kernel, body=number_gemms(kernel.body))
     found = Ahead(numbered, program, target)
-    work, producer = _Pipeliner(found, names), tuple[Role, ...]()
+    work, producer = _Pipeliner(found), tuple[Role, ...]()
     told = target.schedule.roles
     if told is not False:
         # a producer asks for guards itself
-        asked = rebuild(numbered, body=loops_of_guards(numbered.body, names))
+        asked = rebuild(numbered, body=loops_of_guards(numbered.body))
         found = found if asked is numbered else Ahead(asked, program, target)
     if told is not False and found.fills:
         against = _why_whole(found) or (None if told is True else why_not_worth(asked))
         if against is None:
-            apart = _Pipeliner(Ahead(asked, program, target, tiles=True), names, apart=True)
+            apart = _Pipeliner(Ahead(asked, program, target, tiles=True), apart=True)
             try:
                 producer = (apart.producer(),)
                 work = apart
@@ -128,7 +120,7 @@ def _why_whole(found: Ahead) -> str | None:
         return f"the bulk engine cannot fill {slow[0]}"
     if Feature.BULK_COPY not in found.target.features:
         return f"{found.target.arch} has no bulk engine, or it is switched off"
-    if blocks_of_cluster(found.kernel) > 1 and found.kernel.rank is None:
+    if found.kernel.cluster_size > 1 and found.kernel.rank is None:
         return "it runs in clusters"
     return why_not(found.kernel)
 
@@ -137,14 +129,9 @@ class _Pipeliner(SingleCopies):
     """`apart`: a producer fills the rings."""
 
     def __init__(
-        self,
-        found: Ahead,
-        names: set[str],
-        gives: Callable[[Op], bool] | None = None,
-        *,
-        apart: bool = False,
+        self, found: Ahead, gives: Callable[[Op], bool] | None = None, *, apart: bool = False
     ) -> None:
-        super().__init__(found, names, gives)
+        super().__init__(found, gives)
         self.plans = found.plans
         self.apart = apart
         self.rings: list[Ring] = []
@@ -185,7 +172,7 @@ class _Pipeliner(SingleCopies):
         used = {tile for ring in self.rings for tile in ring.slots}
         slots = {}
         for tile in tiles:
-            own = fresh_name(tile.name, self.names) if tile.name in used else tile.name
+            own = fresh_name(tile.name) if tile.name in used else tile.name
             slots[tile.name] = slots_of(tile, own, stages)
         together = loops, stages  # rings that the same loops go round count together
         if together not in self.turns:
@@ -202,22 +189,22 @@ class _Pipeliner(SingleCopies):
     def start(self, announced: bool = False) -> Body:
         """What the kernel begins with: rings, barriers and counters. `announced`: it has a fence
         after the initialisation of barriers already."""
-        loc, warps = self.kernel.loc, consuming_warps(self.kernel)
+        warps = consuming_warps(self.kernel)
         found: list[Op] = [
-            Alloc(b, multibuffer=ring.how == THREADS, loc=loc)
+            Alloc(b, multibuffer=ring.how == THREADS)
             for ring in self.rings
             for b in ring.slots.values()
         ]
-        found += [Alloc(b, loc=loc) for b in self.barriers]
-        found += [Alloc(b, const(0), loc=loc) for b in self.counters]
+        found += [Alloc(b) for b in self.barriers]
+        found += [Alloc(b, const(0)) for b in self.counters]
         arrivals = {ring.free: warps * ring.peers for ring in self.rings}
         # each warp of the producer says when its `cp.async` have come
         arrivals |= {ring.full: GROUP for ring in self.rings if ring.how == CP_ASYNC}
-        found += [BarrierInit(whole(b), const(arrivals.get(b, 1)), loc=loc) for b in self.barriers]
+        found += [BarrierInit(whole(b), const(arrivals.get(b, 1))) for b in self.barriers]
         if self.barriers and not announced:
             shared = any(ring.peers > 1 for ring in self.rings)
-            meet = Sync("cluster" if shared else "block", loc=loc)
-            found += [Fence("barrier_init", loc=loc), meet]
+            meet = Sync("cluster" if shared else "block")
+            found += [Fence("barrier_init"), meet]
         return tuple(found)
 
     def fills_ring(self, op: Op) -> bool:
@@ -251,7 +238,8 @@ class _Pipeliner(SingleCopies):
         """What becomes of each statement of `body`."""
         found = []
         for op in body:
-            found.append(self.statement(op, ranges, looped))
+            with at(op.loc):
+                found.append(self.statement(op, ranges, looped))
             ranges = scope.after(op, ranges)
         return found
 
@@ -269,7 +257,7 @@ class _Pipeliner(SingleCopies):
         if isinstance(op, Copy):
             return [self.engaged(op, ranges)]
         if isinstance(op, Atomic) and self.fetches is not None and self.fetches.has(op):
-            slot = fresh_var("fetch_slot", self.names)
+            slot = fresh_var("fetch_slot")
             return self.fetches.received(op, slot, consuming_warps(self.kernel))
         if isinstance(op, Map):
             return [op]
@@ -288,51 +276,50 @@ class _Pipeliner(SingleCopies):
         for end in ("start", "stop"):
             value: Expr = getattr(loop, end)
             if loads(value):  # taken once, as the loop does
-                var = fresh_var(f"{loop.var.name}_{end}", self.names, value.dtype)
-                found.append(Let(var, value, loc=loop.loc))
+                var = fresh_var(f"{loop.var.name}_{end}", dtype=value.dtype)
+                found.append(Let(var, value))
                 loop = rebuild(loop, **{end: var})
         for fill in plan.fills.values():
             parts[fill.at] = []
-        work = Sections(plan.skew, loop, parts, self.names)
+        work = Sections(plan.skew, loop, parts)
         if plan.skew and plan.skew.copies:
-            work.copies = copies_of(plan.skew.copies, self.kernel, self.names)
+            work.copies = copies_of(plan.skew.copies, self.kernel)
             work.settled = self.target.schedule.waits != "late"
-            found += [Alloc(twin, loc=loop.loc) for twin in work.copies.tiles.values()]
+            found += [Alloc(twin) for twin in work.copies.tiles.values()]
         for ring, tile in plan.threaded:
             work.rings.append(ring)
-            over = Release(tile.numbers, tile.slots - 2, loc=loop.loc)
+            over = Release(tile.numbers, tile.slots - 2)
             work.at(Place(tile.last), always([over]))
         refills: dict[Place, Groups] = {}
         groups = plan.groups
         if not self.apart:  # what finds elements in every iteration is loaded before the loop
-            groups = [
-                (ring, [rows_before(f, loop, self.names, found) for f in fs]) for ring, fs in groups
-            ]
+            groups = [(ring, [rows_before(f, loop, found) for f in fs]) for ring, fs in groups]
         for ring, fills in groups:
             uses = work.in_time({k for f in fills for k in f.uses})
             work.rings.append(ring)
-            first, last, loc = uses[0], uses[-1], loop.body[uses[0]].loc
+            first, last = uses[0], uses[-1]
             place, numbers, run = self.release(plan, work, uses, ring)
-            free: list[Op] = [Release(numbers, run, loc=loc)] if numbers else []
+            free: list[Op] = [Release(numbers, run)] if numbers else []
             if ring.full is not None:
                 work.waited_for(ring, first)
             else:
                 pending = ring.stages - 1 - place.lag + int(place.at < first)
-                arrived: list[Op] = [WaitGroup(CP_ASYNC, pending, loc=loc)]
+                arrived: list[Op] = [WaitGroup(CP_ASYNC, pending)]
                 if numbers:
-                    arrived.append(Fence("proxy_async", loc=loc))
+                    arrived.append(Fence("proxy_async"))
                 # each thread has waited for what it copied itself; it also means that no thread
                 # reads the slot of the iteration before any more
-                arrived.append(Sync("block", loc=loc))
+                arrived.append(Sync("block"))
                 work.before(first, always(arrived))
             if ring.free is None:
                 work.at(place, always(free))
                 refills.setdefault(place, []).append((ring, fills))
                 readers = _reading(self.kernel, ring)  # in loops before, or an outer iteration
-                found += [Release(readers, loc=loop.loc)] if readers else []
+                found += [Release(readers)] if readers else []
                 continue
-            if any(_stores(op, ring) for part in parts for op in walk_ops(tuple(part), Copy)):
-                free.append(WaitGroup("bulk", 0, read=True, loc=loc))
+            stores = [op for part in parts for op in walk_ops(tuple(part), Copy)]
+            if any(op.atom == "bulk_store" and op.src.buffer.name in ring.slots for op in stores):
+                free.append(WaitGroup("bulk", 0, read=True))
             users = sum(r is ring for p in self.plans.values() for r, _ in p.groups)
             again = looped or users > 1 or ring.peers > 1
             work.handed_back(ring, last, place, free, consuming_warps(self.kernel), again)
@@ -340,7 +327,7 @@ class _Pipeliner(SingleCopies):
             work.at(place, partial(self.refill, loop, several, place.lag, ranges))
         if not self.apart and groups:
             found += self.first_fills(loop, groups, ranges)
-        runs = prove(compare("<", loop.start, loop.stop), ranges) is True
+        runs = prove(loop.start < loop.stop, ranges) is True
         return [*found, *work.loops(lambda body: self.loads(body, True), runs)]
 
     def release(
@@ -409,19 +396,19 @@ class _Pipeliner(SingleCopies):
         """The copies of one iteration, the one in which the loop's variable is `value`, `ahead`
         of that of `section`."""
         found: list[Op] = []
-        later = Section(loop, self.names)
+        later = Section(loop)
         for ring, fills in groups:
             if section is not None and isinstance(ahead, int) and ahead % ring.stages == 0:
                 slot = section.slot(ring)
             else:
                 slot = later.slot(ring, ahead, "next")
             if ring.full is not None:
-                found.append(ring.expect(slot, fills[0].copy.loc))
-            found += [fill.into(ring, slot, loop, value, self.names) for fill in fills]
+                found.append(ring.expect(slot))
+            found += [fill.into(ring, slot, loop, value) for fill in fills]
         return [*later.head, *found]
 
     def first_fills(self, loop: For, groups: Groups, ranges: Ranges) -> list[Op]:
-        turn = fresh_var(f"{loop.var.name}_first", self.names, loop.var.dtype)
+        turn = fresh_var(f"{loop.var.name}_first", dtype=loop.var.dtype)
         value = simplify(loop.start + turn * loop.step, ranges)
         extent = bounds(loop.stop - loop.start, ranges)
         step, count = int(loop.step), loop.stages
@@ -431,27 +418,27 @@ class _Pipeliner(SingleCopies):
             count = min(count, -(-extent.hi // step))
         inner = self.fills(loop, groups, value, turn, None)
         if (count - 1) * step >= extent.lo:
-            inner = [If(compare("<", value, loop.stop), tuple(inner), loc=loop.loc)]
+            inner = [If(value < loop.stop, tuple(inner))]
         if by_threads:
-            inner.append(Commit(CP_ASYNC, loc=loop.loc))
+            inner.append(Commit(CP_ASYNC))
         zero, last = const(0, loop.var.dtype), const(count, loop.var.dtype)
-        return [For(turn, zero, last, tuple(inner), kind="unroll", loc=loop.loc)]
+        return [For(turn, zero, last, tuple(inner), kind="unroll")]
 
     def refill(
         self, loop: For, groups: Groups, lag: int, ranges: Ranges, section: Section
     ) -> list[Op]:
         distance = loop.stages - lag
         value = loop.var + loop.step * distance
-        cond = compare("<", value, loop.stop)
+        cond = value < loop.stop
         known = prove(cond, scope.inside(loop, "body", ranges))
         if lag:
-            cond = binary("and", compare(">", loop.var, loop.start), cond)
+            cond = binary("and", loop.var > loop.start, cond)
         found: list[Op] = []
         if known is not False:
             inner = self.fills(loop, groups, value, distance, section)
-            found.append(If(cond, tuple(inner), loc=loop.loc))
+            found.append(If(cond, tuple(inner)))
         if any(ring.how == CP_ASYNC for ring, _ in groups):
-            found.append(Commit(CP_ASYNC, loc=loop.loc))
+            found.append(Commit(CP_ASYNC))
         return found
 
     # ── a producer of its own ────────────────────────────────────────────────────────────────
@@ -462,11 +449,11 @@ class _Pipeliner(SingleCopies):
         groups = {n: plan.groups for n, plan in self.plans.items() if plan.groups}
         atomics = find_fetches(self.kernel)
         if atomics:
-            name, kind = fresh_name("fetched", self.names), atomics[0].dst.dtype
+            name, kind = fresh_name("fetched"), atomics[0].dst.dtype
             tile = Buffer(name, (), kind, Space.SHARED)
             self.fetches = Fetches(atomics, self.ring(FETCHED, [tile], FETCHED_AHEAD, name))
             self.rings.insert(0, self.rings.pop())
-        return producer_of(self.kernel, groups, self.found.written, self.names, self.fetches)
+        return producer_of(self.kernel, groups, self.found.written, self.fetches)
 
     def skew_loops(self) -> None:
         """Statements run late where that makes units wait less."""
@@ -508,11 +495,6 @@ def _one_slot_is_enough(plan: Plan, skew: Skew) -> Skew | str:
 def _named(op: Op) -> str:
     kind = "product" if isinstance(op, NumberedGemm) else type(op).__name__.lower()
     return f"{kind} {at_line(op.loc)}".strip()
-
-
-def _stores(op: Copy, ring: Ring) -> bool:
-    """The bulk engine reads one of the ring's tiles."""
-    return op.atom == "bulk_store" and op.src.buffer.name in ring.slots
 
 
 def _reading(code: Kernel | Body, ring: Ring) -> tuple[int, ...]:

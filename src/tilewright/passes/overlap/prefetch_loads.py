@@ -1,8 +1,9 @@
-"""What nests of pipelined loops load from memory themselves, loaded one iteration early.
+"""What threads load in pipelined loops, one iteration early.
 
 A copy into shared memory runs ahead by itself. What a nest reads from a tensor directly (scales,
 rows that a table names, windows of an image) would be waited for in every iteration. Where it
-depends on the loop's variable and on nothing that the loop computes, registers take it early:
+depends on the loop's variable and on nothing that the loop computes, registers take it early
+(`prefetch_loads`):
 
     for k { x[i, j] = q[i, j] * S[i, k] }
 
@@ -10,6 +11,28 @@ depends on the loop's variable and on nothing that the loop computes, registers 
     for k { now = early; early = S[·, k + 1]; x[i, j] = q[i, j] * now[i] }
 
 Behind the last iteration it reads what is not needed, or zeros outside the tensor.
+
+Two passes before that make such loads of what is said otherwise.
+
+**Rows of numbers** (`inline_rows`). Scales that belong to rows of a product often go through shared
+memory: one map writes them, the next one reads them. Threads then meet twice in every iteration,
+and warpgroups that could take turns at the tensor core keep step.
+
+    for k { map i { s[i] = S[i, k] * t[k] }; P = A[k]·B[k]; map i, j { C[i, j] += P[i, j] * s[i] } }
+
+    for k { P = A[k]·B[k]; map i, j { C[i, j] += P[i, j] * (S[i, k] * t[k]) } }
+
+The map loads what it needs, a few numbers for each thread, one iteration early. So it is with a
+copy that only threads could make (a column of a matrix). What the bulk engine brings stays: it runs
+ahead by itself, and no thread meets for it.
+
+A tile goes where it has one dimension, one writer that fills it from tensors which the kernel does
+not write, and readers after that in the same iteration which index it by other variables than
+their last: a thread has few rows of a map, but many columns.
+
+**Copies** (`map_copies`). No engine moves rows that begin on any element (sizes known at launch,
+odd ones). A map that says the same has its loads one iteration early, and its tile several slots
+(`multibuffer`), so that threads fill one under the product that reads another.
 """
 
 from __future__ import annotations
@@ -17,20 +40,139 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from tilewright.ir.analysis.bounds import Ranges
-from tilewright.ir.analysis.effects import leaves_early
-from tilewright.ir.core import *
 from tilewright.ir.scope import inside
-from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.overlap.prefetchable import Ahead
-from tilewright.passes.overlap.rings import load_into, own_vars
-from tilewright.passes.reasons import at_line, because
+from tilewright.passes.overlap.rings import BULK, load_into, own_vars
 
 MOST = 20  # registers of a thread for what a map loads early
 ROWS = 256  # elements of a vector that several threads hold,
 SHARED_BY = 16  # about as many as share one,
 COLUMNS = 4  # and if it goes along a map's rows: a thread of a product's tile has so many
+MOST_LOADS = 4  # of a number that is not carried any more
+
+
+@kernel_pass
+def inline_rows(at: Facts) -> Kernel:
+    """Every kernel without tiles that only carry rows of numbers to maps."""
+    wanted = at.target.internal.inline_rows is not False and not at.has_roles
+    return _inlined(at) if wanted else at.kernel
+
+
+def _inlined(at: Facts) -> Kernel:
+    kernel = at.kernel
+    loops = [op for op in at.ops if isinstance(op, For) and _is_asked(op)]
+    if not loops:
+        return kernel
+    ahead = Ahead(kernel, at.program, at.target)
+    kept = {fill.tile.name for fill in ahead.fills if fill.how == BULK} | ahead.viewed
+    for loop in loops:
+        for k, op in enumerate(loop.body):
+            found = _row(op, ahead.written)
+            if found is None or found[0].name in kept or not _is_carried(at, found[0], loop, k):
+                continue
+            said = f"{found[0].name}, written {at_line(op.loc)}, is loaded where it is needed"
+            because(kernel.name, loop, said)
+            # loops and statements have changed: look at them again
+            return _inlined(at.of(_without(kernel, op, *found)))
+    return kernel
+
+
+def _is_asked(op: For) -> bool:
+    """Whether a loop may get other statements; of one with an order, its author counted them."""
+    return (
+        op.kind == "pipelined" and op.stages > 1 and op.order is None and not leaves_early(op.body)
+    )
+
+
+def _row(op: Op, written: set[str]) -> tuple[Buffer, Var, Expr] | None:
+    """A tile of one dimension that `op` fills: its element at a variable has this value."""
+    match op:
+        case Map(vars=(var,), extents=(extent,), body=(Store(tile, (index,), value),)):
+            if index is not var:
+                return None
+        case Copy(reduce=None, atom=None, barrier=None, cache=None):
+            tile, src = op.dst.buffer, op.src
+            if not src.buffer.is_global or not op.dst.is_whole:
+                return None
+            if tile.rank != 1 or len(src.tile) != 1 or src.cta is not None:
+                return None
+            var, (extent,) = fresh_var("row"), src.tile
+            value = Load(src.buffer, src.at((var,)), op.loc)
+        case _:
+            return None
+    if tile.space not in (Space.SHARED, Space.FRAGMENT) or tile.rank != 1:
+        return None
+    if extent is not tile.shape[0] or value.dtype != tile.dtype or tile.layout is not None:
+        return None
+    found = loads(value)
+    fixed = all(x.buffer.is_global and x.buffer.name not in written for x in found)
+    return (tile, var, value) if fixed and 0 < len(found) <= MOST_LOADS else None
+
+
+def _is_carried(at: Facts, tile: Buffer, loop: For, n: int) -> bool:
+    """Whether nothing but maps after statement `n` of `loop` has to do with the tile, and they
+    only read it, by rows."""
+    inside = set(map(id, walk_ops(loop.body)))
+    for op in at.ops:
+        used = tile in (*read_buffers(op), *written_buffers(op)) and id(op) not in inside
+        if used or (isinstance(op, Hint) and op.buffer == tile):
+            return False
+    first, *users = [k for k, op in enumerate(loop.body) if tile.name in mentioned(op)] or [-1]
+    return bool(users) and first == n and all(_reads_rows(loop.body[k], tile) for k in users)
+
+
+def _reads_rows(op: Op, tile: Buffer) -> bool:
+    if not isinstance(op, Map) or len(op.vars) < 2 or op.layout is not None:
+        return False
+    if touched(op).get(tile.name):
+        return False
+    found = [x for inner in walk_ops(op) for x in op_loads(inner) if x.buffer == tile]
+    rows = set(op.vars[:-1])
+    return all(variables(i) and variables(i) <= rows for x in found for i in x.indices)
+
+
+def _without(kernel: Kernel, writer: Op, tile: Buffer, var: Var, value: Expr) -> Kernel:
+    def node(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.buffer == tile:
+            return substitute(value, {var: e.indices[0]})
+        return None
+
+    def rewrite(op: Op) -> Op | Body | None:
+        if op is writer or (isinstance(op, Alloc) and op.buffer == tile):
+            return ()
+        return map_exprs(op, lambda e: transform(e, node))
+
+    return map_ops(kernel, rewrite)
+
+
+@kernel_pass
+def map_copies(at: Facts) -> Kernel:
+    """Copies of tiles that products multiply, and that only threads can make, as maps."""
+    if at.has_roles:
+        return at.kernel
+    alone = Ahead(at.kernel, at.program, at.target).by_threads
+    asked: set[int] = set()
+    for loop in at.ops:
+        if isinstance(loop, For) and loop.kind == "pipelined" and loop.stages > 1:
+            products = [op for op in loop.body if isinstance(op, Gemm)]
+            factors = {r.buffer for op in products for r in (op.a, op.b)}
+            copies = [op for op in loop.body if isinstance(op, Copy) and id(op) in alone]
+            asked |= {id(op) for op in copies if op.dst.buffer in factors and _is_plain(op)}
+    return map_ops(at.kernel, lambda op: expand_op(op) if id(op) in asked else None)
+
+
+def _is_plain(op: Copy) -> bool:
+    """Whether the copy fills a whole tile, which lies as it likes, element by element."""
+    tile = op.dst.buffer
+    if op.cache is not None or op.prefer is not None or op.src.cta is not None:
+        return False
+    if tile.layout is not None or not tile.is_shared or not tile.is_static:
+        return False
+    return op.dst.is_whole and op.src.tile == op.dst.tile != ()
+
+
+# ── one iteration early ──────────────────────────────────────────────────────────────────────
 
 
 @kernel_pass
@@ -38,7 +180,7 @@ def prefetch_loads(at: Facts) -> Kernel:
     """Every kernel with the loads of its pipelined loops' maps early, where they can be."""
     if at.has_roles:
         return at.kernel
-    work = _Prefetch(at.kernel, at.names, Ahead(at.kernel, at.program, at.target))
+    work = _Prefetch(at.kernel, Ahead(at.kernel, at.program, at.target))
     return map_ops(at.kernel, work.loop)
 
 
@@ -52,14 +194,14 @@ class _Early:
     early: Buffer
     now: Buffer
 
-    def loaded(self, op: Map, names: set[str], at: dict[Var, Expr]) -> Op:
-        return load_into(self.early, substitute(self.value, at), self.vars, op, names)
+    def loaded(self, at: dict[Var, Expr]) -> Op:
+        return load_into(self.early, substitute(self.value, at), self.vars)
 
-    def taken(self, op: Map) -> Op:
+    def taken(self) -> Op:
         """What makes the next iteration's this one's."""
         if self.vars:
-            return Copy(whole(self.early), whole(self.now), loc=op.loc)
-        return Store(self.now, (), Load(self.early, ()), loc=op.loc)
+            return Copy(whole(self.early), whole(self.now))
+        return Store(self.now, (), Load(self.early, ()))
 
 
 def _needed(body: list[Op]) -> Body:
@@ -76,16 +218,12 @@ def _needed(body: list[Op]) -> Body:
 @dataclass
 class _Prefetch:
     kernel: Kernel
-    names: set[str]
     ahead: Ahead
     # what maps of the same loop have early, by its value over points that are only counted
     known: dict[tuple[Expr, tuple[Expr, ...]], _Early] = field(default_factory=dict)
 
     def loop(self, op: Op) -> Body | None:
-        if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 2:
-            return None
-        # where there is an order, its author has counted the statements
-        if op.order is not None or leaves_early(op.body) or not isinstance(op.step, Const):
+        if not isinstance(op, For) or not _is_asked(op) or not isinstance(op.step, Const):
             return None
         before: list[Op] = []
         body: list[Op] = []
@@ -94,11 +232,11 @@ class _Prefetch:
             nest, found = each, list[_Early]()
             if isinstance(each, Map) and each.layout is None and id(each) not in self.ahead.copies:
                 nest, found = self.nest(each, op, let_values(op.body[:k]))
+            with errors.at(each.loc):
                 for one in found:
-                    before += [Alloc(one.early, loc=each.loc), Alloc(one.now, loc=each.loc)]
-                    before.append(one.loaded(each, self.names, {op.var: op.start}))
-                    body.append(one.taken(each))
-                    body.append(one.loaded(each, self.names, {op.var: op.var + op.step}))
+                    before += [Alloc(one.early), Alloc(one.now)]
+                    before.append(one.loaded({op.var: op.start}))
+                    body += [one.taken(), one.loaded({op.var: op.var + op.step})]
             if found:
                 said = f"loads of the nest {at_line(each.loc)} one iteration early"
                 if id(each) in self.ahead.against:
@@ -121,7 +259,7 @@ class _Prefetch:
             return (
                 isinstance(kept, Load)
                 and any(loop.var in variables(x) for x in read)
-                and all(x.buffer.space is Space.GLOBAL for x in read)
+                and all(x.buffer.is_global for x in read)
                 and self.ahead.written.isdisjoint(x.buffer.name for x in read)
                 and not variables(e) & inner
                 and e.dtype.bits >= 8
@@ -136,7 +274,7 @@ class _Prefetch:
                 size = prod(int(x) for x in extents)
                 words, shared_by = size * e.dtype.bits // 32, 1
                 if own == op.vars:
-                    shared_by = prod(self.kernel.threads)
+                    shared_by = self.kernel.thread_count
                 elif own == op.vars[-1:]:
                     shared_by = COLUMNS
                 elif size <= ROWS:
@@ -147,8 +285,7 @@ class _Prefetch:
                 left -= words
                 space = Space.FRAGMENT if own else Space.LOCAL
                 buffers = (
-                    Buffer(fresh_name(name, self.names), extents, e.dtype, space)
-                    for name in ("early", "now")
+                    Buffer(fresh_name(name), extents, e.dtype, space) for name in ("early", "now")
                 )
                 self.known[key] = _Early(e, own, *buffers)
                 found.append(self.known[key])

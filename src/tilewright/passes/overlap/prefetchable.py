@@ -16,26 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.bounds import Ranges, bounds, multiple_of
-from tilewright.ir.analysis.effects import (
-    leaves_early,
-    mentioned,
-    touched,
-    used_outside,
-    written_by,
-    written_in,
-)
 from tilewright.ir.analysis.lifetimes import overwrites
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.gather import Gather, as_gather, filled_by, gather_of, is_tile_load, reads_inside
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.rewrite import map_region
-from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
-from tilewright.passes.grid.persist_blocks import Common, blocks_of_cluster
+from tilewright.passes.core import *
+from tilewright.passes.grid.persist_blocks import Common
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes
 from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Plan, RingFill, ThreadFill
 from tilewright.passes.sync.matrix_groups import NumberedGemm
@@ -136,7 +122,7 @@ class Ahead:
         changed, ops = written_in(loop.body), list(walk_ops(op))
         inner = {v for each in loop.body for v in bound_within(each)} - {*bound_within(op)}
         return not any(variables(e) & inner for each in ops for e in expressions(each)) and not any(
-            b.name in (self.written if b.space is Space.GLOBAL else changed)
+            b.name in (self.written if b.is_global else changed)
             for each in ops
             for b in read_buffers(each)
         )
@@ -162,7 +148,7 @@ class Ahead:
 
     def peers(self, copy: Copy) -> int:
         """Blocks of the cluster, where all of them need the same tile at the same time."""
-        count = blocks_of_cluster(self.kernel)
+        count = self.kernel.cluster_size
         if count == 1 or self.kernel.rank is None or not self.tiles:
             return 1
         rows, *inner = copy.dst.static_tile
@@ -279,7 +265,7 @@ _SHIFTS = {"<": (0, 1), ">=": (0, 1), "<=": (-1, 0), ">": (-1, 0)}
 # ── guards ───────────────────────────────────────────────────────────────────────────────────
 
 
-def loops_of_guards(body: Body, names: set[str]) -> Body:
+def loops_of_guards(body: Body) -> Body:
     """`body`, guards around loads of its pipelined loops as loops; itself where there are none.
 
         for k in 0 .. n kind=pipelined stages=2 { if M[k] { copy K[k] -> a; T = q · a; … } }
@@ -297,13 +283,10 @@ def loops_of_guards(body: Body, names: set[str]) -> Body:
             return guard
         if not any(map(is_tile_load, guard.then)):
             return guard
-        var, count = (
-            fresh_var(f"{loop.var.name}_once", names),
-            Select(guard.cond, const(1), const(0)),
-        )
-        return For(
-            var, const(0), count, guard.then, kind=loop.kind, stages=loop.stages, loc=guard.loc
-        )
+        var = fresh_var(f"{loop.var.name}_once")
+        count = Select(guard.cond, const(1), const(0))
+        loop = rebuild(loop, var=var, start=const(0), stop=count, body=guard.then, loc=guard.loc)
+        return rebuild(loop, step=const(1))
 
     def rule(op: Op) -> Op | None:
         if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 1:
@@ -339,7 +322,7 @@ def thread_fills(kernel: Kernel, loop: For, others: set[str], room: int) -> list
         return found
     outside = used_outside(kernel.body, {loop.var}) | others
     for tile in sorted({op.buffer for op in walk_ops(kernel, Alloc)}, key=lambda b: b.name):
-        if tile.space is not Space.SHARED or not tile.is_static or tile.name in outside:
+        if not tile.is_shared or not tile.is_static or tile.name in outside:
             continue
         uses = [op for op in loop.body if tile.name in mentioned(op)]
         writes = [op for op in uses if touched(op)[tile.name]]
@@ -347,21 +330,13 @@ def thread_fills(kernel: Kernel, loop: For, others: set[str], room: int) -> list
         slots = min(MOST_SLOTS, loop.stages, 1 + room // tile.bytes)
         if slots < 2 or not writes or not products or uses != [*writes, *products]:
             continue
-        if not _is_by_threads(writes[0]) or not overwrites(writes[0], tile.name):
+        first, within = writes[0], [p for op in writes for p in walk_ops(op, NumberedGemm)]
+        brought = isinstance(first, Copy) and first.src.buffer.is_global  # nobody meets for that
+        if brought or not overwrites(first, tile.name):
             continue
-        if any(_multiplies(op, tile) for op in writes):
+        if any(tile in (p.a.buffer, p.b.buffer) for p in within):
             continue  # written again under a product of the same iteration
         room -= (slots - 1) * tile.bytes
         last = next(k for k, op in enumerate(loop.body) if op is writes[-1])
         found.append(ThreadFill(tile, last, tuple(p.number for p in products), slots))
     return found
-
-
-def _is_by_threads(op: Op) -> bool:
-    """Who meet the others behind it: nobody meets for what an engine brings."""
-    return not isinstance(op, Copy) or op.src.buffer.space is not Space.GLOBAL
-
-
-def _multiplies(op: Op, tile: Buffer) -> bool:
-    """Whether a product within a statement reads the tile."""
-    return any(tile in (inner.a.buffer, inner.b.buffer) for inner in walk_ops(op, NumberedGemm))

@@ -14,15 +14,12 @@ from functools import cache
 from math import prod
 from typing import TypeAlias
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.effects import mentioned
 from tilewright.ir.buffer import AnyLayout
-from tilewright.ir.core import *
 from tilewright.ir.gather import filled_by, gather_of
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout
 from tilewright.ir.rewrite import map_operands
-from tilewright.support.errors import Loc
+from tilewright.passes.core import *
 
 BULK, CP_ASYNC, THREADS, FETCHED = "bulk_load", "cp_async", "threads", "fetched"
 MOST_ROWS = 1024  # elements of what is loaded before the loop
@@ -58,28 +55,28 @@ class Ring:
         assert self.full is not None
         return element(self.full, slot)
 
-    def expect(self, slot: Expr, loc: Loc | None) -> Op:
+    def expect(self, slot: Expr) -> Op:
         """The bytes of a slot are under way."""
-        return Arrive(self.full_at(slot), const(self.bytes), loc=loc)
+        return Arrive(self.full_at(slot), const(self.bytes))
 
-    def wait(self, slot: Expr, loc: Loc | None, behind: int = 0) -> Op:
+    def wait(self, slot: Expr, behind: int = 0) -> Op:
         """A reader waits for the slot that the iteration `behind` this one uses."""
-        return Wait(self.full_at(slot), self.phase(behind), loc=loc)
+        return Wait(self.full_at(slot), self.phase(behind))
 
-    def acquire(self, slot: Expr, loc: Loc | None) -> Op:
+    def acquire(self, slot: Expr) -> Op:
         """The producer waits for a slot. A barrier that nobody has arrived at lets it pass."""
         assert self.free is not None
-        return Wait(element(self.free, slot), (self.phase() + 1) % 2, loc=loc)
+        return Wait(element(self.free, slot), (self.phase() + 1) % 2)
 
-    def release(self, slot: Expr, warps: int, loc: Loc | None) -> list[Op]:
+    def release(self, slot: Expr, warps: int) -> list[Op]:
         """Readers hand a slot back, to all blocks that fill it."""
         assert self.free is not None
         ranks = [const(p) for p in range(self.peers)] if self.peers > 1 else [None]
         places = [element(self.free, slot, cta=rank) for rank in ranks]
-        return [Arrive(place, count=const(warps), by="warps", loc=loc) for place in places]
+        return [Arrive(place, count=const(warps), by="warps") for place in places]
 
-    def advance(self, loc: Loc | None) -> Op:
-        return Store(self.counter, (), Load(self.counter, ()) + 1, loc=loc)
+    def advance(self) -> Op:
+        return Store(self.counter, (), Load(self.counter, ()) + 1)
 
 
 @dataclass
@@ -99,17 +96,9 @@ class RingFill:
         """What it fills."""
         return filled_by(self.copy)
 
-    def into(
-        self,
-        ring: Ring,
-        slot: Expr,
-        loop: For,
-        value: Expr,
-        names: set[str],
-        rank: Var | None = None,
-    ) -> Op:
+    def into(self, ring: Ring, slot: Expr, loop: For, value: Expr, rank: Var | None = None) -> Op:
         """What fills `slot` for the iteration in which the loop's variable is `value`."""
-        (op,) = rename_unique((substitute_vars(self.copy, {loop.var: value}),), names)
+        (op,) = rename_unique((substitute_vars(self.copy, {loop.var: value}),))
         assert isinstance(op, (Copy, Map))
         if isinstance(op, Copy) and self.peers > 1 and rank is not None:
             size = op.dst.static_tile[0] // self.peers
@@ -199,23 +188,23 @@ class Fetches:
         """What a consumer has in the place of the atomic."""
         assert op.result is not None
         return [
-            Let(slot, self.ring.slot(), loc=op.loc),
-            self.ring.wait(slot, op.loc),
-            Let(op.result, Load(self.values, (slot,)), loc=op.loc),
-            *self.ring.release(slot, warps, op.loc),
-            self.ring.advance(op.loc),
+            Let(slot, self.ring.slot()),
+            self.ring.wait(slot),
+            Let(op.result, Load(self.values, (slot,))),
+            *self.ring.release(slot, warps),
+            self.ring.advance(),
         ]
 
     def sent(self, op: Atomic, slot: Var) -> list[Op]:
         """What the producer does: `op`, and its old value handed on."""
         assert op.result is not None
         return [
-            Let(slot, self.ring.slot(), loc=op.loc),
-            self.ring.acquire(slot, op.loc),
+            Let(slot, self.ring.slot()),
+            self.ring.acquire(slot),
             op,
-            Store(self.values, (slot,), op.result, loc=op.loc),
-            Arrive(self.ring.full_at(slot), loc=op.loc),
-            self.ring.advance(op.loc),
+            Store(self.values, (slot,), op.result),
+            Arrive(self.ring.full_at(slot)),
+            self.ring.advance(),
         ]
 
 
@@ -228,13 +217,13 @@ def own_vars(e: Expr, op: Map) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
     return own, tuple(op.extents[op.vars.index(v)] for v in own)
 
 
-def load_into(into: Buffer, value: Expr, own: tuple[Var, ...], op: Map, names: set[str]) -> Op:
-    """What loads `value`, at every point over the variables `own` of `op`."""
-    store = Store(into, own, value, loc=op.loc)
-    return rename_unique(Map(own, into.shape, (store,), loc=op.loc), names) if own else store
+def load_into(into: Buffer, value: Expr, own: tuple[Var, ...]) -> Op:
+    """What loads `value`, at every point over the variables `own` of a map."""
+    store = Store(into, own, value)
+    return rename_unique(Map(own, into.shape, (store,))) if own else store
 
 
-def rows_before(fill: RingFill, loop: For, names: set[str], before: list[Op]) -> RingFill:
+def rows_before(fill: RingFill, loop: For, before: list[Op]) -> RingFill:
     """`fill`, what it loads from tensors to find its elements in every iteration loaded `before`
     the loop, into registers.
 
@@ -252,17 +241,17 @@ def rows_before(fill: RingFill, loop: For, names: set[str], before: list[Op]) ->
     def held(load: Load) -> Expr | None:
         if loop.var in variables(load):
             return None
-        if any(x.buffer.space is not Space.GLOBAL for x in loads(load)):
+        if any(not x.buffer.is_global for x in loads(load)):
             return None
         own, extents = own_vars(load, op)
         if not own:
-            var = fresh_var("row", names, load.dtype)
-            before.append(Let(var, load, loc=op.loc))
+            var = fresh_var("row", dtype=load.dtype)
+            before.append(Let(var, load))
             return var
         if own[-1] is op.vars[-1] or prod(int(e) for e in extents) > MOST_ROWS:
             return None
-        rows = Buffer(fresh_name("row", names), extents, load.dtype, Space.FRAGMENT)
-        before.extend((Alloc(rows, loc=op.loc), load_into(rows, load, own, op, names)))
+        rows = Buffer(fresh_name("row"), extents, load.dtype, Space.FRAGMENT)
+        before.extend((Alloc(rows), load_into(rows, load, own)))
         return Load(rows, own, load.loc)
 
     def swap(e: Expr) -> Expr:
@@ -284,7 +273,7 @@ def find_fetches(kernel: Kernel) -> list[Atomic]:
         if op.result is not None
         and op.src is None
         and not op.dst.tile
-        and op.dst.buffer.space is Space.GLOBAL
+        and op.dst.buffer.is_global
         and op.order == "relaxed"
     ]
     own, plain = set(map(id, found)), set(map(id, outside_nests(kernel.body)))
@@ -310,7 +299,7 @@ def known_scalars(kernel: Kernel, fetches: Iterable[Atomic], written: set[str]) 
     known = {
         op.buffer.name
         for op in walk_ops(kernel.body, Alloc)
-        if op.buffer.space is Space.LOCAL and not op.buffer.shape
+        if op.buffer.is_local and not op.buffer.shape
     }
 
     def is_known(op: Op) -> bool:
@@ -319,14 +308,19 @@ def known_scalars(kernel: Kernel, fetches: Iterable[Atomic], written: set[str]) 
             return False
         value = substitute(value, lets)
         return not variables(value) & unknown and all(
-            x.buffer.name in known
-            or (x.buffer.space is Space.GLOBAL and x.buffer.name not in written)
+            x.buffer.name in known or (x.buffer.is_global and x.buffer.name not in written)
             for x in loads(value)
         )
 
     while lost := {name for name, op in writers if name in known and not is_known(op)}:
         known -= lost
     return known
+
+
+def plain_loop(loop: For) -> For:
+    """`loop` with nothing ahead by itself: what runs ahead is said in its body, or elsewhere."""
+    kind = "persistent" if loop.kind == "persistent" else "serial"
+    return rebuild(loop, kind=kind, stages=0, order=None, stage=None)
 
 
 # ── slots ────────────────────────────────────────────────────────────────────────────────────

@@ -13,21 +13,16 @@ for single threads. `why_not` says what stands against it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from math import prod
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import bounds
-from tilewright.ir.atoms import ATOMS, Feature
-from tilewright.ir.core import *
+from tilewright.ir.atoms import ATOMS
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.marks import read_variables
-from tilewright.ir.rewrite import defined_names
-from tilewright.ir.target import Target
+from tilewright.ir.rewrite import defined_names, taken_names
 from tilewright.ir.warps import NAMED_BARRIERS
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
@@ -35,6 +30,7 @@ from tilewright.passes.overlap.rings import (
     Groups,
     Ring,
     known_scalars,
+    plain_loop,
     rows_before,
 )
 
@@ -77,7 +73,7 @@ def by_hand(kernel: Kernel) -> bool:
 
 def split_into_roles(kernel: Kernel) -> bool:
     """Whether `split_roles` has given the block's warps roles, which other passes settle."""
-    total = prod(kernel.threads) // WARP
+    total = kernel.thread_count // WARP
     return any(op.derived and op.first < total for op in walk_ops(kernel, Role))
 
 
@@ -94,7 +90,7 @@ def releases(op: Op) -> bool:
 
 
 def consuming_warps(kernel: Kernel) -> int:
-    return prod(kernel.threads) // WARP
+    return kernel.thread_count // WARP
 
 
 def warpgroups(kernel: Kernel) -> int:
@@ -108,7 +104,7 @@ class NoProducer(Exception):
 
 def why_not(kernel: Kernel) -> str | None:
     """What keeps a kernel from having roles at all."""
-    threads = prod(kernel.threads)
+    threads = kernel.thread_count
     if len(kernel.threads) > 1:
         return "its threads have several indices"
     if threads % (WARP * GROUP) or not 0 < threads // (WARP * GROUP) <= MOST_CONSUMERS:
@@ -144,48 +140,41 @@ def why_not_worth(kernel: Kernel) -> str | None:
     return None
 
 
+@dataclass
 class Slice:
     """The part of a kernel's body that its fills need. `scalars`: those that are computed here too;
     `fill(loop)`: what fills rings in a loop; `fetch(atomic)`: what hands its result on."""
 
-    def __init__(
-        self,
-        scalars: set[str],
-        fill: Callable[[For], Fills] = lambda loop: {},
-        fetch: Callable[[Atomic], list[Op]] = lambda op: [],
-    ) -> None:
-        self.scalars = scalars
-        self.fill = fill
-        self.fetch = fetch
+    scalars: set[str]
+    fill: Callable[[For], Fills] = lambda loop: {}
+    fetch: Callable[[Atomic], list[Op]] = lambda op: []
 
-    def body(self, body: Body, fills: Mapping[int, list[Op]] = MappingProxyType({})) -> Body:
-        found: list[Op] = []
+    def body(self, body: Body, fills: Fills | None = None) -> Body:
+        found, fills = list[Op](), fills or {}
         for k, op in enumerate(body):
-            found += [*fills.get(k, ()), *self.op(op)]
+            with errors.at(op.loc):
+                found += [*fills.get(k, ()), *self.op(op)]
         return _pruned([*found, *fills.get(END, ())])
 
     def op(self, op: Op) -> list[Op]:
         match op:
             case For():
                 fills = self.fill(op)
-                body = self.body(op.body, fills)
-                kind = "persistent" if op.kind == "persistent" else "serial"
-                new = For(op.var, op.start, op.stop, body, op.step, kind, loc=op.loc)
+                new = rebuild(plain_loop(op), body=self.body(op.body, fills))
                 around = [*fills.get(BEFORE, ()), new, *fills.get(BEHIND, ())]
                 return around if _works(new) else []
             case If() | While():
                 new_op = map_bodies(op, self.body)
                 return [new_op] if _works(new_op) else []
-            case Let():  # taken along; whoever needs it finds its loads checked
-                return [op]
-            case View() if op.source.space is Space.GLOBAL:
-                return [op]
-            case Hint(name="assume") if op.value is not None:
-                return [op]
-            case Alloc() | Store() if op.buffer.name in self.scalars:
-                return [op]
             case Atomic():
                 return self.fetch(op)
+        if isinstance(op, (Alloc, Store)) and op.buffer.name in self.scalars:
+            return [op]
+        # taken along; whoever needs a name finds its loads checked
+        tensor = isinstance(op, View) and op.source.is_global
+        assumed = isinstance(op, Hint) and op.name == "assume" and op.value is not None
+        if isinstance(op, Let) or tensor or assumed:
+            return [op]
         if _works(map_bodies(op, self.body)):
             raise NoProducer(f"a {type(op).__name__.lower()} stands around a pipelined loop")
         return []
@@ -222,97 +211,86 @@ def check_known(body: Body, written: set[str], known: set[str], why: str = "") -
     known = known | defined_names(body)
     for op in walk_ops(body):
         for buffer in (load.buffer for load in op_loads(op)):
-            fixed = buffer.space is Space.GLOBAL and buffer.name not in written
+            fixed = buffer.is_global and buffer.name not in written
             if not fixed and buffer.name not in known:
                 raise NoProducer(why or f"{buffer.name} decides what is copied")
 
 
 def producer_of(
-    kernel: Kernel,
-    rings: Mapping[int, Groups],
-    written: set[str],
-    names: set[str],
-    fetches: Fetches | None = None,
+    kernel: Kernel, rings: Mapping[int, Groups], written: set[str], fetches: Fetches | None = None
 ) -> Role:
     """Who fills the rings: the loops around them, waits for free slots, the copies. `rings`: those
     of each pipelined loop, by its id; `fetches`: numbers that it hands on."""
     counters: dict[Buffer, None] = {}
     atomics = fetches.atomics if fetches is not None else []
     scalars = _asked(kernel, rings) & known_scalars(kernel, atomics, written)
-    taken = set(names)  # whatever is made from here on is the producer's alone
+    taken = set(taken_names())  # whatever is made from here on is the producer's alone
 
     def fill(loop: For) -> Fills:
-        places: Fills = {}
+        places: Fills = defaultdict(list)
         turned: dict[Buffer, Ring] = {}
         for ring, fills in rings.get(id(loop), ()):
-            loc = fills[0].copy.loc
             # what takes many instructions comes behind what takes one
-            at = min(each.at for each in fills) if ring.how == BULK else END
-            found = places.setdefault(at, [])
+            found = places[min(each.at for each in fills) if ring.how == BULK else END]
             slot: Expr = const(0)
             if ring.stages > 1:
-                slot = Var(fresh_name(f"{loop.var.name}_slot", names))
-                found.append(Let(slot, ring.slot(), loc=loc))
-            found.append(ring.acquire(slot, loc))
+                slot = var = fresh_var(f"{loop.var.name}_slot")
+                found.append(Let(var, ring.slot()))
+            found.append(ring.acquire(slot))
             if ring.how == BULK:
-                found.append(ring.expect(slot, loc))
+                found.append(ring.expect(slot))
             for each in fills:
-                copy = each.copy
-                check_known(
-                    (copy,), written, scalars, "what is copied depends on what the kernel writes"
-                )
-                held = rows_before(each, loop, names, places.setdefault(BEFORE, []))
-                found.append(held.into(ring, slot, loop, loop.var, names, kernel.rank))
+                why = "what is copied depends on what the kernel writes"
+                check_known((each.copy,), written, scalars, why)
+                held = rows_before(each, loop, places[BEFORE])
+                found.append(held.into(ring, slot, loop, loop.var, kernel.rank))
             if ring.how == CP_ASYNC:
-                for at, more in announced(ring, loop).items():
-                    places.setdefault(at, []).extend(more)
+                _announce(ring, loop, places)
             turned[ring.counter] = ring
         counters.update(dict.fromkeys(turned))
         for ring in turned.values():
-            places.setdefault(END, []).append(ring.advance(loop.loc))
+            places[END].append(ring.advance())
         return places
 
     def fetch(op: Atomic) -> list[Op]:
         if fetches is None or not fetches.has(op):
             return []
-        return fetches.sent(op, Var(fresh_name("fetch_slot", names)))
+        return fetches.sent(op, fresh_var("fetch_slot"))
 
     part = Slice(scalars, fill, fetch).body(kernel.body)
-    body = (*part, *_drained(kernel, rings, names))
+    body = (*part, *_drained(kernel, rings))
     missing = read_variables(body) & {v for op in kernel.body for v in bound_within(op)}
     missing -= {v for op in body for v in bound_within(op)}
     if missing:
         raise NoProducer(f"{min(v.name for v in missing)} decides what is copied")
     if fetches is not None:
         counters[fetches.ring.counter] = None
-    body = (*(Alloc(c, const(0), loc=kernel.loc) for c in counters), *body)
+    body = (*(Alloc(c, const(0)) for c in counters), *body)
     check_known(body, written, scalars)
     body = rename_unique(body, taken)
-    names |= taken
-    return Role(PRODUCER, consuming_warps(kernel), GROUP, body, derived=True, loc=kernel.loc)
+    taken_names().update(taken)
+    return Role(PRODUCER, consuming_warps(kernel), GROUP, body, derived=True)
 
 
-def announced(ring: Ring, loop: For) -> Fills:
+def _announce(ring: Ring, loop: For, places: Fills) -> None:
     """What tells the consumers of a slot that `cp.async` has filled it: its threads wait, as many
     iterations later as a slot is used before it is needed again, and each warp says so."""
-    late, loc = max(ring.stages - 2, 0), loop.loc
+    late = max(ring.stages - 2, 0)
 
     def said(behind: int) -> list[Op]:
         full = ring.full_at(ring.slot(ring.stages - behind) if behind else ring.slot())
-        arrived = Arrive(full, count=const(GROUP), by="warps", loc=loc)
-        return [Fence("proxy_async", loc=loc), arrived]
+        return [Fence("proxy_async"), Arrive(full, count=const(GROUP), by="warps")]
 
-    found: Fills = {END: [Commit(CP_ASYNC, loc=loc), WaitGroup(CP_ASYNC, late, loc=loc)]}
-    begun = compare(">=", loop.var, loop.start + late * loop.step)
-    found[END] += [If(begun, (*said(late),), loc=loc)] if late else said(0)
+    begun = loop.var >= loop.start + late * loop.step
+    places[END] += [Commit(CP_ASYNC), WaitGroup(CP_ASYNC, late)]
+    places[END] += [If(begun, (*said(late),))] if late else said(0)
     for left in reversed(range(late)):
-        ran = compare("<", loop.start + left * loop.step, loop.stop)
-        found.setdefault(BEHIND, []).append(WaitGroup(CP_ASYNC, left, loc=loc))
-        found[BEHIND] += said(left + 1) if ran is TRUE else [If(ran, (*said(left + 1),), loc=loc)]
-    return found
+        ran = loop.start + left * loop.step < loop.stop
+        places[BEHIND].append(WaitGroup(CP_ASYNC, left))
+        places[BEHIND] += said(left + 1) if ran is TRUE else [If(ran, (*said(left + 1),))]
 
 
-def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> list[Op]:
+def _drained(kernel: Kernel, rings: Mapping[int, Groups]) -> list[Op]:
     """A block stays until its peers have handed back what they share: they arrive in its memory."""
     shared: dict[Buffer, list[Ring]] = {}  # rings that the same loops go round count together
     for ring in (r for groups in rings.values() for r, _ in groups if r.peers > 1):
@@ -320,10 +298,9 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> li
         known += [] if ring in known else [ring]
     found: list[Op] = []
     for several in shared.values():
-        var = Var(fresh_name("slot", names))
-        waits = [ring.acquire(ring.slot(), kernel.loc) for ring in several]
-        end, turn = const(several[0].stages), several[0].advance(kernel.loc)
-        found.append(For(var, const(0), end, (*waits, turn), loc=kernel.loc))
+        waits = [ring.acquire(ring.slot()) for ring in several]
+        end, turn = const(several[0].stages), several[0].advance()
+        found.append(For(fresh_var("slot"), const(0), end, (*waits, turn)))
     return found
 
 
@@ -358,13 +335,13 @@ def part_roles(at: Facts) -> Kernel:
             outside.insert(0, op)
             return ()
         if isinstance(op, Sync) and op.scope == "block":
-            return Sync("named", const(NAMED), threads, loc=op.loc)
+            return Sync("named", const(NAMED), threads)
         return None
 
     body = map_body(tuple(inside), among_consumers)
     kept, taken = registers_of(producer[0], body, warps // GROUP, at.target)
     roles = (
-        Role(CONSUMER, 0, warps, body, registers=taken, loc=kernel.loc),
+        Role(CONSUMER, 0, warps, body, registers=taken),
         rebuild(producer[0], derived=False, registers=kept),
     )
     return rebuild(kernel, threads=(threads + GROUP * WARP,), body=(*outside, *roles))
@@ -442,7 +419,7 @@ def scalars_of(exprs: list[Expr], body: Body) -> set[str]:
         e = left.pop()
         left += [lets.pop(v) for v in variables(e) if v in lets]
         for load in loads(e):
-            if load.buffer.space is Space.LOCAL and load.buffer.name not in found:
+            if load.buffer.is_local and load.buffer.name not in found:
                 found.add(load.buffer.name)
                 left += [op.value for op in stores if op.buffer is load.buffer]
     return found

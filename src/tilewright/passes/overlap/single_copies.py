@@ -13,10 +13,7 @@ from functools import cached_property
 from math import prod
 from typing import TypeGuard
 
-from tilewright.ir.analysis.bounds import Ranges
-from tilewright.ir.analysis.effects import leaves_early, mentioned
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
+from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import BULK
@@ -27,11 +24,8 @@ class SingleCopies:
     `gives`: in roles, which load only, ops before which all loads must be over, because others
     learn of them there."""
 
-    def __init__(
-        self, found: Ahead, names: set[str], gives: Callable[[Op], bool] | None = None
-    ) -> None:
+    def __init__(self, found: Ahead, gives: Callable[[Op], bool] | None = None) -> None:
         self.found, self.kernel, self.target = found, found.kernel, found.target
-        self.names = names
         self.barriers: list[Buffer] = []
         self.counters: list[Buffer] = []
         self.in_roles = gives is not None
@@ -39,19 +33,19 @@ class SingleCopies:
 
     def barrier(self, name: str, count: int) -> Buffer:
         size = (const(count),)
-        made = Buffer(fresh_name(name, self.names), size, BARRIER, Space.BARRIER)
+        made = Buffer(fresh_name(name), size, BARRIER, Space.BARRIER)
         self.barriers.append(made)
         return made
 
     def counter(self, name: str) -> Buffer:
-        self.counters.append(Buffer(fresh_name(name, self.names), (), INT32, Space.LOCAL))
+        self.counters.append(Buffer(fresh_name(name), (), INT32, Space.LOCAL))
         return self.counters[-1]
 
     def engaged(self, op: Copy, ranges: Ranges) -> Copy:
         """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
         stores of tensors that nothing else uses. (The fence that shows the engine ordinary writes
         is for those of the block's own threads: tiles that peers write are not its.)"""
-        found, load = self.found, op.src.buffer.space is Space.GLOBAL
+        found, load = self.found, op.src.buffer.is_global
         tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
         able = (
             Feature.BULK_COPY in self.target.features
@@ -101,17 +95,17 @@ class SingleCopies:
         def issue() -> None:
             if not run:
                 return
-            first, loc = run[0].dst.buffer.name, run[0].loc
+            first = run[0].dst.buffer.name
             names = {c.dst.buffer.name for c in run}
             barrier = element(self.barrier(f"{first}_full", 1), 0)
             total = sum(c.dst.dtype.storage_bytes(prod(c.dst.static_tile)) for c in run)
-            found.append(Arrive(barrier, const(total), loc=loc))
+            found.append(Arrive(barrier, const(total)))
             found.extend(rebuild(c, barrier=barrier) for c in run)
-            wait: list[Op] = [Wait(barrier, const(0), loc=loc)]
+            wait: list[Op] = [Wait(barrier, const(0))]
             if looped:
                 counter = self.counter(f"{first}_turn")
                 turn = Load(counter, ())
-                wait = [Wait(barrier, turn % 2, loc=loc), Store(counter, (), turn + 1, loc=loc)]
+                wait = [Wait(barrier, turn % 2), Store(counter, (), turn + 1)]
             waiting.append((names, wait))
             run.clear()
 

@@ -34,19 +34,14 @@ attention runs 0 to 2 % slower skewed (head 128 707 → 691, causal the same; he
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import prod
 from typing import NamedTuple
 
 from tilewright.ir.analysis.accesses import Graph
-from tilewright.ir.analysis.aliases import Aliases, aliases
-from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
 from tilewright.ir.analysis.lifetimes import overwrites
-from tilewright.ir.core import *
+from tilewright.passes.core import *
 from tilewright.passes.overlap.rings import RingFill, Skew
 from tilewright.passes.overlap.roles import handed_over, warpgroups
 from tilewright.passes.overlap.unit_times import TENSOR, cycles, load_cycles, unit_of
-from tilewright.passes.reasons import at_line
-from tilewright.support.errors import CompileError
 
 GAIN = 0.95  # of the interval: less is not worth the code
 ROUNDS = 6  # iterations that are simulated
@@ -59,8 +54,6 @@ def find_skew(
 ) -> Skew | str:
     """How the statements of `loop` but the copies of `fills`, which a producer makes, best lie side
     by side; or why they do not. `asked`: they shall, worth it or not."""
-    if leaves_early(loop.body):
-        return "the loop is left early"
     if any(isinstance(op, Let) and loads(op.value) for op in loop.body):
         return "a name in the loop is read from memory"
     if any(isinstance(op, (Alloc, View)) for op in loop.body):
@@ -90,7 +83,8 @@ def find_skew(
     found, why = body.best(beside), f"no order of its statements is shorter than {plain:.0f} cycles"
     if found is None or found.interval > short:
         # copies take registers: only where nothing else helps
-        behind = [body.following(p) - {p} for p in products if body.renews(p)]
+        anew = [p for p in products if any(body.touched[p].get(n) for n in body.renewed)]
+        behind = [body.following(p) - {p} for p in anew]
         wanted = body.best(behind, copies=True)
         if wanted is not None and (found is None or wanted.interval < found.interval):
             more = needed + sum(registers_of(b, kernel) for b in wanted.copies)
@@ -114,7 +108,7 @@ def _renewed(kernel: Kernel, loop: For, statements: Sequence[int], views: Aliase
     return [
         tile
         for tile in sorted(results, key=lambda b: b.name)
-        if tile.space is Space.FRAGMENT
+        if tile.is_fragment
         and tile.is_static
         and tile.name not in outside
         and overwrites(next(op for op in loop.body if tile.name in touched(op)), tile.name)
@@ -156,13 +150,13 @@ def registers(kernel: Kernel) -> int:
     return sum(
         registers_of(op.buffer, kernel)
         for op in walk_ops(kernel, Alloc)
-        if op.buffer.space is Space.FRAGMENT and op.buffer.is_static
+        if op.buffer.is_fragment and op.buffer.is_static
     )
 
 
 def registers_of(tile: Buffer, kernel: Kernel) -> int:
     """Of a thread, for one fragment that is spread evenly."""
-    return -(-tile.bytes // (4 * prod(kernel.threads)))
+    return -(-tile.bytes // (4 * kernel.thread_count))
 
 
 def fragment_room(kernel: Kernel) -> int:
@@ -218,9 +212,6 @@ class _Statements:
             if k > product and self.conflicts[k] & late:
                 late.add(k)
         return frozenset(late)
-
-    def renews(self, product: int) -> bool:
-        return any(writes and n in self.renewed for n, writes in self.touched[product].items())
 
     def apart(self, a: int, b: int, copies: Collection[str]) -> bool:
         """Whether two statements touch nothing in common where iterations have `copies`."""

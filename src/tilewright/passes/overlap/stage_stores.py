@@ -11,11 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges, stride_of
-from tilewright.ir.core import *
 from tilewright.ir.gather import reads_inside
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.stages import PIECE, ROOM, planned_bytes
 
@@ -37,7 +34,7 @@ class Staging:
 def stage_stores(at: Facts) -> Kernel:
     """Every kernel with staging tiles in front of the stores of accumulators, where there is room:
     for the whole tile, or for pieces of its columns that take turns in two, or one."""
-    kernel, names = at.kernel, at.names
+    kernel = at.kernel
     if at.target.schedule.stage_stores is False or at.has_roles:
         return kernel
     ranges = {id(op): r for op, r in scope.walk_ranges(kernel, at.dims)}
@@ -46,7 +43,7 @@ def stage_stores(at: Facts) -> Kernel:
 
     def rule(op: Op) -> Body | None:
         nonlocal left
-        found = _of_nest(op, spread, names) if isinstance(op, Map) else None
+        found = _of_nest(op, spread) if isinstance(op, Map) else None
         if isinstance(op, Copy):
             found = _of_copy(op, spread, ranges.get(id(op), Ranges()))
         if found is None or len(found.shape) != 2 or prod(found.shape) < LEAST:
@@ -57,14 +54,14 @@ def stage_stores(at: Facts) -> Kernel:
             if columns % width or size * count > left:
                 continue
             shape = (const(rows), const(width))
-            stages = [fresh_name(f"{found.name}_stage", names) for _ in range(count)]
+            stages = [fresh_name(f"{found.name}_stage") for _ in range(count)]
             tiles = [Buffer(name, shape, found.dtype, Space.SHARED) for name in stages]
             places = range(0, columns, width)
             parts = [found.part(at, width, tiles[k % count]) for k, at in enumerate(places)]
             if None not in parts:
                 left -= size * count
                 body = [each for part in parts for each in part or ()]
-                return (*(Alloc(tile, loc=op.loc) for tile in tiles), *body)
+                return (*(Alloc(tile) for tile in tiles), *body)
         return None
 
     return map_ops(kernel, rule)
@@ -72,7 +69,7 @@ def stage_stores(at: Facts) -> Kernel:
 
 def _of_copy(op: Copy, spread: set[str], ranges: Ranges) -> Staging | None:
     """A copy of an accumulator to a tensor, which the bulk engine can make of a tile."""
-    if op.atom is not None or op.reduce is not None or op.dst.buffer.space is not Space.GLOBAL:
+    if op.atom is not None or op.reduce is not None or not op.dst.buffer.is_global:
         return None
     if op.src.buffer.name not in spread or op.dst.dtype.bits != 16:
         return None
@@ -82,13 +79,13 @@ def _of_copy(op: Copy, spread: set[str], ranges: Ranges) -> Staging | None:
     def part(at: int, width: int, tile: Buffer) -> Body | None:
         src, dst = (along(side, -1, const(at), width) for side in (op.src, op.dst))
         store = rebuild(op, src=whole(tile), dst=dst)
-        fill = Copy(src, whole(tile), loc=op.loc)
+        fill = Copy(src, whole(tile))
         return (fill, store) if bulk_eligible(store, ranges) else None
 
     return Staging(op.src.buffer.name, op.src.static_tile, op.dst.dtype, part)
 
 
-def _of_nest(op: Map, spread: set[str], names: set[str]) -> Staging | None:
+def _of_nest(op: Map, spread: set[str]) -> Staging | None:
     """A map that stores what it makes of an accumulator along a tensor's rows, with or without a
     condition: computed where the accumulator is, stored in rows."""
     *before, last = op.body
@@ -103,9 +100,9 @@ def _of_nest(op: Map, spread: set[str], names: set[str]) -> Staging | None:
     results = [x.buffer for x in loads(value) if x.buffer.name in spread and x.indices == op.vars]
     if op.layout is not None or len(op.vars) != 2 or not results:
         return None
-    if tensor.space is not Space.GLOBAL or tensor.dtype.bits != 16 or not tensor.dtype.is_float:
+    if not tensor.is_global or tensor.dtype.bits != 16 or not tensor.dtype.is_float:
         return None
-    if any(x.buffer.space is Space.FRAGMENT for e in (cond, *place) for x in loads(e)):
+    if any(x.buffer.is_fragment for e in (cond, *place) for x in loads(e)):
         return None
     # computed for every element: nothing that only the condition keeps inside a tile
     if any(x.buffer == tensor for x in loads(value)) or (
@@ -117,22 +114,22 @@ def _of_nest(op: Map, spread: set[str], names: set[str]) -> Staging | None:
         return None
 
     def part(at: int, width: int, tile: Buffer) -> Body:
-        made = Buffer(fresh_name("made", names), tile.shape, tile.dtype, Space.FRAGMENT)
+        made = Buffer(fresh_name("made"), tile.shape, tile.dtype, Space.FRAGMENT)
         here: dict[Var, Expr] = {column: column + at} if at else {}
 
         def over(inner: Op) -> Op:
-            nest = Map(op.vars, (op.extents[0], const(width)), (inner,), loc=op.loc)
-            return rename_unique(nest, names)
+            nest = Map(op.vars, (op.extents[0], const(width)), (inner,))
+            return rename_unique(nest)
 
         makes = cast(substitute(value, here), made.dtype)
         where = tuple(substitute(i, here) for i in place)
-        stores: Op = Store(tensor, where, Load(tile, op.vars), loc=store.loc)
+        stores: Op = Store(tensor, where, Load(tile, op.vars))
         if cond is not TRUE:
-            stores = If(substitute(cond, here), (stores,), loc=store.loc)
+            stores = If(substitute(cond, here), (stores,))
         return (
-            Alloc(made, loc=op.loc),
-            over(Store(made, op.vars, makes, loc=store.loc)),
-            Copy(whole(made), whole(tile), loc=op.loc),
+            Alloc(made),
+            over(Store(made, op.vars, makes)),
+            Copy(whole(made), whole(tile)),
             over(stores),
         )
 
@@ -152,7 +149,7 @@ def _by_matrix(kernel: Kernel) -> set[str]:
             for nest in walk_ops(kernel, Map)
             for each in nest.body
             if isinstance(each, Store)
-            and each.buffer.space is Space.FRAGMENT
+            and each.buffer.is_fragment
             and each.indices == nest.vars
             and any(x.buffer.name in found and x.indices == nest.vars for x in loads(each.value))
         }

@@ -29,22 +29,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, prod
+from math import ceil
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.effects import used_outside
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
 from tilewright.ir.gather import is_tile_load, loaded_tile
-from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap.prefetchable import MOST_SLOTS
 from tilewright.passes.overlap.roles import placed, warpgroups, why_not, why_not_worth
 from tilewright.passes.overlap.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
-from tilewright.passes.reasons import because
 
 UNSAID = -1
 MOST = 6
@@ -65,7 +58,7 @@ def planned_bytes(kernel: Kernel) -> int:
         for op in walk_ops(loop.body) if loop.kind == "pipelined" else ():
             if (tile := loaded_tile(op)) is not None:
                 stages.setdefault(tile.name, set()).add(max(1, loop.stages))
-    shared = [op.buffer for op in walk_ops(kernel, Alloc) if op.buffer.space is Space.SHARED]
+    shared = [op.buffer for op in walk_ops(kernel, Alloc) if op.buffer.is_shared]
     return sum(b.bytes * sum(stages.get(b.name, {1})) for b in shared)
 
 
@@ -138,7 +131,7 @@ def _work(kernel: Kernel, loop: For) -> Work:
 def _other_tiles(kernel: Kernel, work: Work) -> set[Buffer]:
     """Shared tiles that are not loaded in the loop."""
     allocs = {op.buffer for op in walk_ops(kernel, Alloc)} - work.tiles
-    return {b for b in allocs if b.space is Space.SHARED and b.is_static}
+    return {b for b in allocs if b.is_shared and b.is_static}
 
 
 def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
@@ -201,7 +194,7 @@ def _fed(kernel: Kernel, loop: For, target: Target) -> bool:
     on its multiprocessor."""
     if target.schedule.roles is False or Feature.BULK_COPY not in target.features:
         return False
-    threads = prod(kernel.threads)
+    threads = kernel.thread_count
     splits = [split_of(op, threads, target) for op in walk_ops(loop.body, Gemm)]
     able = any(split is not None and split.atom == "wgmma" for split in splits)
     return able and why_not(kernel) is None and why_not_worth(kernel) is None
@@ -219,85 +212,72 @@ def _slots_of_threads(kernel: Kernel, loop: For, work: Work) -> int:
 @kernel_pass
 def split_stages(at: Facts) -> Kernel:
     """Every kernel with the tiles of products in boxes, where that is worth it or asked for."""
-    kernel, told = at.kernel, at.target.schedule.split_stages
+    kernel, told, roles = at.kernel, at.target.schedule.split_stages, at.target.schedule.roles
     if told is False or Feature.BULK_COPY not in at.target.features or placed(kernel):
         return kernel
-    if told == "auto" and _alike(kernel, at.target):
+    # where all threads fill the rings, what they gain they lose by waiting more often
+    alike = roles is False or (roles == "auto" and why_not_worth(kernel) is not None)
+    if told == "auto" and alike:
         return kernel
-    return map_ops(kernel, _Boxes(kernel, at.names, told is True).rule)
-
-
-def _alike(kernel: Kernel, target: Target) -> bool:
-    """Whether all threads will fill the rings: what they gain they lose by waiting more often."""
-    told = target.schedule.roles
-    return told is False or (told == "auto" and why_not_worth(kernel) is not None)
-
-
-class _Boxes:
-    """`tiles`: the boxes of each tile that is cut, and along which dimension; `products`: into how
-    many parts, by id."""
-
-    def __init__(self, kernel: Kernel, names: set[str], asked: bool) -> None:
-        self.kernel = kernel
-        self.tiles: dict[str, tuple[int, list[Buffer]]] = {}
-        self.products: dict[int, int] = {}
-        for loop in walk_ops(kernel, For):
-            wanted = asked or (loop.stages < ENOUGH and _only_multiplies(loop))
-            if loop.kind == "pipelined" and loop.stages > 0 and wanted:
-                self.cut(loop, names, asked)
-
-    def cut(self, loop: For, names: set[str], asked: bool) -> None:
-        loaded = self.loaded(loop)
-        for product in (op for op in loop.body if isinstance(op, Gemm)):
-            cuttable = {r.buffer: dim for r, dim in _operands(product) if r.buffer.name in loaded}
-            count = _count(product, loop.stages, asked)
-            if not cuttable or count < 2 or id(product) in self.products:
+    asked = told is True
+    boxes: dict[
+        str, tuple[int, list[Buffer]]
+    ] = {}  # of each tile that is cut: along what, into what
+    counts: dict[int, int] = {}  # by id of a product, its parts
+    for loop in walk_ops(kernel, For):
+        wanted = asked or (loop.stages < ENOUGH and _only_multiplies(loop))
+        if loop.kind != "pipelined" or loop.stages < 1 or not wanted:
+            continue
+        loaded = _loaded(kernel, loop)
+        for op in loop.body:
+            if not isinstance(op, Gemm) or id(op) in counts:
                 continue
-            if not all(_reads_alone(product, loop, *each) for each in cuttable.items()):
+            cut = {r.buffer: dim for r, dim in _operands(op) if r.buffer.name in loaded}
+            count = _count(op, loop.stages, asked)
+            alone = all(_reads_alone(op, loop, *each) for each in cut.items())
+            if not cut or count < 2 or not alone:
                 continue
-            self.products[id(product)] = count
-            for tile, dim in cuttable.items():
+            counts[id(op)] = count
+            for tile, dim in cut.items():
                 part = along(whole(tile), dim, const(0), int(tile.shape[dim]) // count).extents
-                boxed = [fresh_name(f"{tile.name}_{k}", names) for k in range(count)]
-                self.tiles[tile.name] = dim, [replace(tile, name=n, shape=part) for n in boxed]
-            because(self.kernel.name, loop, f"{count} boxes of a tile, each with its own event")
+                boxed = [fresh_name(f"{tile.name}_{k}") for k in range(count)]
+                boxes[tile.name] = dim, [replace(tile, name=n, shape=part) for n in boxed]
+            because(kernel.name, loop, f"{count} boxes of a tile, each with its own event")
 
-    def loaded(self, loop: For) -> set[str]:
-        """Tiles that one copy of the loop's own body loads whole, and nobody touches outside."""
-        kernel = self.kernel
-        told = {op.buffer.name for op in walk_ops(kernel, Alloc) if op.buffer.layout is not None}
-        told |= {op.buffer.name for op in walk_ops(kernel, Hint) if op.buffer is not None}
-        outside = used_outside(kernel.body, {loop.var}) | aliases(kernel).viewed | told
-        written = [b.name for op in walk_ops(loop.body) for b in written_buffers(op)]
-        copies = [op.dst for op in loop.body if is_tile_load(op) and op.atom is op.prefer is None]
-        tiles = {dst.buffer for dst in copies if dst.is_whole and dst.buffer.is_static}
-        return {b.name for b in tiles if b.rank == 2 and written.count(b.name) == 1} - outside
+    def part_of(region: Region, dim: int, size: int, k: int) -> Region:
+        """A box where the tile has some, or so much of a region along `dim`."""
+        if region.buffer.name in boxes:
+            return whole(boxes[region.buffer.name][1][k])
+        return along(region, dim, const(k * size), size)
 
-    def rule(self, op: Op) -> Body | None:
+    def rule(op: Op) -> Body | None:
         match op:
-            case Alloc() if op.buffer.name in self.tiles:
-                return tuple(rebuild(op, buffer=box) for box in self.tiles[op.buffer.name][1])
-            case Copy() if op.dst.buffer.name in self.tiles:
-                dim, boxes = self.tiles[op.dst.buffer.name]
-                cut = partial(self.part, dim=dim, size=int(boxes[0].shape[dim]))
-                each = range(len(boxes))
-                return tuple(rebuild(op, src=cut(op.src, k), dst=cut(op.dst, k)) for k in each)
-            case Gemm() if id(op) in self.products:
-                count = self.products[id(op)]
-                (a, a_dim), (b, b_dim) = _operands(op)
-                cut = partial(self.part, size=shape_of(op)[2] // count)
+            case Alloc() if op.buffer.name in boxes:
+                return tuple(rebuild(op, buffer=box) for box in boxes[op.buffer.name][1])
+            case Copy() if op.dst.buffer.name in boxes:
+                dim, parts = boxes[op.dst.buffer.name]
+                cut = partial(part_of, dim=dim, size=int(parts[0].shape[dim]))
+                each = range(len(parts))
+                return tuple(rebuild(op, src=cut(op.src, k=k), dst=cut(op.dst, k=k)) for k in each)
+            case Gemm() if id(op) in counts:
+                count = counts[id(op)]
+                a, b = (partial(part_of, *r, shape_of(op)[2] // count) for r in _operands(op))
                 clear = (op.clear, *(FALSE,) * (count - 1))
-                return tuple(
-                    rebuild(op, a=cut(a, k, dim=a_dim), b=cut(b, k, dim=b_dim), clear=clear[k])
-                    for k in range(count)
-                )
+                return tuple(rebuild(op, a=a(k), b=b(k), clear=clear[k]) for k in range(count))
         return None
 
-    def part(self, region: Region, k: int, dim: int, size: int) -> Region:
-        """A box where the tile has some, or so much of a region along `dim`."""
-        if region.buffer.name in self.tiles:
-            return whole(self.tiles[region.buffer.name][1][k])
-        return along(region, dim, const(k * size), size)
+    return map_ops(kernel, rule)
+
+
+def _loaded(kernel: Kernel, loop: For) -> set[str]:
+    """Tiles that one copy of the loop's own body loads whole, and nobody touches outside."""
+    told = {op.buffer.name for op in walk_ops(kernel, Alloc) if op.buffer.layout is not None}
+    told |= {op.buffer.name for op in walk_ops(kernel, Hint) if op.buffer is not None}
+    outside = used_outside(kernel.body, {loop.var}) | aliases(kernel).viewed | told
+    written = [b.name for op in walk_ops(loop.body) for b in written_buffers(op)]
+    copies = [op.dst for op in loop.body if is_tile_load(op) and op.atom is op.prefer is None]
+    tiles = {dst.buffer for dst in copies if dst.is_whole and dst.buffer.is_static}
+    return {b.name for b in tiles if b.rank == 2 and written.count(b.name) == 1} - outside
 
 
 def _reads_alone(product: Gemm, loop: For, tile: Buffer, dim: int) -> bool:
@@ -311,7 +291,7 @@ def _only_multiplies(loop: For) -> bool:
     """Whether a loop loads for one product and does nothing else. What threads compute runs under
     the product before, which they would wait for half done."""
     work = [op for op in loop.body if not isinstance(op, (Let, Hint, Alloc))]
-    loads = [op for op in work if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL]
+    loads = [op for op in work if isinstance(op, Copy) and op.src.buffer.is_global]
     return len(work) == len(loads) + 1 and any(isinstance(op, Gemm) for op in work)
 
 

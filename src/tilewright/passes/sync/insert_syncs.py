@@ -20,15 +20,10 @@ from collections.abc import Collection
 from functools import partial
 from itertools import takewhile
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.effects import written_in
 from tilewright.ir.analysis.flow import Path, body_at, chain, paths
 from tilewright.ir.analysis.hazards import Hazard, Hazards, distinct, multibuffer
-from tilewright.ir.analysis.uniform import PerThread, per_thread
-from tilewright.ir.atoms import Feature
-from tilewright.ir.core import *
-from tilewright.ir.target import Target
-from tilewright.passes.overlap.place_roles import meet_in_roles, warps_of
+from tilewright.passes.core import *
+from tilewright.passes.overlap.place_roles import Warps, meet_in_roles, warps_of
 from tilewright.passes.overlap.rings import is_async_fill
 from tilewright.passes.overlap.roles import by_hand, releases, split_into_roles
 from tilewright.passes.sync.matrix_groups import (
@@ -40,7 +35,6 @@ from tilewright.passes.sync.matrix_groups import (
     settle_matrix_groups,
     unnumber,
 )
-from tilewright.support.errors import CompileError, Loc
 
 MOST_INSERTED = 500  # and some for each op
 _BULK = ("bulk_load", "bulk_store")
@@ -74,7 +68,7 @@ def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
         if not isinstance(op, Role):
             return None
         body = settled(release.role(op, last), release.own)
-        met = [Sync("block", loc=op.loc)] if warps_of(op) in joint else []
+        met = [Sync("block")] if warps_of(op) in joint else []
         return rebuild(op, body=(*met, *body, *met))
 
     end = len(kernel.body)
@@ -124,12 +118,13 @@ def mended(kernel: Kernel, only: tuple[str, ...] = (), role: Role | None = None)
     seen: set[tuple[str, int, int]] = set()
     while (hazard := hazards.first(kernel)) is not None:
         if len(inserted) > most:
-            raise CompileError("the order of threads did not settle", loc=kernel.loc)
+            raise CompileError("the order of threads did not settle")
         # a fence in a loop makes of what stands before the loop something to meet behind the fence
         new, old = (id(chain(kernel, p)[-1]) for p in (hazard.path, hazard.before))
         close = (hazard.missing, new, old) in seen
         seen.add((hazard.missing, new, old))
-        where, missing = _mend(kernel, hazard, hazards.differs, close=close)
+        with at(chain(kernel, hazard.path)[-1].loc):
+            where, missing = _mend(kernel, hazard, hazards.differs, close=close)
         if not any(isinstance(op, Role) for op in chain(kernel, where[:-1])):
             missing = _by_role(missing, role)
         kernel = _insert(kernel, where, missing)
@@ -154,8 +149,8 @@ def _mend(
     last = ops[-1]
     met = _meeting_between(kernel, hazard)
     if hazard.missing == "fence" and met is not None:
-        return met, [Fence("proxy_async", loc=last.loc)]
-    missing = _missing(hazard, last.loc)
+        return met, [Fence("proxy_async")]
+    missing = _missing(hazard)
     inside = before[: len(path)]
     if isinstance(last, While) and inside == (*path[:-1], (path[-1][0], "body")):
         # its condition is read again behind the body
@@ -190,22 +185,22 @@ def _meeting_between(kernel: Kernel, hazard: Hazard) -> Path | None:
     return None
 
 
-def _missing(hazard: Hazard, loc: Loc | None) -> list[Op]:
+def _missing(hazard: Hazard) -> list[Op]:
     match hazard.missing:
         case "bulk":
-            return [WaitGroup("bulk", max(hazard.old.age, 0), read=True, loc=loc)]
+            return [WaitGroup("bulk", max(hazard.old.age, 0), read=True)]
         case "done":
-            return [WaitGroup("bulk", 0, loc=loc)]
+            return [WaitGroup("bulk", 0)]
         case "fence":
-            return [Fence("proxy_async", loc=loc), Sync("block", loc=loc)]
-    return [Sync("block", loc=loc)]
+            return [Fence("proxy_async"), Sync("block")]
+    return [Sync("block")]
 
 
 def _issues(op: Op) -> bool:
     if isinstance(op, Copy):
         return op.atom == "bulk_load"
     if isinstance(op, Let):
-        return all(load.buffer.space is Space.LOCAL for load in op_loads(op))
+        return all(load.buffer.is_local for load in op_loads(op))
     return isinstance(op, Arrive)
 
 
@@ -243,17 +238,16 @@ class _Release:
         if not {Feature.WGMMA, Feature.BULK_COPY} & target.features:
             self.engines = set()
         # single barriers, and the ranges of warps that wait at them
-        self.waiting: dict[str, set[tuple[int, int]]] = {}
+        self.waiting: dict[str, set[Warps]] = {}
         for role in walk_ops(kernel, Role):
             for barrier in (op.barrier.buffer for op in walk_ops(role.body, Wait)):
                 if barrier.shape == (const(1),):
-                    self.waiting.setdefault(barrier.name, set()).add((role.first, role.warps))
+                    self.waiting.setdefault(barrier.name, set()).add(warps_of(role))
 
     def role(self, role: Role, last: bool) -> Body:
         """The body of `role`, its gemms numbered; unless it is the `last` of its threads, others
         may go on after its end."""
-        mine = {(role.first, role.warps)}
-        self.own = {n for n, who in self.waiting.items() if who == mine}
+        self.own = {n for n, who in self.waiting.items() if who == {warps_of(role)}}
         body = number_gemms(role.body)
         # those of which their author has not said when they are waited for
         self.numbers = tuple(
@@ -265,13 +259,13 @@ class _Release:
         self.several = role.warps > GROUP and any(walk_ops(body, NumberedGemm))
         self.any_writes = any(map(self.writes, body))
         body = self.body(body, False)
-        end = [Fence("proxy_async", loc=role.loc)] if self.any_writes and not last else []
+        end = [Fence("proxy_async")] if self.any_writes and not last else []
         return (*body, *end)
 
     def writes(self, op: Op) -> bool:
         """Whether ordinary code writes what engines touch."""
         return any(
-            b.space is Space.SHARED and self.roots[b.name] in self.engines
+            b.is_shared and self.roots[b.name] in self.engines
             for o in walk_ops(op)
             if not (isinstance(o, Copy) and o.atom in _BULK)
             for b in written_buffers(o)
@@ -291,13 +285,14 @@ class _Release:
             some = isinstance(op, If) and not apart and self.differs.source(op.cond) is not None
             tells = some and any(map(self.signals, walk_ops(op)))
             if tells or self.signals(op):
-                if self.numbers and not apart:
-                    result.append(Release(self.numbers, loc=op.loc))
-                if dirty:
-                    result.append(Fence("proxy_async", loc=op.loc))
-                    dirty = False
-                if tells or (self.several and not apart and isinstance(op, Arrive)):
-                    result.append(Sync("block", loc=op.loc))
+                with at(op.loc):
+                    if self.numbers and not apart:
+                        result.append(Release(self.numbers))
+                    if dirty:
+                        result.append(Fence("proxy_async"))
+                        dirty = False
+                    if tells or (self.several and not apart and isinstance(op, Arrive)):
+                        result.append(Sync("block"))
             if isinstance(op, (For, If, While)):
                 start = dirty if isinstance(op, If) else self.any_writes
                 op = map_bodies(op, partial(self.body, dirty=start, apart=apart or some))

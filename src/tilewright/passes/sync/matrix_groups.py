@@ -29,12 +29,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.flow import Flow, Loop, same
 from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.core import *
 from tilewright.ir.marks import attr
-from tilewright.support.errors import Loc
+from tilewright.passes.core import *
 
 UNIT = "wgmma"
 OPEN = -1  # issued, its group not closed yet
@@ -128,13 +126,13 @@ def close_groups(
             and not isinstance(op, through)
             and not (is_one(op) and joined(last, op))
         ):
-            close(Commit(unit, loc=last.loc))
+            close(Commit(unit))
             last = None
         last = op if is_one(op) else last
         inner = partial(close_groups, unit=unit, is_one=is_one, joined=joined, through=through)
         found.append(op if isinstance(op, Map) else map_bodies(op, inner))
     if last is not None:
-        close(Commit(unit, loc=last.loc))
+        close(Commit(unit))
     return same(found, body)
 
 
@@ -157,7 +155,6 @@ class _State(NamedTuple):
 class _Product(NamedTuple):
     """Where a product's result goes, and the operands that it reads from registers and memory."""
 
-    op: Gemm
     result: str
     registers: set[str]
     shared: set[str]
@@ -184,15 +181,15 @@ class _Scan(Flow[_State]):
     def product(self, op: Gemm) -> _Product:
         parts: dict[bool, set[str]] = {True: set(), False: set()}
         for r in (op.a, op.b):
-            parts[r.buffer.space is Space.FRAGMENT].add(self.roots[r.buffer.name])
-        return _Product(op, self.roots[op.c.buffer.name], parts[True], parts[False])
+            parts[r.buffer.is_fragment].add(self.roots[r.buffer.name])
+        return _Product(self.roots[op.c.buffer.name], parts[True], parts[False])
 
     def run(self) -> Body:
         held = {name for gemm in self.gemms.values() for name in (gemm.result, *gemm.registers)}
         body, state = self.body(self.source, _State({}, frozenset(held)))
         end: list[Op] = []
         if state.ages:
-            self.wait(state, state.ages, end, self.gemms[max(state.ages)[0]].op.loc)
+            self.wait(state, state.ages, end)
         return (*body, *end)
 
     # ── control ──────────────────────────────────────────────────────────────────────────────
@@ -204,7 +201,7 @@ class _Scan(Flow[_State]):
     def op(self, op: Op, state: _State, out: list[Op]) -> _State:
         if isinstance(op, Release):
             keys = [(n, op.lag) for n in op.numbers if (n, op.lag) in state.ages]
-            return self.wait(state, keys, out, op.loc)
+            return self.wait(state, keys, out)
         if isinstance(op, WaitGroup) and op.unit == UNIT and self.each:
             # two waits, the first of which leaves something open, are misread (C7514)
             op = rebuild(op, pending=0)
@@ -215,13 +212,13 @@ class _Scan(Flow[_State]):
         registers defined by one path while they are another's (C7515)."""
         found, end = super().arm(op, body, state)
         out = list(found)
-        end = self.wait(end, [key for key in end.ages if key not in state.ages], out, op.loc)
+        end = self.wait(end, [key for key in end.ages if key not in state.ages], out)
         return same(out, found), end
 
     def again(self, loop: Loop, state: _State, out: list[Op]) -> _State:
         if not self.by_iteration:
             return state
-        return self.wait(state, state.ages, out, loop.body[-1].loc if loop.body else None)
+        return self.wait(state, state.ages, out)
 
     def loop(self, loop: Loop, state: _State) -> tuple[Op, _State]:
         op, end = super().loop(loop, state)
@@ -231,8 +228,8 @@ class _Scan(Flow[_State]):
         # a path around the loop must not meet instructions in flight: the assembler would see
         # their registers defined by others (C7515)
         inside: list[Op] = [op]
-        end = self.wait(end, end.ages, inside, op.loc)
-        skipped = If(compare("<", op.start, op.stop), tuple(inside), loc=op.loc)
+        end = self.wait(end, end.ages, inside)
+        skipped = If(op.start < op.stop, tuple(inside))
         return skipped, end._replace(ages=state.ages)
 
     # ── ops ──────────────────────────────────────────────────────────────────────────────────
@@ -249,19 +246,19 @@ class _Scan(Flow[_State]):
             case Fence(kind="wgmma"):
                 return state._replace(dirty=frozenset())
             case Break() | Continue():
-                return self.wait(state, state.ages, out, op.loc)
+                return self.wait(state, state.ages, out)
         return self.touch(op, state, out)
 
     def gemm(self, op: NumberedGemm, state: _State, out: list[Op]) -> _State:
-        _, result, registers, shared = self.gemms[op.number]
+        result, registers, shared = self.gemms[op.number]
         keys = []
         for key in state.ages:
             other = self.gemms[key[0]]
             if other.result in registers | shared or result in other.registers:
                 keys.append(key)
-        state = self.wait(state, keys, out, op.loc)
+        state = self.wait(state, keys, out)
         if (registers | {result}) & state.dirty:
-            out.append(Fence(UNIT, loc=op.loc))
+            out.append(Fence(UNIT))
             state = state._replace(dirty=frozenset())
         ages = dict(state.ages)
         if (op.number, 0) in ages:
@@ -279,21 +276,21 @@ class _Scan(Flow[_State]):
         keys: Iterable[Key] = [
             key
             for key in state.ages
-            for _, result, registers, shared in (self.gemms[key[0]],)
+            for result, registers, shared in (self.gemms[key[0]],)
             if (registers | {result}) & touched or shared & written
         ]
-        names = {self.roots[b.name] for b in buffers if b.space is Space.FRAGMENT}
-        state = self.wait(state, state.ages if self.each and names else keys, out, op.loc)
+        names = {self.roots[b.name] for b in buffers if b.is_fragment}
+        state = self.wait(state, state.ages if self.each and names else keys, out)
         return state._replace(dirty=state.dirty | names)
 
-    def wait(self, state: _State, keys: Iterable[Key], out: list[Op], loc: Loc | None) -> _State:
+    def wait(self, state: _State, keys: Iterable[Key], out: list[Op]) -> _State:
         ages = [state.ages[key] for key in keys]
         if not ages:
             return state
         pending = max(min(ages), 0)
         if out and isinstance(out[-1], WaitGroup) and out[-1].unit == UNIT:
             out.pop()  # this one waits for more
-        out.append(WaitGroup(UNIT, pending, loc=loc))
+        out.append(WaitGroup(UNIT, pending))
         return _open(state, pending)
 
 
