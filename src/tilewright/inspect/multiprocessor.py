@@ -89,9 +89,7 @@ def _works(op: Op) -> bool:
 def _only_moves(op: Map) -> bool:
     """A nest that copies, or loads what copies ask for: who fills rings has such ones."""
     stored = [i.value for i in walk_ops(op.body, Store)]
-    return op.atom is not None or all(
-        isinstance(e, Load) and e.buffer.space is Space.GLOBAL for e in stored
-    )
+    return op.atom is not None or all(isinstance(e, Load) and e.buffer.is_global for e in stored)
 
 
 def _asked(op: Op) -> bool:
@@ -183,7 +181,7 @@ def _share(body: Body, values: dict[Var, Any], running: int, found: dict[int, fl
             values[op.var] = now(op.value)
         elif isinstance(op, For):
             values[op.var] = now(op.start)
-        if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL:
+        if isinstance(op, Copy) and op.src.buffer.is_global:
             starts = [np.broadcast_to(now(s), (running,)).tolist() for s in op.src.starts]
             found[id(op)] = running / max(1, len(set(zip(*starts, strict=True))))
         elif isinstance(op, Map) and op.atom is not None:
@@ -386,7 +384,7 @@ class Multiprocessor:
             threads = held.threads if isinstance(held, Fragment) else WARPGROUP
             split = split_of(op, threads, self.target)
             width = split.n if split is not None else min(n, 256)
-            a_shared = op.a.buffer.space is Space.SHARED
+            a_shared = op.a.buffer.is_shared
             return rates.warpgroup_cycles(m, n, k, bits, width, a_shared), 0.0
         if op.atom == "mma":
             return m * n * k * bits / 16 / self.chip.warp_products, 0.0
@@ -395,7 +393,7 @@ class Multiprocessor:
     def through_shared(self, op: Op) -> float:
         if not isinstance(op, Copy):
             return 0.0
-        sides = [r for r in (op.src, op.dst) if r.buffer.space is Space.SHARED]
+        sides = [r for r in (op.src, op.dst) if r.buffer.is_shared]
         return sum(bytes_of(r) for r in sides) / rates.SHARED_BYTES
 
     def move(self, who: Who, op: Op, size: float) -> tuple[float, float]:

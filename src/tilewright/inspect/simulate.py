@@ -170,9 +170,9 @@ class Walk:
             self.joins(op, "cp_async", self.sim.move(self.who, op, points * tile.bits / 8))
             return
         reads = {x.buffer.name: x.dtype.bits / 8 for i in inner for x in op_loads(i)
-                 if x.buffer.space is Space.GLOBAL}  # fmt: skip
+                 if x.buffer.is_global}  # fmt: skip
         writes = {i.buffer.name: i.buffer.dtype.bits / 8 for i in inner
-                  if isinstance(i, Store) and i.buffer.space is Space.GLOBAL}  # fmt: skip
+                  if isinstance(i, Store) and i.buffer.is_global}  # fmt: skip
         yield from self.needs(op)
         if reads:
             _, there = self.sim.move(self.who, op, points * sum(reads.values()))
@@ -189,7 +189,7 @@ class Walk:
             self.sim.move(self.who, op, points * sum(writes.values()))
 
     def on_store(self, op: Store) -> None:
-        if op.buffer.space is Space.LOCAL and not op.indices:
+        if op.buffer.is_local and not op.indices:
             self.env[op.buffer.name] = value(op.value, self.env)
 
     def on_reduce(self, op: Reduce) -> Steps:
@@ -248,14 +248,14 @@ class Walk:
         elif op.atom == "cp_async":
             yield sim.slots.run(sim.cost(op)[1] / who.peers / 8)  # an instruction moves 16 bytes
             self.joins(op, "cp_async", sim.move(who, op, bytes_of(op.src) / who.peers))
-        elif op.src.buffer.space is Space.GLOBAL:
+        elif op.src.buffer.is_global:
             yield from self.needs(op)
             _, there = sim.move(who, op, bytes_of(op.src) / who.peers)
             self.loaded[op.dst.buffer.name] = there
             yield sim.slots.run(sim.cost(op)[1] / who.peers / 4)
         else:
             yield from self.compute(op)
-            if op.dst.buffer.space is Space.GLOBAL:
+            if op.dst.buffer.is_global:
                 sim.move(who, op, bytes_of(op.dst) / who.peers)
 
     # synchronisation
@@ -334,7 +334,7 @@ class Walk:
 def _only_loads(op: Store) -> bool:
     """Whether a store fills registers with what it reads, as it is."""
     value = op.value.a if isinstance(op.value, Select) else op.value
-    return isinstance(value, Load) and op.buffer.space is Space.FRAGMENT
+    return isinstance(value, Load) and op.buffer.is_fragment
 
 
 def _across_groups(op: Reduce) -> bool:

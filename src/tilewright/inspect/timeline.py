@@ -289,7 +289,7 @@ def _written(op: Op) -> str:
     for inner in walk_ops(op, Gemm):
         return inner.c.buffer.name
     if isinstance(op, Copy):
-        side = op.src if op.dst.buffer.space is Space.GLOBAL else op.dst
+        side = op.src if op.dst.buffer.is_global else op.dst
         return side.buffer.name
     return next((i.buffer.name for i in walk_ops(op, Store)), "")
 

@@ -157,7 +157,7 @@ class _Walk:
     def value(self, expr: Expr) -> Any:
         values = {v: self.aligned(a) for v, a in self.values.items()}
         for load in loads(expr):
-            if load.buffer.space is not Space.LOCAL or load.indices:
+            if not load.buffer.is_local or load.indices:
                 raise _Unknown
         plain = _without_scalars(expr)
         try:

@@ -28,7 +28,7 @@ def gather_of(op: Map) -> Gather | None:
     if len(op.body) != 1 or not isinstance(op.body[0], Store):
         return None
     store = op.body[0]
-    if store.buffer.space is not Space.SHARED or store.buffer.dtype.bits not in WIDTHS:
+    if not store.buffer.is_shared or store.buffer.dtype.bits not in WIDTHS:
         return None
     inner = len(store.indices) - len(op.vars)
     outer = {v for i in store.indices[: max(inner, 0)] for v in variables(i)}
@@ -44,7 +44,7 @@ def gather_of(op: Map) -> Gather | None:
             return None
         cond = logical_and(cond, holds)
         value = kept
-    if not isinstance(value, Load) or value.buffer.space is not Space.GLOBAL:
+    if not isinstance(value, Load) or not value.buffer.is_global:
         return None
     if value.buffer.dtype != store.buffer.dtype:
         return None
@@ -108,7 +108,7 @@ def reads_inside(load: Load, nest: Map) -> bool:
     """Whether a load is of an element that is there, at every point of a map: outside a tensor are
     zeros, and other buffers are read at the map's own points."""
     sizes = dict(zip(nest.vars, nest.extents, strict=True))
-    return load.buffer.space is Space.GLOBAL or all(
+    return load.buffer.is_global or all(
         isinstance(i, Var)
         and isinstance(extent := sizes.get(i), Const)
         and isinstance(size, Const)

@@ -11,7 +11,7 @@ from tilewright.lang.handles import Tile, Variable, fitting
 from tilewright.lang.params import check_addressable, check_packed, sizes
 from tilewright.lang.types import check_one_shape, one_of, shape_tuple, size_expr, static_int
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, swap, word
+from tilewright.support.errors import swap, word
 
 
 def new_buffer(builder: Builder, shape: Any, dtype: DType, space: Space, default: str) -> Buffer:

@@ -12,7 +12,7 @@ from tilewright.lang.handles import WORDS, Access, Done, Tile, describe, fitting
 from tilewright.lang.math import infinity, max_value, min_value
 from tilewright.lang.move import tiles
 from tilewright.lang.types import named, one_of
-from tilewright.support.errors import CompileError, word
+from tilewright.support.errors import word
 
 _ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from tilewright.ir.core import *
 from tilewright.lang.types import Extent
-from tilewright.support.errors import CompileError
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from tilewright.ir.symbols import Symbols, keep_symbols
 from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads
 from tilewright.lang.where import locate
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Loc, word
+from tilewright.support.errors import word
 
 # A pure expression larger than this is named once instead of being copied to each use: parts that
 # differ, and all of them, shared ones at every use.

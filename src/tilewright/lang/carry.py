@@ -9,7 +9,6 @@ from tilewright.lang.axes import shape_text
 from tilewright.lang.builder import Builder, TracedAgain, current, current_block
 from tilewright.lang.values import Product, Value, again, depends, filled, live, over, value_of
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError
 
 
 def named(value: Value, name: str | None) -> Value:

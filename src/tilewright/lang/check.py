@@ -12,16 +12,7 @@ from tilewright.ir.analysis.uniform import check_uniform, per_thread
 from tilewright.ir.core import *
 from tilewright.ir.verify import Stage, verify
 from tilewright.support import limits
-from tilewright.support.errors import (
-    CompileError,
-    Loc,
-    Repair,
-    VerifyError,
-    occurrence,
-    swap,
-    with_argument,
-    word,
-)
+from tilewright.support.errors import Repair, VerifyError, occurrence, swap, with_argument, word
 
 
 def shape_text(shape: Sequence[Expr | int]) -> str:
@@ -107,7 +98,7 @@ def check_regions(*regions: Region) -> None:
 
 def _check_inside(region: Region) -> None:
     """A constant region of a tile lies inside it."""
-    if region.buffer.space is Space.GLOBAL:
+    if region.buffer.is_global:
         return
     for axis, (start, extent, size) in enumerate(
         zip(region.starts, region.extents, region.buffer.shape, strict=True)
@@ -271,7 +262,7 @@ def check_reduce(src: Region, dst: Region, dim: int) -> None:
         )
     check_regions(src, dst)
     for region in (src, dst):
-        if region.buffer.space is Space.GLOBAL:
+        if region.buffer.is_global:
             raise CompileError(
                 f"T.{word()}: {region.buffer.name} lives in global memory",
                 expected="tiles in fragments or shared memory",
@@ -358,7 +349,7 @@ def _check_map(loop: Map) -> None:
 
     def visit(ops: Body, told: frozenset[Var], means: dict[Var, frozenset[Var]]) -> None:
         def mentioned(*exprs: Expr) -> frozenset[Var]:
-            if any(x.buffer.space is Space.LOCAL for e in exprs for x in loads(e)):
+            if any(x.buffer.is_local for e in exprs for x in loads(e)):
                 return frozenset(wide)  # an iteration's own variable may hold anything
             found = {v for e in exprs for v in variables(e)}
             return frozenset(found).union(*(means.get(v, frozenset()) for v in found))
@@ -366,7 +357,7 @@ def _check_map(loop: Map) -> None:
         for op in ops:
             if isinstance(op, Let):
                 means = {**means, op.var: mentioned(op.value)}
-            elif isinstance(op, Store) and op.buffer.space is not Space.LOCAL:
+            elif isinstance(op, Store) and not op.buffer.is_local:
                 missing = wide - told - mentioned(*op.indices)
                 if missing:
                     names = ", ".join(sorted(v.name for v in missing))

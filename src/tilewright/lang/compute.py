@@ -20,7 +20,7 @@ from tilewright.lang.check import (
 )
 from tilewright.lang.handles import region_of
 from tilewright.lang.types import GemmWarpPolicy, named, one_of, static_int
-from tilewright.support.errors import CompileError, word
+from tilewright.support.errors import word
 
 
 def gemm(
@@ -345,7 +345,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     frm = region_of(src)
     check_regions(frm)
     extents = [int(e) for e in frm.extents]
-    if frm.buffer.space is Space.LOCAL or builder.in_map:
+    if frm.buffer.is_local or builder.in_map:
         return _elementwise(kind, frm, extents)
     builder.require_block()
     # one flag per element first, so that every type and rank reduces the same way

@@ -28,7 +28,6 @@ from tilewright.lang.scalar import Lost, is_number, is_runtime, not_lost, quotin
 from tilewright.lang.types import ScalarType, TensorType
 from tilewright.lang.values import Product, TileIndex, Value, again
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError
 
 VALUES = (Value, Product)
 

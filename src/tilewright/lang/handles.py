@@ -12,7 +12,7 @@ from tilewright.lang.check import difference
 from tilewright.lang.scalar import Read, Scalar, not_lost
 from tilewright.lang.types import ScalarType, integer
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, swap, word
+from tilewright.support.errors import swap, word
 
 # words of `move` and `atomics`, which import this file, that operators on handles call
 WORDS: dict[str, Callable[..., Any]] = {}

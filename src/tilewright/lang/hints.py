@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from tilewright.ir.buffer import AnyLayout, Space
+from tilewright.ir.buffer import AnyLayout
 from tilewright.ir.expr import FALSE, TRUE, Expr, truth, wrap
 from tilewright.ir.layout.banks import make_swizzled_layout as _make_swizzled_layout
 from tilewright.ir.layout.fragment import Fragment as _Fragment
@@ -132,7 +132,7 @@ def annotate_layout(layouts: Mapping[Tile, Any]) -> None:
     for tile, given in _each(layouts):
         if given is None:
             continue
-        if tile.buffer.space is Space.GLOBAL:
+        if tile.buffer.is_global:
             warnings.warn(
                 f"the layout of {tile.name} in global memory is its strides; the hint is ignored",
                 UserWarning,
@@ -143,7 +143,7 @@ def annotate_layout(layouts: Mapping[Tile, Any]) -> None:
         wrong = got = ""
         if not is_fragment and not hasattr(given, "size"):
             wrong, got = "this is no layout for", describe(given)
-        elif is_fragment != (tile.buffer.space is Space.FRAGMENT):
+        elif is_fragment != (tile.buffer.is_fragment):
             wrong = "this layout is not for"
             got = f"{type(given).__name__} for {tile.buffer.space.value} memory"
         if wrong:

@@ -23,7 +23,6 @@ from tilewright.lang.values import (
     value_of,
 )
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError
 
 
 def box_of(tile: Tile, keys: Sequence[Any]) -> Box:

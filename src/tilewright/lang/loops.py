@@ -16,7 +16,7 @@ from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import integer, shape_tuple, static_int
 from tilewright.lang.where import locate
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Loc, at, swap
+from tilewright.support.errors import at, swap
 
 Run = Callable[[Builder, tuple[str, ...], Loc | None], Iterator[Any]]
 

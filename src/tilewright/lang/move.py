@@ -30,7 +30,7 @@ from tilewright.lang.handles import (
 )
 from tilewright.lang.roles import barrier_region
 from tilewright.lang.types import one_of, shape_tuple
-from tilewright.support.errors import CompileError, entry, swap, word
+from tilewright.support.errors import entry, swap, word
 
 # how other dialects call them → ours
 _CACHE = {
@@ -63,7 +63,7 @@ def _corner_of(side: Handle, mine: Region, other: Handle, theirs: Region) -> Reg
     """The part at the corner of a whole tile that a smaller region on the other side, written with
     bounds, fills or is filled from: `T.copy(K[0:64, :], tile)` writes the first 64 rows. `mine`
     itself where that is not so."""
-    if side.bounded or not other.bounded or mine.buffer.space is Space.GLOBAL:
+    if side.bounded or not other.bounded or mine.buffer.is_global:
         return mine
     if len(side.axes) != len(other.axes):
         return mine
@@ -213,7 +213,7 @@ def tma_copy(
         return
     frm, to = tiles(src, dst)
     bar = barrier_region(barrier)
-    if to.buffer.space is not Space.SHARED:
+    if not to.buffer.is_shared:
         raise CompileError(
             "T.tma_copy with a barrier fills shared memory",
             got=f"{to.buffer.name} in {to.buffer.space.value} memory",
@@ -318,7 +318,7 @@ def _fill(buffer: Any, value: Any) -> None:
             "T.fill needs one value", got=describe(value), fix="use T.copy for a whole tile"
         )
     number = cast(wrap(value, to.dtype), to.dtype)
-    if to.buffer.space is Space.LOCAL:
+    if to.buffer.is_local:
         _by_thread(builder, to, lambda _: number)
         return
     builder.require_block()

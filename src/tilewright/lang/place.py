@@ -11,7 +11,6 @@ from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import attr, body
 from tilewright.ir.simplify import simplify
-from tilewright.support.errors import CompileError
 
 
 class Placed(Op):

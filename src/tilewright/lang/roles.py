@@ -13,7 +13,7 @@ from tilewright.lang.handles import Access, Tile, describe, region_of
 from tilewright.lang.place import Placed, on_threads, threads_where
 from tilewright.lang.types import integer, static_int
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, word
+from tilewright.support.errors import word
 
 
 class Placement(Opened):

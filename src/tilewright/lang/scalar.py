@@ -15,7 +15,6 @@ from tilewright.ir import arith
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
 from tilewright.lang.where import ORIGINS, by_theirs
-from tilewright.support.errors import CompileError
 
 OPERATORS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift "

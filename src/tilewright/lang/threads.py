@@ -12,7 +12,7 @@ from tilewright.ir.ptx_text import OPERAND, named_operands, written_operands
 from tilewright.lang.builder import Builder, current, current_block, current_kernel
 from tilewright.lang.handles import Access, Tile, Variable, describe, region_of
 from tilewright.lang.types import static_int
-from tilewright.support.errors import CompileError, word
+from tilewright.support.errors import word
 
 FULL = 0xFFFFFFFF
 
@@ -349,9 +349,7 @@ def _check_numbers(template: str, results: int, end: int) -> None:
 
 def _written(value: Any, number: int) -> Region:
     """Where an operand that PTX writes is kept: in a variable of the thread."""
-    if isinstance(value, Variable) or (
-        isinstance(value, Access) and value.tile.buffer.space is Space.LOCAL
-    ):
+    if isinstance(value, Variable) or (isinstance(value, Access) and value.tile.buffer.is_local):
         return region_of(value)
     raise CompileError(
         f"T.ptx: an instruction writes ${number}, which is not a variable",

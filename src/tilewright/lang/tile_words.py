@@ -28,7 +28,7 @@ from tilewright.lang.values import (
     own_places,
     value_of,
 )
-from tilewright.support.errors import CompileError, word
+from tilewright.support.errors import word
 
 _any = builtins.any
 inf = float("inf")

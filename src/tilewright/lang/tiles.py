@@ -15,7 +15,7 @@ from tilewright.lang.launch import Kernel as open_kernel
 from tilewright.lang.loops import Loop
 from tilewright.lang.types import integer, shape_tuple, static_int
 from tilewright.lang.values import TileIndex
-from tilewright.support.errors import CompileError, Loc, at
+from tilewright.support.errors import at
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from tilewright.lang.handles import WORDS, Tile, Tiles, no_operator
 from tilewright.lang.scalar import Scalar, is_number
 from tilewright.lang.types import ScalarType, integer
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, Loc
 
 Places = tuple[Expr, ...]
 At = Callable[[Places], Expr]

@@ -296,7 +296,7 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
 @meaning(View)
 def run_view(builder: Builder, op: View, offset: Eval, fr: Frame) -> None:
     name = op.buffer.name
-    if builder.threads and op.buffer.space is Space.SHARED:
+    if builder.threads and op.buffer.is_shared:
         fr.bufs[name] = fr.agent.block.existing(name)
         return
     sizes = (uniform_int(fr, builder.evaluate(s)(fr), "a size") for s in op.buffer.shape)

@@ -302,7 +302,7 @@ class Tracer:
     def _accumulates(self, fr: Frame) -> None:
         """`v = max(v, x)` in a variable of the iteration: a reduction, one element at a time."""
         op, e = self.op, self.expr
-        if not isinstance(op, Store) or op.buffer.space is not Space.LOCAL:
+        if not isinstance(op, Store) or not op.buffer.is_local:
             return
         name = e.op if isinstance(e, Bin) else e.name if isinstance(e, Call) else ""
         if name not in ("max", "min", "*", "max_nan", "min_nan"):

@@ -269,7 +269,7 @@ def store_packed(op: Intrinsic, to: TileRegion, word: Eval, fr: Frame) -> None:
     kind = to.buffer.dtype.numpy
     words = np.array(spread(fr, word(fr)), np.uint32)[:, None]
     values = of_words(words, kind)
-    if to.buffer.space is Space.LOCAL:
+    if to.buffer.is_local:
         write_registers(fr, to, values)
         return
     mem, where = _vector(fr, to, values.shape[1])

@@ -17,7 +17,6 @@ from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.lang.builder import CHOSEN
 from tilewright.support import env
-from tilewright.support.errors import CompileError
 
 
 class Executable(Protocol):

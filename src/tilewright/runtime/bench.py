@@ -19,7 +19,6 @@ from tilewright.ir.dtype import dtype
 from tilewright.ir.target import Target
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.timing import measure
-from tilewright.support.errors import LaunchError
 from tilewright.targets.arrays import Array, ArrayView, library_of, torch_loaded, view_of
 
 

@@ -16,7 +16,7 @@ from tilewright.lang.trace import DirectTrace, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.content_key import Context, content_key
-from tilewright.support.errors import CompileError, suggest
+from tilewright.support.errors import suggest
 from tilewright.support.key_rules import LEAVES, Key, Unkeyable
 
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})

@@ -10,7 +10,6 @@ import numpy as np
 
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
-from tilewright.support.errors import LaunchError
 from tilewright.targets.arrays import Array, stream_handle, view_of
 from tilewright.targets.dlpack import CPU, export
 

@@ -19,7 +19,6 @@ from tilewright.ir.bind import check_rank, solve, unused_params, written_params
 from tilewright.ir.core import *
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.outputs import HostArray, stored_as, torch_dtype
-from tilewright.support.errors import CompileError, LaunchError
 
 _SCALARS = {"float": "float", "int": "SymInt", "uint": "SymInt", "bool": "bool"}
 

@@ -22,7 +22,7 @@ from tilewright.ir.core import *
 from tilewright.ir.expr import walk as walk_expr
 from tilewright.machine import Stopped
 from tilewright.runtime.backends import resolve
-from tilewright.support.errors import RunError, SanitizerError, TilewrightError
+from tilewright.support.errors import TilewrightError
 from tilewright.tools.collect import Found
 from tilewright.tools.compare import THREADS, against, difference
 from tilewright.tools.inputs import KINDS, arguments, sizes

@@ -10,7 +10,6 @@ import numpy as np
 from tilewright.ir.bind import static_value
 from tilewright.ir.core import *
 from tilewright.runtime.bench import supply
-from tilewright.support.errors import LaunchError
 
 KINDS = ("integers", "floats")  # of data: sums of small integers are exact in any order
 

@@ -97,7 +97,7 @@ def accesses_of(op: Op, general: str = "threads") -> Iterator[_Found]:
             kind = kinds.get(writes, general)
             if isinstance(op, Atomic) and region is op.dst:
                 kind = "atomic"
-            pattern = _copy_pattern(op) if region.buffer.space is Space.SHARED else None
+            pattern = _copy_pattern(op) if region.buffer.is_shared else None
             box = tuple(
                 (s, int(e.value)) if isinstance(e, Const) else None
                 for s, e in zip(region.starts, region.extents, strict=True)

@@ -151,7 +151,7 @@ class _Analysis:
                     self.mark(op.result, None, op, f"the result of `{op.name}`")
                 if foreign:
                     for region in (a for a in op.args if isinstance(a, Region)):
-                        if region.buffer.space is Space.LOCAL:
+                        if region.buffer.is_local:
                             self.mark(region.buffer, None, op, f"an operand of `{op.name}`")
         read = (r.buffer for r in regions(op, reads=True) if r.buffer in self.causes)
         for buffer in written_buffers(op):

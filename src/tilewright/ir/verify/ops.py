@@ -30,7 +30,7 @@ from tilewright.ir.verify.core import (
 
 @rule
 def _alloc(op: Alloc, context: Context) -> None:
-    if op.buffer.space is Space.GLOBAL:
+    if op.buffer.is_global:
         context.fail(
             f"{op.buffer.name} is global memory allocated in a kernel",
             fix="declare it as scratch of the program",
@@ -393,7 +393,7 @@ def _ptx(op: Intrinsic, context: Context) -> None:
     """Registers that the text writes are results, or variables of the thread in front."""
     written = op.width or 0
     for arg in op.args[:written]:
-        if not isinstance(arg, Region) or arg.buffer.space is not Space.LOCAL:
+        if not isinstance(arg, Region) or not arg.buffer.is_local:
             context.fail("ptx writes what is no variable of the thread", expected="&x in front")
     beyond = {n for n in written_operands(op.text) if n > written or (n == 0 and op.result is None)}
     if not 0 <= written <= len(op.args) or beyond:

@@ -189,7 +189,7 @@ def _map(op: Map, context: Context) -> None:
                 op=inner,
                 fix="move it out of the map",
             )
-        if isinstance(inner, Alloc) and inner.buffer.space is not Space.LOCAL:
+        if isinstance(inner, Alloc) and not inner.buffer.is_local:
             context.fail(
                 f"{inner.buffer.name} is allocated inside a map",
                 op=inner,

@@ -13,7 +13,7 @@ from tilewright.ir import scope
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
-from tilewright.support.errors import CompileError, at
+from tilewright.support.errors import at
 from tilewright.targets.cpu.emit_expr import Mem
 from tilewright.targets.cpu.emit_nest import Folded, conjuncts, paired
 from tilewright.targets.cpu.emit_tile import TileEmitter

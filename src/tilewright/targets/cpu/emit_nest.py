@@ -119,7 +119,7 @@ class NestEmitter(ExprEmitter):
     def _kinds(self, var: Var, touches: list[_Touch]) -> Iterator[float]:
         """Per varying access: 1 for a contiguous one, less for a gathered one."""
         for touch in touches:
-            if touch.buffer.space is Space.LOCAL:
+            if touch.buffer.is_local:
                 continue
             steps = [stride_of(i, var, touch.ranges) for i in touch.indices]
             if all(step == 0 for step in steps):
@@ -180,7 +180,7 @@ class NestEmitter(ExprEmitter):
         assured: set[tuple[Expr, Expr]] = set()
         holds: set[Expr] = set()
         for touch in touches:
-            if touch.buffer.space is Space.LOCAL:
+            if touch.buffer.is_local:
                 continue
             for idx, size in zip(touch.indices, touch.buffer.shape, strict=True):
                 step = stride_of(idx, var, touch.ranges)

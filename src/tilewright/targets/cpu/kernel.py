@@ -18,7 +18,6 @@ from tilewright.ir.bind import array_sizes, shape_of
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.support.cache import UNREADABLE
-from tilewright.support.errors import RunError
 from tilewright.support.show import cut, show_line
 from tilewright.targets.arrays import ArrayView
 from tilewright.targets.cpu.host import (

@@ -21,7 +21,7 @@ from tilewright.passes.cuda_passes import FIRST, LOWER, SCHEDULE
 from tilewright.passes.layout.shared_tiles import row_major_strides
 from tilewright.passes.memory.place_shared import TooMuchShared
 from tilewright.passes.run import Trace, run_pipeline
-from tilewright.support.errors import CompileError, Cost, VerifyError
+from tilewright.support.errors import Cost, VerifyError
 from tilewright.targets.cuda.blame import blamed, with_tiles
 from tilewright.targets.cuda.emit import HEADER, PARTS, KernelSource, MapParam, Source, emit_program
 from tilewright.targets.cuda.launch import (

@@ -8,7 +8,6 @@ import re
 
 from tilewright.ir.core import *
 from tilewright.passes.memory.place_shared import TooMuchShared
-from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.names import quoted_path
 
 _QUOTED = re.compile(r"['\"]([^'\"]+)['\"]")
@@ -23,7 +22,7 @@ def blamed(error: CompileError, program: Program) -> CompileError:
     place = _op_at(found.loc, ops) or _about(foreign, words)
     loc, fix = found.loc, found.fix
     if "registers" in found.message:
-        tiles = [op for op in ops if isinstance(op, Alloc) and op.buffer.space is Space.FRAGMENT]
+        tiles = [op for op in ops if isinstance(op, Alloc) and op.buffer.is_fragment]
         largest = max(tiles, key=lambda op: op.buffer.bytes, default=None)
         loc = largest.loc if largest is not None else _kernel_loc(program)
         fix = "use smaller fragments, or fewer threads with more registers each"
@@ -52,11 +51,7 @@ def blamed(error: CompileError, program: Program) -> CompileError:
 def with_tiles(error: TooMuchShared, program: Program) -> TooMuchShared:
     """`error` at the largest tile of the text, with what each tile takes: its slots in a ring, and
     its line."""
-    allocs = {
-        op.buffer.name: op
-        for op in walk_ops(program.kernels, Alloc)
-        if op.buffer.space is Space.SHARED
-    }
+    allocs = {op.buffer.name: op for op in walk_ops(program.kernels, Alloc) if op.buffer.is_shared}
     found, words, deep, first = error.diagnostic, [], False, None
     for name, size in sorted(error.tiles.items(), key=lambda tile: (-tile[1], tile[0])):
         op = allocs.get(name)

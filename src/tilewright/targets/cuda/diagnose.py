@@ -25,7 +25,7 @@ import numpy as np
 from tilewright.ir.core import *
 from tilewright.ir.text import print_expr
 from tilewright.support import env
-from tilewright.support.errors import HangError, LaunchError, TilewrightError
+from tilewright.support.errors import HangError, TilewrightError
 from tilewright.targets.cuda.driver import Device
 from tilewright.targets.cuda.emit import Site
 from tilewright.targets.cuda.launch import CudaModule, LaunchSpec, Step

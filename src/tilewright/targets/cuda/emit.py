@@ -20,7 +20,6 @@ from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
 from tilewright.ir.tensor_map import MapHint
 from tilewright.ir.verify.structure import REGISTERS_PER_BLOCK
-from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.emit_expr import TYPES, print_expr
 from tilewright.targets.cuda.emit_foreign import FOREIGN
 from tilewright.targets.cuda.instructions import adjacent, instruction, together
@@ -404,7 +403,7 @@ def _walks_memory(op: For) -> bool:
     into registers, and takes the assembler minutes."""
     for inner in walk_ops(op.body):
         for x, _ in elements_of(inner):
-            large = x.buffer.space is Space.LOCAL and x.buffer.bytes > LARGE
+            large = x.buffer.is_local and x.buffer.bytes > LARGE
             if large and any(op.var in variables(i) for i in x.indices):
                 return True
     return False

@@ -10,7 +10,6 @@ import numpy as np
 
 from tilewright.ir.analysis.linear import is_ring
 from tilewright.ir.core import *
-from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.names import LIBRARY, Names
 from tilewright.targets.cuda.spans import Spans, below
 

@@ -8,7 +8,6 @@ from string import Formatter
 from typing import Protocol
 
 from tilewright.ir.core import *
-from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.emit_expr import TYPES
 from tilewright.targets.cuda.names import Names
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir.atoms import MATRIX_TYPES
 from tilewright.ir.core import *
-from tilewright.support.errors import CompileError
 
 Fields = dict[str, str]
 

@@ -10,7 +10,6 @@ from tilewright.ir.atoms import ATOMS, Feature
 from tilewright.ir.chips import Chip
 from tilewright.ir.core import *
 from tilewright.ir.target import ARCHITECTURES, Target
-from tilewright.support.errors import CompileError
 
 GRID = (2**31 - 1, 65535, 65535)  # blocks along each axis
 REGISTERS_OF_THREAD = 255
@@ -30,7 +29,7 @@ def check_tiles(program: Program, target: Target, scheduled: bool = False) -> No
         _check_cluster(kernel, target)
         for op in walk_ops(kernel):
             _check_chip(op, target, scheduled)
-            if isinstance(op, Alloc) and not (scheduled and op.buffer.space is Space.FRAGMENT):
+            if isinstance(op, Alloc) and not (scheduled and op.buffer.is_fragment):
                 _check_tile(op, threads, target)
 
 

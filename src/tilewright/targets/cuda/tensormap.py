@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 from tilewright.ir.bind import static_value
 from tilewright.ir.core import *
-from tilewright.support.errors import CompileError, LaunchError
 from tilewright.targets.dlpack import row_major
 
 Sizes: TypeAlias = Mapping[str, int]
