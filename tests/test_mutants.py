@@ -52,7 +52,7 @@ HOLES = {
     "a lane that is not there": (
         "segments", "shuffle from another lane", threads, "require_lanes", lambda *_: None),
     "zeros from outside are data": (
-        "softmax", "drop a mask", padding, "reduced", lambda *_: None),
+        "softmax", "drop a mask", padding, "mark_reduce", lambda *_: None),
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from devtools.fuzz.run import Plan, fuzz, judge, reduce_program
 from devtools.fuzz.shrink import shrink
 from tests.fuzz.bugs import BUGS
 from tests.fuzz.plant import SOURCE, Hunt, hunt
+from tilewright.ir.expr import const
 from tilewright.targets.cpu import emit_tile
 from tilewright.tools.compare import difference
 
@@ -80,13 +81,12 @@ def test_differences_are_told():
 @pytest.fixture
 def wrong_minimum(monkeypatch):
     """The CPU target's minimum starts from 0."""
-    right = emit_tile._fold
+    right = emit_tile.identity
 
-    def wrong(op, src, dst):
-        fold = right(op, src, dst)
-        return replace(fold, neutral=0) if op == "min" else fold
+    def wrong(op, kind):
+        return const(0, kind) if op == "min" else right(op, kind)
 
-    monkeypatch.setattr(emit_tile, "_fold", wrong)
+    monkeypatch.setattr(emit_tile, "identity", wrong)
 
 
 def test_a_planted_bug_is_found_and_shrunk(wrong_minimum, tmp_path):

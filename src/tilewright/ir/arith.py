@@ -389,7 +389,7 @@ def wrap(value: _Operand | Any, like: DType | None = None) -> Expr:
     if not isinstance(value, (bool, int, float)):
         name, tile = getattr(value, "name", None), hasattr(value, "tile_value")
         raise (TileOperand if tile else CompileError)(
-            f"a {'tile' if tile or name else type(value).__name__} cannot be a number in a kernel",
+            f"a {'tile' if tile or name else type(value).__name__} cannot be used as a value",
             expected="a number or a run-time value",
             got=repr(value)[:80],
             fix="a word or a function that returns nothing gives None"

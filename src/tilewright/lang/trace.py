@@ -448,7 +448,9 @@ def is_direct(function: Any) -> bool:
         owner = function.__globals__.get(path[0]) if len(path) == 2 else None
         # `T.Kernel` of our `T`, however it was imported
         ours = owner is None or getattr(owner, "__name__", "").endswith("language")
-        if path[-1] in _DIRECT_WORDS and path[0] != IMPORT and ours:
+        # a factory may call something of its own `tile`
+        is_word = path[-1] in _DIRECT_WORDS and (len(path) == 2 or path[-1] != "tile")
+        if is_word and path[0] != IMPORT and ours:
             return True
     return False
 
