@@ -552,4 +552,5 @@ def _operand(value: Value, axis: Axis, left: bool) -> tuple[Buffer, bool]:
 give_operators(Tiles)
 for _name, _op in _METHODS.items():
     setattr(Tiles, f"__i{_name}__", _operator(_op))
+setattr(Tiles, "T", property(lambda self: value_of(self).T))  # noqa: B010
 WORDS["region"] = lambda value: whole(value_of(value).hold())
