@@ -234,9 +234,13 @@ def dims(shape: Any) -> tuple[int, ...]:
 
 
 def _folding(name: str) -> Any:
-    def word(self: Model, x: Any, other: Any = None, *, dim: Any = None, keepdim: bool = False) -> Val:
+    def word(
+        self: Model, x: Any, other: Any = None, *, dim: Any = None, keepdim: bool = False
+    ) -> Val:
         if dim is None:
-            return Val(getattr(np, f"{name}imum")(plain(x, kept(x, other)), plain(other, kept(x, other))))
+            return Val(
+                getattr(np, f"{name}imum")(plain(x, kept(x, other)), plain(other, kept(x, other)))
+            )
         return Val(getattr(np, name)(x.a, axis=dim, keepdims=keepdim))
 
     return word

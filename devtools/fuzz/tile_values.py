@@ -361,7 +361,9 @@ class Maker:
             return Term(f"T.{word}({a.text})", dims, "float32", 10, False)
         a = self.expr(dims, depth - 1, kind, exact)
         wide = "float32" if kind == "f" else "int32"
-        return r.choice((replace(a, text=f"(-{a.text})", dtype=wide), replace(a, text=f"abs({a.text})")))
+        return r.choice(
+            (replace(a, text=f"(-{a.text})", dtype=wide), replace(a, text=f"abs({a.text})"))
+        )
 
     def binary(self, dims: tuple[str, ...], depth: int, kind: str, exact: bool) -> Term:
         r = self.r
@@ -481,15 +483,22 @@ class Maker:
         else:
             at = r.randrange(len(dims) + 1)
             inner, key = (*dims[:at], "6", *dims[at:]), str(r.randrange(6))
-        a = self.expr(inner, depth - 1, kind, exact)
-        if not a.dims:
-            return a
+        a = self.loaded(self.expr(inner, depth - 1, kind, exact))
         keys = [":"] * at + [key]
         return replace(a, text=f"({a.text})[{', '.join(keys)}]", dims=dims)
 
     # ── statements ──
 
+    def loaded(self, term: Term) -> Term:
+        """A region's name would stand for the region, not for what is read there."""
+        if re.fullmatch(r"[XLYZ]\d+\[.*\]", term.text) and not any(
+            d in self.tiles for d in term.dims
+        ):
+            return replace(term, text=f"T.load({term.text})")
+        return term
+
     def bound_name(self, name: str, term: Term) -> str:
+        term = self.loaded(term)
         self.names[name] = replace(term, text=name)
         return f"{name} = {term.text}"
 
@@ -508,7 +517,9 @@ class Maker:
             if there:
                 name = r.choice(there)
                 old = self.names[name]
-                return [self.bound_name(name, self.expr(old.dims, 2, r.choice("fi"), r.random() < 0.7))]
+                return [
+                    self.bound_name(name, self.expr(old.dims, 2, r.choice("fi"), r.random() < 0.7))
+                ]
         dims = self.some_dims(3 if self.chance(0.1) else 2)
         term = self.expr(dims, r.randint(1, 3), r.choice("ffi"), self.chance(0.7))
         return [self.bound_name(self.fresh("v"), term)]
@@ -551,7 +562,7 @@ class Maker:
             kind = "f" if dtype != "int32" else "i"
             first = f'T.full({shape(dims)}, {r.randint(-2, 2)}, "{dtype}")'
             if self.chance(0.5) and dims:
-                term = self.cut(self.expr(dims, 1, kind, True))
+                term = self.loaded(self.cut(self.expr(dims, 1, kind, True)))
                 first, dtype = term.text, term.dtype
             starts.append(f"{name} = {first}")
             self.names[name] = Term(name, dims, dtype, LARGE)
@@ -713,7 +724,9 @@ class Maker:
         term = self.names[old]
         missing = [v for v in self.grid if v not in term.dims]
         keys = [*missing, *(d if d in self.tiles else ":" for d in term.dims)] or [":"]
-        along = [*(AXES.get(v, "B") for v in missing), *(AXES.get(d, d) for d in term.dims)] or ["4"]
+        along = [*(AXES.get(v, "B") for v in missing), *(AXES.get(d, d) for d in term.dims)] or [
+            "4"
+        ]
         dtype = "int32" if term.kind == "b" else term.dtype
         array = Array_(tuple(along), dtype, "small", term.bound, term.exact)
         text = f'{name} = T.empty({shape(along)}, "{dtype}")'
@@ -803,9 +816,11 @@ def argument(array: Array_, sizes: dict[str, int], rng: Any) -> Array:
     return rng.integers(-3, 4, dims).astype(DTYPES[array.dtype])  # type: ignore[no-any-return]
 
 
-def arguments(program: Program, seed: int) -> dict[str, Array]:
-    rng = np.random.default_rng(seed)
-    return {n: argument(a, program.sizes, rng) for n, a in program.params.items()}
+def arguments(program: Program) -> dict[str, Array]:
+    return {
+        name: argument(array, program.sizes, np.random.default_rng([program.seed, *name.encode()]))
+        for name, array in program.params.items()
+    }
 
 
 def play(
@@ -867,12 +882,10 @@ def differs(want: Tensor, got: Array, exact: bool) -> str:
     return f"at {at} the model has {a[at]}, the kernel {b[at]}; {int((~same).sum())} differ"
 
 
-def judge(
-    program: Program, target: str, default: bool = False
-) -> tuple[str, str, Finding | None]:
+def judge(program: Program, target: str, default: bool = False) -> tuple[str, str, Finding | None]:
     """'ok', 'refused' and why, 'wild' (the model gives up) or 'found'. `default`: at the sizes of
     tiles that nobody chose."""
-    text, given = program.text, arguments(program, program.seed)
+    text, given = program.text, arguments(program)
     chosen: dict[str, int] = {}
     file = "<tiles>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
@@ -888,6 +901,8 @@ def judge(
         if default:
             used = chosen
     except CompileError as error:
+        if re.match(r"\w+(Error|Iteration|Exception): ", error.message):
+            return "found", "", Finding("crash", error.message, program)
         return "refused", error.message, None
     except Exception as error:
         return "found", "", Finding("crash", f"{type(error).__name__}: {error}", program)
@@ -904,6 +919,8 @@ def judge(
         return "found", "", Finding("crash", f"{said}: {error}", program)
     results = made if isinstance(made, (tuple, list)) else (made,)
     for name, result in zip(outs, results, strict=True):
+        if not outs[name].written.all():  # as in programs that were made smaller
+            result = np.where(outs[name].written, result, outs[name].a)
         told = differs(outs[name], result, program.outs[name].exact)
         if told:
             return "found", "", Finding("mismatch", f"{name} {told}; {said}", program)
@@ -932,19 +949,27 @@ def smaller(program: Program, finding: Finding, target: str, default: bool) -> F
     """The finding in as few statements as show it."""
 
     def fails(body: list[Any]) -> bool:
-        less = replace(program, body=body)
-        shown = less.text
-        less = replace(less, outs={n: a for n, a in less.outs.items() if f"{n} = T.e" in shown})
         try:
-            found = judge(less, target, default)[2]
+            small = less(program, body)
+            play(small, small.tiles, arguments(small))  # names may be missing
+            found = judge(small, target, default)[2]
         except Exception:
             return False
         return found is not None and found.kind == finding.kind
 
-    body = shrink(program.body, fails)
-    less = replace(program, body=body)
-    less = replace(less, outs={n: a for n, a in less.outs.items() if f"{n} = T.e" in less.text})
-    return judge(less, target, default)[2] or finding
+    small = less(program, shrink(program.body, fails))
+    return judge(small, target, default)[2] or finding
+
+
+def less(program: Program, body: list[Any]) -> Program:
+    """The program with this body: it has the tensors that are named there."""
+    text = "\n".join(lines(body, 0))
+    used = {n: a for n, a in program.params.items() if re.search(rf"\b{n}\b", text)}
+    for size in program.sizes:
+        if not any(size in a.dims for a in used.values()):
+            used[f"S{size}"] = Array_((size,), "int32")
+    outs = {n: a for n, a in program.outs.items() if f"{n} = T.empty" in text}
+    return replace(program, body=body, params=used, outs=outs)
 
 
 @dataclass

@@ -502,7 +502,9 @@ class Product(Value):
 
     def continues(self, other: Any) -> bool:
         """Whether `other + self` is a sum that starts with `other`."""
-        if self.init is not None or not isinstance(other, Value) or isinstance(other, Product):
+        if self.init is not None or self.is_named:  # a loop may change what a name has
+            return False
+        if not isinstance(other, Value) or isinstance(other, Product):
             return False
         return other.kind == self.kind and [a.key for a in other.axes] == [a.key for a in self.axes]
 
