@@ -200,7 +200,7 @@ class Maker:
             elif dim.isdigit():
                 low = r.randrange(3)
                 keys_.append(f"{low}:{low + int(dim)}" if self.chance(0.5) else ":")
-                along.append("9" if ":" != keys_[-1] else dim)
+                along.append("9" if keys_[-1] != ":" else dim)
             else:
                 keys_.append(":")
                 along.append(dim)
@@ -775,9 +775,9 @@ def make(seed: int) -> Program:
     maker = Maker(r, sizes)
     body = [line for _ in range(r.choice((1, 1, 1, 2))) for line in maker.kernel()]
     # every size is that of an argument
-    for name in sizes:
-        if not any(name in a.dims for a in maker.params.values()):
-            maker.params[f"S{name}"] = Array_((name,), "int32")
+    for size in sizes:
+        if not any(size in a.dims for a in maker.params.values()):
+            maker.params[f"S{size}"] = Array_((size,), "int32")
     loops = [m.group(1) for line in lines(body, 0) if (m := HEAD.match(line))]
     names = list(dict.fromkeys(n.strip() for names in loops for n in names.split(",")))
     grids = [[n for n in names.split(", ") if n in AXES] for names in loops]
@@ -856,18 +856,18 @@ class Finding:
 @contextmanager
 def watched(chosen: dict[str, int]) -> Iterator[None]:
     """Default sizes of tiles are noted."""
-    was = trace.default_sizes
+    was = vars(trace)["default_sizes"]
 
     def noted(builder: Any) -> dict[str, int]:
         found = was(builder)
         chosen.update(found)
         return found
 
-    trace.default_sizes = noted
+    vars(trace)["default_sizes"] = noted
     try:
         yield
     finally:
-        trace.default_sizes = was
+        vars(trace)["default_sizes"] = was
 
 
 def differs(want: Tensor, got: Array, exact: bool) -> str:
