@@ -230,6 +230,55 @@ def test_branches_carry_values(target):
 
 
 @each_target
+def test_values_of_an_arm_that_has_ended_are_left_alone(target):
+    @tw.jit(target=target)
+    def kernel(X, flag):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        flag: T.Tensor((2,), "int32")
+        low, high = T.empty((2, N)), T.empty((2, N))
+        for i, n in T.tile(T.each(2), N, size=8):
+            a, b = T.load(X[n]), T.load(X[n + 1])
+            for _ in range(3):
+                if flag[i] > 0:
+                    a, b = b, a
+                else:
+                    twice = a * 2
+                    b, a = T.maximum(a, b), T.minimum(twice, b)
+                a += 1
+            low[i, n], high[i, n] = a, b
+        return low, high
+
+    x = np.array([5, 1, 4, 2, 7, 0, 3, 6, 9], np.float32)
+    low, high = kernel(x, np.array([0, 1], np.int32))
+    for i in range(2):
+        a, b = x, np.append(x[1:], 0)
+        for _ in range(3):
+            b, a = (a, b) if i else (np.maximum(a, b), np.minimum(a * 2, b))
+            a = a + 1
+        assert low[i].tolist() == a.tolist() and high[i].tolist() == b.tolist()
+
+
+@each_target
+def test_a_carried_product_is_added_to(target):
+    @tw.jit(target=target)
+    def kernel(A, X):
+        M, K = T.const("M, K")
+        A: T.Tensor((M, K), "float32")
+        X: T.Tensor((M, M), "float32")
+        Y = T.empty((M, M), "float32")
+        for _ in T.tile():
+            acc = A[:, :] @ A[:, :].T
+            for _ in range(3):
+                acc += X[:, :] * 2
+            Y[:, :] = acc
+        return Y
+
+    a, x = np.ones((16, 8), np.float32), np.ones((16, 16), np.float32)
+    assert kernel(a, x).tolist() == [[14.0] * 16] * 16
+
+
+@each_target
 def test_padding_takes_part_in_nothing(target):
     @tw.jit(target=target)
     def kernel(X):

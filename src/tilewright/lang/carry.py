@@ -43,6 +43,8 @@ def carry(name: str, old: Value, new: Any) -> Value:
     buffer = old.hold()
     own = {id(made)} | ({id(made.init)} if isinstance(made, Product) else set())
     for value in live(builder):
+        if not builder.in_scope(value.position):  # no name stands for it any more
+            continue
         needed = value.is_named or not depends(made, value)
         if needed and value is not old and id(value) not in own and depends(value, old):
             value.hold()
@@ -56,6 +58,8 @@ def carry(name: str, old: Value, new: Any) -> Value:
         builder.emit(_elementwise(builder, made, old, buffer))
     held = Value.of(old.axes, buffer)
     held.name, held.is_named = old.name, True
+    if not made.is_named and not isinstance(made, Product):  # what it was made of may change
+        made.at, made.parts = held.element, (held,)
     return held
 
 

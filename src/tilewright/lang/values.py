@@ -501,7 +501,9 @@ class Product(Value):
 
     def continues(self, other: Any) -> bool:
         """Whether `other + self` is a sum that starts with `other`."""
-        if self.init is not None or not isinstance(other, Value) or isinstance(other, Product):
+        if self.init is not None or self.is_named:  # a loop may change what a name has
+            return False
+        if not isinstance(other, Value) or isinstance(other, Product):
             return False
         return other.kind == self.kind and [a.key for a in other.axes] == [a.key for a in self.axes]
 
@@ -551,4 +553,5 @@ def _operand(value: Value, axis: Axis, left: bool) -> tuple[Buffer, bool]:
 give_operators(Tiles)
 for _name, _op in _METHODS.items():
     setattr(Tiles, f"__i{_name}__", _operator(_op))
+setattr(Tiles, "T", property(lambda self: value_of(self).T))  # noqa: B010
 WORDS["region"] = lambda value: whole(value_of(value).hold())
