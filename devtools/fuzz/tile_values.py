@@ -682,8 +682,8 @@ class Maker:
                 )
             )
         name = self.param(Array_(("B",), "int32", "label"))
-        low = r.choice(("0", "1", f"{name}[0] - 1"))
-        return f"({low}, {name}[0] + {r.randint(1, 9)})", ""
+        first = r.choice(("0", "1", f"{name}[0] - 1"))
+        return f"({first}, {name}[0] + {r.randint(1, 9)})", ""
 
     # ── kernels ──
 
@@ -859,7 +859,7 @@ def watched(chosen: dict[str, int]) -> Iterator[None]:
     was = vars(trace)["default_sizes"]
 
     def noted(builder: Any) -> dict[str, int]:
-        found = was(builder)
+        found: dict[str, int] = was(builder)
         chosen.update(found)
         return found
 
