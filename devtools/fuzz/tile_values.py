@@ -26,6 +26,7 @@ import numpy as np
 
 import tilewright as tw
 import tilewright.language as T
+from devtools.fuzz.python_meaning import shrink
 from devtools.fuzz.tile_model import DTYPES, Array, Model, Tensor, TooLarge, is_float
 from tilewright.lang import trace
 from tilewright.support.errors import CompileError, TilewrightError
@@ -929,20 +930,6 @@ def judge(program: Program, target: str, default: bool = False) -> tuple[str, st
         if told:
             return "found", "", Finding("mismatch", f"{name} {told}; {said}", program)
     return "ok", "", None
-
-
-def shrink(body: list[Any], fails: Callable[[list[Any]], bool]) -> list[Any]:
-    """`body` without the statements that do not matter."""
-    for at in range(len(body) - 1, -1, -1):
-        if isinstance(body[at], list):
-            body = [*body[:at], shrink(body[at], lambda b, at=at, all=body: fails(  # type: ignore[misc]
-                [*all[:at], b, *all[at + 1:]])), *body[at + 1 :]]  # fmt: skip
-            continue
-        drop = 2 if at + 1 < len(body) and isinstance(body[at + 1], list) else 1
-        less = [*body[:at], *body[at + drop :]]
-        if less and fails(less):
-            body = less
-    return body
 
 
 def smaller(program: Program, finding: Finding, target: str, default: bool) -> Finding:

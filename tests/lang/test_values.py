@@ -168,6 +168,28 @@ def test_a_name_keeps_the_value_that_it_was_given(target):
 
 
 @each_target
+def test_a_formula_under_two_names_is_two_values(target):
+    @tw.jit(target=target)
+    def kernel(X):
+        N = T.const("N")
+        X: T.Tensor((N,), "int32")
+        Y = T.empty((N,), "int32")
+        for n in T.tile(N, size=8):
+            start = n.index + 0
+            for _ in range(2):
+                now = start
+                for _ in range(3):
+                    now = now + X[n]
+                X[n] = now
+            Y[n] = start
+        return Y
+
+    x = np.ones(11, np.int32)
+    assert kernel(x).tolist() == list(range(11))
+    assert x.tolist() == [n + 3 * (n + 3) for n in range(11)]
+
+
+@each_target
 def test_a_reduction_that_is_asked_for_twice_is_not_shared_with_what_a_loop_changes(target):
     @tw.jit(target=target)
     def kernel(X):
@@ -376,25 +398,40 @@ def test_scatters_and_atomics(target):
     assert counts.tolist() == np.bincount(where % 4, minlength=4).tolist()
 
 
-def test_values_and_words_mix():
-    @tw.jit(target="interp -sanitize")
+@each_target
+def test_values_and_words_mix(target):
+    @tw.jit(target=target)
     def kernel(X):
         M, N = T.const("M, N")
         X: T.Tensor((M, N), "float32")
         Y = T.empty((M, N), "float32")
-        for m in T.tile(M, size=16):
-            tile = T.alloc_shared((16, N), "float32")
-            T.copy(X[m.start, 0], tile)
-            doubled = tile[:, :] * 2
-            T.copy(doubled, tile)
-            for i, j in T.Parallel(16, N):
+        for _ in T.tile():
+            tile = T.alloc_shared((M, N), "float32")
+            T.copy(X, tile)
+            T.copy(tile[:, :] * 2, tile)
+            for i, j in T.Parallel(M, N):
                 tile[i, j] = tile[i, j] + 1
-            Y[m, :] = tile[:, :][:, :]
+            Y[:, :] = tile[:, :] - T.max(X[:, :], dim=1, keepdim=True)
         return Y
 
-    x = np.ones((16, 8), np.float32)
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+    assert kernel(x).tolist() == (2 * x + 1 - x.max(1, keepdims=True)).tolist()
+
+
+def test_a_size_that_happens_to_be_equal_does_not_match():
+    @tw.jit(target="interp")
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M, size=4):
+            tile = T.alloc_shared((4, N), "float32")
+            T.clear(tile)
+            Y[m, :] = tile[:, :]  # 4 rows of a tile are no rows of m
+        return Y
+
     with pytest.raises(tw.CompileError, match="do not broadcast"):
-        kernel(x)  # 16 rows of a tile are no rows of m
+        kernel(np.ones((4, 8), np.float32))
 
 
 def test_the_text_of_a_value_names_it():

@@ -48,7 +48,7 @@ def _alloc(shape: Any, dtype: Any, space: Space, default: str) -> Tile:
     shape = shape_tuple(shape)  # before the dtype: the two are easily exchanged
     buffer = new_buffer(builder, shape, find_dtype(dtype), space, default)
     builder.emit(Alloc(buffer))
-    return Tile(buffer, kernel)
+    return Tile(buffer, kernel, shape)
 
 
 def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared") -> Tile:

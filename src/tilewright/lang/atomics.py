@@ -9,7 +9,7 @@ from tilewright.ir.core import *
 from tilewright.lang.alloc import REDUCERS
 from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.handles import WORDS, Access, Done, Tile, describe, fitting, region_of
-from tilewright.lang.math import infinity, max_value, min_value
+from tilewright.lang.math import identity
 from tilewright.lang.move import tiles
 from tilewright.lang.types import named, one_of
 from tilewright.support.errors import word
@@ -212,14 +212,6 @@ def _reducer(value: Any) -> str:
     return str(op)
 
 
-def _identity(op: str, kind: DType) -> Expr:
-    if op in ("max", "min"):
-        top = infinity(kind) if kind.is_float else max_value(kind)
-        return top if op == "min" else -top if kind.is_float else min_value(kind)
-    ones = -1 if kind.kind == "int" else kind.max_value
-    return const(ones if op == "bitand" else 0, kind)
-
-
 def reducer_init(reducer: Any, init: Any = None) -> None:
     """Every element = the neutral value of the reducer's op, or `init`.
 
@@ -234,7 +226,7 @@ def reducer_init(reducer: Any, init: Any = None) -> None:
     op = _reducer(reducer)
     builder = current_block()
     to = region_of(reducer)
-    value = _identity(op, to.dtype) if init is None else fitting(init, to.buffer)
+    value = identity(op, to.dtype) if init is None else fitting(init, to.buffer)
     builder.emit(Fill(to, value))
 
 

@@ -13,8 +13,9 @@ from tilewright.lang.where import locate
 
 def named(value: Value, name: str | None) -> Value:
     """The value under a name: it is computed once, where it got the name."""
-    if value.is_named:
+    if value.is_bound:
         return named(again(value), name)
+    value.is_bound = True
     value.name, value.position = name or value.name, current().position()
     value.is_named = not value.is_formula or name in current().carried
     return value

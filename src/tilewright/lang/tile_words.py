@@ -14,6 +14,7 @@ from tilewright.lang.alloc import alloc_var
 from tilewright.lang.atomics import atomic_add as atomic_add_element
 from tilewright.lang.axes import ONE, broadcast, shape_text
 from tilewright.lang.builder import current, current_block
+from tilewright.lang.check import check_dim
 from tilewright.lang.handles import Tile, Tiles
 from tilewright.lang.indexing import guarded_map, read
 from tilewright.lang.types import shape_tuple, static_int
@@ -182,19 +183,6 @@ def where(cond: Any, a: Any, b: Any) -> Any:
     return lift(choose, cond, a, b, what="T.where")
 
 
-def _extreme(name: str) -> Callable[[Any, Any], Any]:
-    def either(a: Any, b: Any) -> Any:
-        if not _any(map(is_tile, (a, b))):
-            return getattr(math, name)(a, b)
-        return lift(_keeping_nan(name), a, b, what=f"T.{name}imum")
-
-    return either
-
-
-def _keeping_nan(name: str) -> Callable[[Any, Any], Any]:
-    return lambda a, b: getattr(math, name)(a, b)
-
-
 def maximum(a: Any, b: Any) -> Any:
     """The larger of two, element by element.
 
@@ -202,7 +190,7 @@ def maximum(a: Any, b: Any) -> Any:
         Y[:, :] = T.maximum(X[:, :], 2)
         # Y[0]: 2 2 2 3
     """
-    return _extreme("max")(a, b)
+    return elementwise(math.max, keeps=True)(a, b)
 
 
 def minimum(a: Any, b: Any) -> Any:
@@ -212,33 +200,16 @@ def minimum(a: Any, b: Any) -> Any:
         Y[:, :] = T.minimum(X[:, :], 2)
         # Y[0]: 0 1 2 2
     """
-    return _extreme("min")(a, b)
+    return elementwise(math.min, keeps=True)(a, b)
 
 
 # ── reductions ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _dims(x: Value, dim: Any) -> list[int]:
-    found = []
-    for each in dim if isinstance(dim, (tuple, list)) else (dim,):
-        at = static_int(each, f"dim of T.{word()}")
-        if not -x.ndim <= at < x.ndim:
-            raise CompileError(
-                f"T.{word()}: a value of shape {shape_text(x.axes)} has no dimension {at}",
-                expected=f"{-x.ndim} … {x.ndim - 1}",
-                got=str(at),
-                fix="dimensions count from 0, or from -1 backwards",
-                code="index",
-            )
-        found.append(at % x.ndim)
-    return sorted(set(found))
-
-
-def _identity(op: str, kind: DType) -> Expr:
-    if op in ("max", "min"):
-        top = math.infinity(kind) if kind.is_float else math.max_value(kind)
-        return top if op == "min" else -top if kind.is_float else math.min_value(kind)
-    return const(op == "all", kind) if kind.is_bool else const(0, kind)
+    given = dim if isinstance(dim, (tuple, list)) else (dim,)
+    what = f"a value of shape {shape_text(x.axes)}"
+    return sorted({check_dim(static_int(d, f"dim of T.{word()}"), x.ndim, what) for d in given})
 
 
 def _reduced(x: Value, op: str, dims: list[int], keepdim: bool) -> Any:
@@ -275,7 +246,7 @@ def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
             for axis, place in zip(inner.axes, places, strict=True):
                 if axis in ragged:
                     inside = logical_and(inside, axis.inside(place))
-            return select(inside, inner.element(places), _identity(op, inner.kind))
+            return select(inside, inner.element(places), math.identity(op, inner.kind))
 
         x = Value(inner.axes, inner.kind, at, (inner,))
     axes, buffer = list(x.real), x.hold()
@@ -528,7 +499,7 @@ def scan(x: Any, op: str, *, dim: int, reverse: bool = False) -> Value:
         value = Value(
             inner.axes,
             inner.kind,
-            lambda p: select(axis.inside(p[at]), inner.element(p), _identity(op, inner.kind)),
+            lambda p: select(axis.inside(p[at]), inner.element(p), math.identity(op, inner.kind)),
             (inner,),
         )
     source = value.hold()

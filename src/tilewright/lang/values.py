@@ -57,7 +57,8 @@ class Value:
     box: Box | None = None  # that it was read from
     base: Value | None = None  # that it is the transpose of
     cache: str | None = None  # what the L2 cache is told about what it reads
-    is_named = False
+    is_bound = False  # whether it has a name
+    is_named = False  # whether that is memory
     is_formula = True  # of indices and scalars alone: cheaper computed again than kept
 
     def __init__(
