@@ -17,7 +17,7 @@ from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.canonicalize.loops import has_open_extents
 from tilewright.passes.canonicalize.pack_elements import uses_packed
-from tilewright.passes.cuda_passes import FIRST, LOWER, SCHEDULE
+from tilewright.passes.cuda_passes import FIRST, LOWER, SCHEDULE, STAMP
 from tilewright.passes.layout.shared_tiles import row_major_strides
 from tilewright.passes.memory.place_shared import TooMuchShared
 from tilewright.passes.run import Trace, run_pipeline
@@ -82,7 +82,8 @@ def settled(
     for both (`remedies`); with what the assembler said, where it was remedied."""
     unfit = uses_packed(program) or has_open_extents(program)
     scheduled = is_scheduled(program) and not unfit
-    steps = (*FIRST, *(() if scheduled else SCHEDULE), *LOWER)
+    stamps = STAMP if target.internal.stamps else ()
+    steps = (*FIRST, *(() if scheduled else SCHEDULE), *stamps, *LOWER)
 
     def attempt(target: Target) -> tuple[Trace, Result]:
         for switch, feature in FEATURES.items():
