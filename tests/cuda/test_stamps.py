@@ -3,8 +3,10 @@ the host, how launches read them back, and what a trace says of them."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -99,7 +101,7 @@ def test_every_op_ends_and_clocks_go_forward(name):
         assert {agent.name for agent in own} == ROLES.get(name, {"warpgroup"})
         for agent in own:
             assert agent.sites[-1] == stamp_ops.END and len(agent.sites) < stamp_ops.SLOTS
-            assert all(a < b for a, b in zip(agent.clocks, agent.clocks[1:], strict=False))
+            assert all(a < b for a, b in pairwise(agent.clocks))
             assert all(0 <= site <= len(told.sites) for site in agent.sites)
     # somebody comes to every op that is stamped, and nobody notes anything else
     assert {s for agent in agents for s in agent.sites} >= set(range(1, len(told.sites) + 1))
@@ -256,6 +258,24 @@ def test_a_launch_reads_its_stamps_back():
     (taken,) = made.taken
     assert taken.kernel == 0 and taken.grid == (6, 1, 1)
     assert taken.words.shape == SHAPE and (taken.words == 0x11111111).all()
+
+
+def test_a_kernel_is_traced(monkeypatch):
+    """From the call to the drawing, where the driver only pretends to run."""
+    *_, stamps = traced("shift")
+    api, found = fake_driver(shift_shift={"params": [8, 8, 8]})
+    monkeypatch.setattr("tilewright.targets.cuda.launch.driver", lambda: found)
+    monkeypatch.setattr(
+        api, "cuMemcpyDtoH",
+        lambda to, address, size: (ctypes.memmove(to, stamps.words.ctypes.data, size) and (0,)),
+    )  # fmt: skip
+    kernel = tw.compile(shift, target="cuda")
+    arrays = [ArrayView(0x10000 * n, (8, 256), (256, 1), dtype("float32"), 0) for n in (1, 2)]
+    trace = kernel.trace(*arrays)
+    assert [done.kernel for done in api.launches] == ["shift_shift"] and not api.live
+    assert {s.block for s in trace.spans} == {0, 2, 4, 6} and "clock" in kernel.explain()
+    assert kernel.explain(as_dict=True)["kernels"][0]["timeline"] == trace.timelines["shift"]
+    assert "tw::stamp" not in kernel.get_kernel_source()
 
 
 def test_no_graph_captures_it():

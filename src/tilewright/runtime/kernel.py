@@ -196,7 +196,8 @@ class CompiledKernel:
                 out_idx=self.launcher.outputs,
             )
         build = self._stamped._cuda("a measured timeline")
-        forms = [form for form in (build, getattr(build, "otherwise", None)) if form is not None]
+        pair: tuple[Any, ...] = (build, getattr(build, "otherwise", None))
+        forms = [form for form in pair if hasattr(form, "module")]
         for form in forms:
             form.module.taken = ()
         result = self._stamped(*args, **named)
