@@ -13,7 +13,8 @@ import numpy as np
 from tilewright.inspect.multiprocessor import WAITS, Span
 from tilewright.inspect.simulate import EACH_OTHER, MEMORY, PRODUCTS, TURNS, WARM, Simulation
 from tilewright.ir.core import *
-from tilewright.passes.lower.stamp_ops import BLOCKS, END, Plan, waits, warps_of
+from tilewright.passes.lower.stamp_ops import BLOCKS, END, Plan, computes, waits, warps_of
+from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
 
 UNWRITTEN = 0xCDCDCDCD
@@ -96,6 +97,17 @@ def about(op: Op) -> str:
     return f"line {op.loc.line}" if op.loc is not None else type(op).__name__.lower()
 
 
+def about_all(ops: Sequence[Op]) -> str:
+    """The same of ops that share a stamp."""
+    lines = sorted({op.loc.line for op in ops if op.loc is not None})
+    return f"lines {lines[0]} … {lines[-1]}" if len(lines) > 1 else about(ops[0])
+
+
+def longest(ops: Sequence[Op]) -> Op:
+    """The op that stands for those that share its stamp."""
+    return max(ops, key=rates.cycles)
+
+
 class Loop:
     """The iterations of the modelled loop, as they were measured."""
 
@@ -105,7 +117,7 @@ class Loop:
         for loop in walk_ops(run.kernel, For):
             if id(loop) in run.loops and id(loop) in plan.first:
                 ops = {id(op) for op in walk_ops(loop)}
-                inside = {n for n, op in enumerate(plan.sites, 1) if id(op) in ops}
+                inside = {n for n, site in enumerate(plan.sites, 1) if id(site[0]) in ops}
                 for agent in agents:
                     self.chains += [
                         (agent, chain) for chain in _chains(agent, plan.first[id(loop)], inside)
@@ -143,7 +155,7 @@ class Loop:
             counts[agent.role] = counts.get(agent.role, 0) + len(chain)
             for n in range(chain[0][0], chain[-1][1]):
                 if agent.sites[n] != END:
-                    key = agent.role, about(self.plan.sites[agent.sites[n] - 1])
+                    key = agent.role, about_all(self.plan.sites[agent.sites[n] - 1])
                     took[key] = took.get(key, 0.0) + agent.clocks[n + 1] - agent.clocks[n]
         found: list[tuple[float, dict[str, Any]]] = []
         modelled = self.modelled()
@@ -162,6 +174,12 @@ class Loop:
     def modelled(self) -> dict[tuple[str, str], float]:
         """Cycles of an iteration that the model's threads spend on ops, by role."""
         found: dict[tuple[str, str], float] = {}
+        names = {
+            id(inner): about_all(site)
+            for site in self.plan.sites
+            for op in site
+            for inner in (walk_ops(op) if computes(op) else (op,))
+        }
         agents = [who for who in self.run.agents if who.block == 0]
         for who in agents:
             window = steady_window(who.starts)
@@ -169,7 +187,7 @@ class Loop:
             for span in self.run.spans:
                 if span.who == who.number and span.unit in (THREADS, WAITS):
                     inside = min(span.end, window[1]) - max(span.start, window[0])
-                    key = who.role, about(span.op)
+                    key = who.role, names.get(id(span.op), about(span.op))
                     found[key] = found.get(key, 0.0) + max(0.0, inside) / window[2] / same
         return found
 
@@ -199,7 +217,7 @@ def _chains(agent: Agent, first: int, inside: set[int]) -> Iterator[list[tuple[i
 
 def drawn(
     agents: Sequence[Agent],
-    sites: Sequence[Op],
+    sites: Sequence[Sequence[Op]],
     block: int,
     window: tuple[int, int],
     letter: Callable[[Op], str],
@@ -210,8 +228,8 @@ def drawn(
         {
             "role": agent.name,
             "unit": "clock",
-            "statement": "." if waits(op := sites[site - 1]) else letter(op),
-            "for": about(op),
+            "statement": "." if waits(op := longest(sites[site - 1])) else letter(op),
+            "for": about_all(sites[site - 1]),
             "start": since - start,
             "end": until - start,
         }

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from tilewright.inspect.explain_ops import first_line
-from tilewright.inspect.measured import Agent, Loop, as_span, drawn, steady_window
+from tilewright.inspect.measured import Agent, Loop, as_span, drawn, longest, steady_window
 from tilewright.inspect.multiprocessor import COPIES, WAITS, Span, Who
 from tilewright.inspect.simulate import (
     EACH_OTHER,
@@ -66,11 +66,11 @@ def timeline(
     return data
 
 
-def _whole(sites: Sequence[Op], agents: Sequence[Agent]) -> dict[str, Any]:
+def _whole(sites: Sequence[Sequence[Op]], agents: Sequence[Agent]) -> dict[str, Any]:
     """The first block that was traced."""
     own = [agent for agent in agents if agent.block == agents[0].block]
     start, end = min(a.clocks[0] for a in own), max(a.clocks[-1] for a in own)
-    ops = {site: sites[site - 1] for agent in own for site, *_ in agent.spans()}
+    ops = {site: longest(sites[site - 1]) for agent in own for site, *_ in agent.spans()}
     names = _Names(as_span(op) for op in ops.values() if not waits(op))
     spans = drawn(own, sites, own[0].block, (start, end), names.of)
     measured = {"block": own[0].block, "length": end - start, "spans": spans}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.inspect.explain_ops import first_line
-from tilewright.inspect.measured import Agent, about, read
+from tilewright.inspect.measured import Agent, about, longest, read
 from tilewright.inspect.timeline import drawing, timeline
 from tilewright.ir.core import *
 from tilewright.passes.lower.stamp_ops import planned, stamp_ops, waits
@@ -105,10 +105,10 @@ def trace_of(
     return Trace(name, tuple(spans), result, timelines, began)
 
 
-def _spans(kernel: str, sites: Sequence[Op], agent: Agent) -> Iterator[TraceSpan]:
+def _spans(kernel: str, sites: Sequence[Sequence[Op]], agent: Agent) -> Iterator[TraceSpan]:
     seen: Counter[int] = Counter()
     for site, start, end in agent.spans():
-        op = sites[site - 1]
+        op = longest(sites[site - 1])
         text = about(op) if waits(op) else first_line(op)
         yield TraceSpan(
             kernel, agent.block, agent.name, text, op.loc, seen[site], start, end, waits(op)

@@ -2,9 +2,12 @@
 comes to, and its clock.
 
 A stamp begins the time of an op, and the next one ends it; number 0 ends an op after which nothing
-is stamped. Stamps are hints, which change no result and no other pass minds: `stamps` chooses the
-thread, `stamp` notes a number. They go to a scratch tensor, `SLOTS` for each warp of `BLOCKS`
-blocks, and to slot 0 what a section begins with (`begin_stamps` in tilewright.cuh).
+is stamped. The assembler moves nothing across a clock, so ops that threads compute one after the
+other share a stamp: apart they would take more registers and longer.
+
+Stamps are hints, which change no result and no other pass minds: `stamps` chooses the thread,
+`stamp` notes a number. They go to a scratch tensor, `SLOTS` for each warp of `BLOCKS` blocks
+(`begin_stamps` in threads.cuh).
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import gcd
 
+from tilewright.ir.exchanges import meets_inside
 from tilewright.passes.core import *
-from tilewright.passes.overlap import unit_times as rates
+from tilewright.passes.lower.lowering import ENGINE_ATOMS
 
 BLOCKS, SLOTS = 4, 4096  # that are traced, evenly over the grid; stamps of a warp of theirs
 END = 0  # of an op
-LEAST = 32  # cycles of what has a stamp of its own
 
 _WORK = (Copy, Gemm, Map, Reduce, Scan, Fill, Relayout, Atomic, Intrinsic)
 _SILENT = (Alloc, Hint, Let)
@@ -42,29 +45,36 @@ def waits(op: Op) -> bool:
     return isinstance(op, (Wait, WaitGroup)) or (isinstance(op, Turn) and op.edge == "begin")
 
 
+def computes(op: Op) -> bool:
+    """Whether an op is done by threads alone, which wait for nobody else."""
+    if isinstance(op, (For, If)):
+        inner = list(walk_ops(op))[1:]
+        alone = all(computes(i) or isinstance(i, (*_SILENT, For, If, Store)) for i in inner)
+        written_out = isinstance(op, If) or op.kind == "unroll"
+        work = any(isinstance(i, _WORK) for i in inner)
+        return work and (is_quiet(op) or (written_out and alone))
+    if isinstance(op, Copy):
+        return op.atom not in ENGINE_ATOMS
+    return isinstance(op, _WORK) and not isinstance(op, Gemm)
+
+
 def is_stamped(op: Op) -> bool:
-    """Whether an op has a stamp of its own: a wait, a tile op, or a loop of nothing else."""
-    if isinstance(op, For):
-        return is_quiet(op) and any(isinstance(inner, _WORK) for inner in walk_ops(op))
-    return waits(op) or isinstance(op, _WORK)
-
-
-def _is_small(op: Op) -> bool:
-    """Whether an op that computes takes little longer than a stamp."""
-    return isinstance(op, (Map, Reduce, Fill)) and is_quiet(op) and rates.cycles(op) < LEAST
+    """Whether an op has a stamp, or shares one."""
+    return waits(op) or computes(op) or isinstance(op, (Copy, Gemm))
 
 
 @dataclass
 class Plan:
-    """The stamps of a kernel: of stamp number n the op is `sites[n - 1]`; `first` is, by a loop's
-    id, the number of the stamp with which its iterations begin."""
+    """The stamps of a kernel: of stamp number n the ops are `sites[n - 1]`; `first` is, by a loop's
+    id, the number of the stamp with which its iterations begin. `threads` run the ops."""
 
     stamps: Buffer
-    sites: list[Op] = field(default_factory=list)
+    threads: int
+    sites: list[list[Op]] = field(default_factory=list)
     first: dict[int, int] = field(default_factory=dict)
 
     def stamp(self, op: Op) -> Hint:
-        self.sites.append(op)
+        self.sites.append([op])
         return Hint("stamp", self.stamps, detail=(len(self.sites),), loc=op.loc)
 
     def begin(self, first: int, warps: int, loc: Loc | None) -> Hint:
@@ -82,29 +92,37 @@ class Plan:
                 begun, self.first[id(loop)] = True, len(self.sites) + 1
                 if not is_stamped(op):
                     yield self.stamp(loop)
-            if is_stamped(op):
-                if not (isinstance(last, _WORK) and _is_small(op)):  # else it counts as part of it
-                    yield self.stamp(op)
-                    last = op
-                yield op
-            elif not any(map(is_stamped, walk_ops(op))):
-                yield op
-            elif isinstance(op, If):
-                yield rebuild(op, then=self.body(op.then), orelse=self.body(op.orelse))
-                last = op
-            else:
-                assert isinstance(op, (For, While))
-                yield rebuild(op, body=self.body(op.body, op))
-                last = op
+            stamped = is_stamped(op)
+            if stamped and last is not None and self.joins(op, last):
+                self.sites[-1].append(op)
+            elif stamped:
+                yield self.stamp(op)
+            elif any(map(is_stamped, walk_ops(op))):
+                op = self.inside(op)
+                stamped = True
+            yield op
+            last = op if stamped else last
         if last is not None and loop is None:
             yield Hint("stamp", self.stamps, detail=(END,), loc=last.loc)
+
+    def joins(self, op: Op, last: Op) -> bool:
+        """Whether an op shares the stamp of the one before; not where threads meet in it."""
+        return computes(last) and computes(op) and not meets_inside(op, self.threads)
+
+    def inside(self, op: Op) -> Op:
+        """A branch or loop with stamps."""
+        if isinstance(op, If):
+            return rebuild(op, then=self.body(op.then), orelse=self.body(op.orelse))
+        assert isinstance(op, (For, While))
+        return rebuild(op, body=self.body(op.body, op))
 
     def role(self, op: Op) -> Op:
         """A role, or what holds some, with its stamps: code outside of roles has none."""
         if not isinstance(op, Role):
             return map_bodies(op, lambda body: tuple(map(self.role, body)))
-        begin = self.begin(op.first, op.warps // op.instances, op.loc)
-        return rebuild(op, body=(begin, *self.body(op.body)))
+        warps = op.warps // op.instances
+        self.threads = warps * WARP
+        return rebuild(op, body=(self.begin(op.first, warps, op.loc), *self.body(op.body)))
 
 
 NOWHERE = Buffer("stamps", (), dtype("uint32"), Space.GLOBAL)
@@ -112,7 +130,7 @@ NOWHERE = Buffer("stamps", (), dtype("uint32"), Space.GLOBAL)
 
 def planned(kernel: Kernel, stamps: Buffer = NOWHERE) -> tuple[Plan, Kernel]:
     """What is stamped in a kernel, and the kernel with its stamps."""
-    plan = Plan(stamps)
+    plan = Plan(stamps, kernel.thread_count)
     if any(walk_ops(kernel, Role)):
         body = tuple(map(plan.role, kernel.body))
     else:
