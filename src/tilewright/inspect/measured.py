@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.inspect.multiprocessor import WAITS, Span
+from tilewright.inspect.multiprocessor import WAITS
 from tilewright.inspect.simulate import EACH_OTHER, MEMORY, PRODUCTS, TURNS, WARM, Simulation
 from tilewright.ir.core import *
 from tilewright.passes.lower.stamp_ops import BLOCKS, END, Plan, computes, waits, warps_of
 from tilewright.passes.overlap import unit_times as rates
-from tilewright.passes.overlap.unit_times import TENSOR, THREADS
+from tilewright.passes.overlap.unit_times import THREADS
 
 UNWRITTEN = 0xCDCDCDCD
 MOST = 4  # differences that are named
@@ -238,9 +238,3 @@ def drawn(
         for site, since, until in agent.spans()
         if until > start and since < end
     ]
-
-
-def as_span(op: Op, start: float = 0.0, end: float = 0.0) -> Span:
-    """An op as the model has it, on the unit that its letter stands for."""
-    unit = TENSOR if isinstance(op, Gemm) else THREADS
-    return Span(0, unit, op, start, end)

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from tilewright.inspect.explain_ops import first_line
-from tilewright.inspect.measured import Agent, Loop, as_span, drawn, longest, steady_window
+from tilewright.inspect.measured import Agent, Loop, drawn, longest, steady_window
 from tilewright.inspect.multiprocessor import COPIES, WAITS, Span, Who
 from tilewright.inspect.simulate import (
     EACH_OTHER,
@@ -71,7 +71,7 @@ def _whole(sites: Sequence[Sequence[Op]], agents: Sequence[Agent]) -> dict[str, 
     own = [agent for agent in agents if agent.block == agents[0].block]
     start, end = min(a.clocks[0] for a in own), max(a.clocks[-1] for a in own)
     ops = {site: longest(sites[site - 1]) for agent in own for site, *_ in agent.spans()}
-    names = _Names(as_span(op) for op in ops.values() if not waits(op))
+    names = _Names(_on(_units(op)[0], op) for op in ops.values() if not waits(op))
     spans = drawn(own, sites, own[0].block, (start, end), names.of)
     measured = {"block": own[0].block, "length": end - start, "spans": spans}
     return {"loop": None, "measured": measured, "statements": names.legend()}
@@ -302,12 +302,21 @@ class _Names:
 
     def of(self, op: Op) -> str:
         """The letter of an op whatever unit it is drawn for; none where it is not."""
-        keys = (self._key(Span(0, unit, op, 0.0, 0.0)) for unit in UNITS)
+        keys = (self._key(_on(unit, op)) for unit in _units(op))
         return next((self.found[key][0] for key in keys if key in self.found), " ")
 
     def legend(self) -> dict[str, str]:
         found = sorted(self.found.values(), key=lambda each: _line(next(iter(each[1].values()))))
         return {letter: _source(ops.values()) for letter, ops in found}
+
+
+def _units(op: Op) -> tuple[str, ...]:
+    """Those that an op may be drawn for."""
+    return (TENSOR,) if isinstance(op, Gemm) else (THREADS, COPIES)
+
+
+def _on(unit: str, op: Op) -> Span:
+    return Span(0, unit, op, 0.0, 0.0)
 
 
 def _line(op: Op) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TraceSpan:
-    """One op, or wait, of a warpgroup. Cycles count from the block's first stamp; `iteration` says
-    how often the warpgroup had come here before."""
+    """A statement of the kernel's text, or a wait, of a warpgroup. Cycles count from the block's
+    first stamp; `iteration` says how often the warpgroup had come here before."""
 
     kernel: str
     block: int
@@ -57,7 +58,7 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write it as JSON of Chrome's trace events. Times within a block are cycles, at 1.6 GHz;
         blocks began when the GPU's timer says."""
-        first = min(self.began.values(), default=0)
+        first = min(self.began.values(), default=0)  # blocks within four seconds
         events = [
             {
                 "name": span.op,
@@ -105,11 +106,17 @@ def trace_of(
     return Trace(name, tuple(spans), result, timelines, began)
 
 
+def _source(op: Op) -> str:
+    """The line of the kernel's text, or of the IR."""
+    line = linecache.getline(op.loc.file, op.loc.line).strip() if op.loc is not None else ""
+    return line or first_line(op)
+
+
 def _spans(kernel: str, sites: Sequence[Sequence[Op]], agent: Agent) -> Iterator[TraceSpan]:
     seen: Counter[int] = Counter()
     for site, start, end in agent.spans():
         op = longest(sites[site - 1])
-        text = about(op) if waits(op) else first_line(op)
+        text = about(op) if waits(op) else _source(op)
         yield TraceSpan(
             kernel, agent.block, agent.name, text, op.loc, seen[site], start, end, waits(op)
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -36,16 +35,16 @@ class StampedModule(CudaModule):
     def _run(self, step: Step) -> Stamps:
         found, config = self.driver, step.memory[0]
         stream, shape = config.stream or 0, self.scratch[-1].static_shape
-        if found.is_capturing(stream):
-            raise LaunchError(
-                f"a trace waits for {step.spec.kernel}: no graph can capture it",
-                fix="trace outside of the capture",
-            )
         place = step.spec.params.index(TensorPointer(self.scratch[-1].name))
         address = ctypes.c_uint64.from_address(step.memory[2][place]).value
+        words = np.empty(shape, np.uint32)
         with found.active(step.device):
-            found.fill(address, UNWRITTEN, 4 * prod(shape), stream)
+            if found.is_capturing(stream):
+                raise LaunchError(
+                    f"a trace waits for {step.spec.kernel}: no graph can capture it",
+                    fix="trace outside of the capture",
+                )
+            found.fill(address, UNWRITTEN, words.nbytes, stream)
             super().run((step,))
-            words = np.empty(shape, np.uint32)
             found.read(address, words.ctypes.data, words.nbytes, stream)
         return Stamps(self.specs.index(step.spec), tuple(config.grid), words)
