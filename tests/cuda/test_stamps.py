@@ -147,6 +147,33 @@ def test_a_kernel_without_a_modelled_loop_is_drawn_whole():
     assert "line 125: for i, j in T.Parallel(block_M, block_N):" in text
 
 
+@T.prim_func
+def twice(A: T.Tensor((256,), "float32"), B: T.Tensor((256,), "float32")):
+    with T.Kernel(2, threads=128) as bx:
+        for i in T.Parallel(128):
+            B[bx * 128 + i] = A[bx * 128 + i] + 1
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(256):
+            B[i] = B[i] * 2
+
+
+def test_every_launch_is_traced():
+    traced("shift")  # skips where there is no compiler
+    steps = lower(twice.program, TRACED)
+    first, second = steps.result.kernels
+    made = judge.ready(twice.program, steps.result)
+    given = {name: np.ones(256, np.float32) for name in "AB"}
+    taken = [
+        Stamps(n, grid, made(given, only=[n], scratch=["stamps"])["stamps"])
+        for n, grid in enumerate([(2,), (1,)])
+    ]
+    trace = trace_of("twice", TRACED, steps, taken, [{}, {}])
+    spans = [(span.kernel, span.block, span.role) for span in trace.spans]
+    assert spans == [(first.name, 0, "warpgroup"), (first.name, 1, "warpgroup"),
+                     (second.name, 0, "warpgroup")]  # fmt: skip
+    assert str(trace).count("timeline of block 0") == 2
+
+
 def test_differences_are_named():
     """A wait that takes longer than modelled comes first."""
     program, steps, *_, stamps = traced("gemm")

@@ -48,7 +48,7 @@ def timeline(
 ) -> dict[str, Any] | None:
     """Plain data; None where the kernel has no loop with products or rings. Up to `blocks` share a
     multiprocessor. `agents` are those of a launch that was traced: what they did is told under
-    `measured`, of a whole block where no loop is modelled."""
+    `measured`, of a whole block where no iterations are modelled and measured."""
     if target.kind != "cuda":
         return None
     if all(isinstance(size, Const) for size in kernel.grid):  # there may be fewer than fit
@@ -59,10 +59,8 @@ def timeline(
     data = None if told is None else told.data()
     if agents:
         plan = planned(kernel)[0]
-        if told is not None and data is not None:
-            data["measured"] = Loop(told.run, plan, agents).data(told.names.of)
-        else:
-            data = _whole(plan.sites, agents)
+        found = told and Loop(told.run, plan, agents).data(told.names.of)
+        data = {**data, "measured": found} if data and found else _whole(plan.sites, agents)
     return data
 
 
@@ -73,7 +71,7 @@ def _whole(sites: Sequence[Sequence[Op]], agents: Sequence[Agent]) -> dict[str, 
     ops = {site: longest(sites[site - 1]) for agent in own for site, *_ in agent.spans()}
     names = _Names(_on(_units(op)[0], op) for op in ops.values() if not waits(op))
     spans = drawn(own, sites, own[0].block, (start, end), names.of)
-    measured = {"block": own[0].block, "length": end - start, "spans": spans}
+    measured = {"block": own[0].block, "length": max(1, end - start), "spans": spans}
     return {"loop": None, "measured": measured, "statements": names.legend()}
 
 
