@@ -144,6 +144,7 @@ class Internal(Choices):
     async_gathers: Switch = "auto"
     inline_rows: Switch = "auto"
     split_gemms: Switch = "auto"
+    stamps: Literal[True, False] = False  # a traced build (`kernel.trace`)
 
 
 RECORDS = {"schedule": Schedule, "numerics": Numerics, "internal": Internal}
