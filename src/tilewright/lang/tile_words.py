@@ -28,9 +28,10 @@ from tilewright.lang.values import (
     lift,
     value_of,
 )
+from tilewright.lang.where import locate
 from tilewright.support.errors import word
 
-_any = builtins.any
+_any, _all = builtins.any, builtins.all
 inf = float("inf")
 
 
@@ -252,24 +253,13 @@ def _extreme(op: str, a: Expr, b: Expr) -> Expr:
 def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
     builder = current_block()
     since = builder.outermost()
-    ragged = [x.axes[d] for d in dims if x.axes[d].limit is not None]
-    if ragged:
-        inner = x
-
-        def at(places: Places) -> Expr:
-            inside: Expr = TRUE
-            for axis, place in zip(inner.axes, places, strict=True):
-                if axis in ragged:
-                    inside = logical_and(inside, axis.inside(place))
-            return select(inside, inner.element(places), math.identity(op, inner.kind))
-
-        x = Value(inner.axes, inner.kind, at, (inner,))
     reduced = [x.axes[d] for d in dims if x.axes[d] is not ONE]
     rest = tuple(axis for axis in x.real if axis not in reduced)
     if _any(axis.is_long for axis in rest):
         buffer = _folded_pieces(builder, x, op, reduced, rest)
     else:
-        source = _accumulated(builder, x, op) if x.is_long else x.hold()
+        long = _any(axis.is_long for axis in reduced)
+        source = _accumulated(builder, x, op, reduced) if long else _masked(x, op, reduced).hold()
         buffer = _fold(builder, source, x.real, op, reduced, x.kind)
     blocks = blocks_of(reduced)
     if blocks > 1:
@@ -277,6 +267,28 @@ def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
         fold = FOLDS[{"any": "max", "all": "min"}.get(op, op)]
         exchanged(builder, buffer, word_kind, blocks, fold, since)
     return buffer
+
+
+def _inside(axes: Sequence[Axis], places: Places, counted: Sequence[Axis]) -> Expr:
+    """Whether places on `axes` count along those that are `counted`."""
+    found: Expr = TRUE
+    for axis, place in zip(axes, places, strict=True):
+        if axis in counted:
+            found = logical_and(found, axis.inside(place))
+    return found
+
+
+def _masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
+    """x, with what changes nothing in its padding."""
+    if _all(axis.limit is None for axis in reduced):
+        return x
+    unit = math.identity(op, x.kind)
+    return Value(
+        x.axes,
+        x.kind,
+        lambda places: select(_inside(x.axes, places, reduced), x.element(places), unit),
+        (x,),
+    )
 
 
 def _word(kind: DType) -> DType:
@@ -312,7 +324,7 @@ def _fold(
     return buffer
 
 
-def _accumulated(builder: Builder, x: Value, op: str) -> Buffer:
+def _accumulated(builder: Builder, x: Value, op: str, reduced: Sequence[Axis]) -> Buffer:
     """A tile of a piece's shape: each element is the fold of those at its place in the pieces."""
     shape = tuple(const(a.split.step if a.split and a.is_long else a.size) for a in x.real)
     kind = _word(x.kind) if x.kind.is_float else x.kind  # not rounded at every step
@@ -322,7 +334,9 @@ def _accumulated(builder: Builder, x: Value, op: str) -> Buffer:
     with walking(builder, x.axes):
         vars, places = over(builder, x.axes)
         value = FOLDS[op](Load(total, vars), cast(x.element(places), kind))
-        builder.emit(Map(vars, shape, (Store(total, vars, value),)))
+        body: Op = Store(total, vars, value, loc=locate())
+        inside = _inside(x.axes, places, reduced)
+        builder.emit(Map(vars, shape, (body if inside is TRUE else If(inside, (body,)),)))
     return total
 
 
@@ -335,7 +349,11 @@ def _folded_pieces(
     builder.emit(Alloc(found))
     with walking(builder, rest):
         crossed = _any(axis.is_long for axis in reduced)
-        source = _accumulated(builder, x, op) if crossed else again(x).piece(builder)
+        source = (
+            _accumulated(builder, x, op, reduced)
+            if crossed
+            else again(_masked(x, op, reduced)).piece(builder)
+        )
         part = _fold(builder, source, x.real, op, reduced, x.kind)
         walks = [walk_of(builder, axis) for axis in rest]
         starts = tuple(const(0) if walk is None else walk.base for walk in walks)

@@ -18,7 +18,6 @@ from tilewright.passes.layout.shared_tiles import boxes, bulk_eligible, cp_async
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import BULK, CP_ASYNC
 
-
 MOST_BOXES = 16
 
 
