@@ -231,7 +231,7 @@ class Value:
         """What a fragment holds now."""
         made = Value(axes, buffer.dtype, lambda places: const(0))
         made.at, made.is_formula = partial(made._kept, buffer), False
-        made._held[Space.FRAGMENT, ()] = buffer, current().writes(buffer)
+        made._held[buffer.space, ()] = buffer, current().writes(buffer)
         return made
 
     def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
