@@ -438,3 +438,40 @@ def test_the_text_of_a_value_names_it():
     program = values.attention.compile(B=1, H=1, S=256, D=64).ir()
     for name in ("q", "acc", "total", "top", "fix"):
         assert f"alloc {name}" in program
+
+
+@each_target
+def test_none_in_an_index_is_a_dimension_of_one(target):
+    @tw.jit
+    def f(A, B, ids):
+        M, N = T.const("M, N")
+        A: T.Tensor((M, N), "float32")
+        B: T.Tensor((M,), "float32")
+        ids: T.Tensor((M,), "int32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M, size=4):
+            x = A[m, :] + B[m, None] + B[None, 0:1] + A[..., m, None, :][:, 0, :]
+            Y[m, :] = x + A[ids[m], 0, None]
+        return Y
+
+    a, b = drawn(0, 5, 3, dtype=np.float32), drawn(1, 5, dtype=np.float32)
+    ids = np.array([4, 0, 0, 2, 1], np.int32)
+    want = a + b[:, None] + b[0] + a + a[ids, 0, None]
+    np.testing.assert_allclose(f.on(target)(a, b, ids), want, rtol=1e-6)
+
+
+@each_target
+def test_a_value_is_printed_without_its_padding(target, capfd):
+    @tw.jit
+    def f(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        for n in T.tile(N, size=4):
+            x = A[n] * 2
+            T.print(x, msg="twice")
+            Y[n] = x
+        return Y
+
+    f.on(target)(np.ones(5, np.float32))
+    assert "block (1,): twice x[0:1]: float32[1] = [2.]" in capfd.readouterr().out

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilewright.ir.buffer import AnyLayout
+from tilewright.ir.buffer import AnyLayout, whole
 from tilewright.ir.expr import FALSE, TRUE, Expr, truth, wrap
 from tilewright.ir.layout.banks import make_swizzled_layout as _make_swizzled_layout
 from tilewright.ir.layout.fragment import Fragment as _Fragment
@@ -17,6 +18,7 @@ from tilewright.ir.op import Hint, Intrinsic
 from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.handles import Tile, describe, region_of, usable
 from tilewright.lang.types import shape_tuple, static_int
+from tilewright.lang.values import value_of
 from tilewright.support.errors import CompileError, word
 
 Fragment = _Fragment
@@ -279,6 +281,11 @@ def print(value: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int
         builder.emit(Intrinsic("print", (), text=msg))
     elif isinstance(value, Tile):
         builder.emit(Intrinsic("print", (region_of(value),), text=msg))
+    elif hasattr(value, "tile_value"):
+        made = value_of(value)  # its padding is not shown
+        counts = tuple(axis.count for axis in made.real)
+        region = replace(whole(made.hold()), extents=counts)
+        builder.emit(Intrinsic("print", (region,), text=msg))
     else:
         builder.emit(Intrinsic("print", (wrap(value),), text=msg))
 

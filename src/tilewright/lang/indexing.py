@@ -151,6 +151,28 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     return value
 
 
+def read_with_ones(tile: Tile, keys: tuple[Any, ...]) -> Value:
+    """`X[m, None, :]`: each None is a dimension of 1."""
+    given = tuple(k for k in keys if k is not None)
+    value = value_of(tile[given])
+    gathers = [k for k in given if isinstance(k, Value)]
+    dots = tile.buffer.rank - len(given) + 1
+    parts: list[Any] = []
+    for key in keys:
+        if key is None:
+            parts.append(None)
+        elif isinstance(key, Value):  # adjacent ones are read together
+            parts += [slice(None)] * (value.ndim - _kept(given, dots)) if key is gathers[0] else []
+        else:
+            parts += [slice(None)] * _kept((key,), dots)
+    return sliced(value, tuple(parts))  # type: ignore[no-any-return]
+
+
+def _kept(keys: tuple[Any, ...], dots: int) -> int:
+    """The dimensions that slices, tile indices and an ellipsis keep."""
+    return sum(dots if key is Ellipsis else isinstance(key, (slice, TileIndex)) for key in keys)
+
+
 def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     """The elements of a tensor there = value. Padding is not stored."""
     builder = current_block()
@@ -241,4 +263,4 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
     return made
 
 
-WORDS.update(read=read, store=store, slice=sliced)
+WORDS.update(read=read, read_with_ones=read_with_ones, store=store, slice=sliced)

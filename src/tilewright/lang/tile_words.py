@@ -352,11 +352,12 @@ def _folding(name: str) -> Callable[..., Any]:
         value = value_of(values[0])
         return _reduced(value, name, _dims(value, dim), keepdim)
 
+    word.__name__ = word.__qualname__ = name
     return word
 
 
-max = functools.wraps(math.max)(_folding("max"))
-min = functools.wraps(math.min)(_folding("min"))
+max, min = _folding("max"), _folding("min")
+max.__doc__, min.__doc__ = math.max.__doc__, math.min.__doc__
 
 
 def _tested(x: Any) -> Any:

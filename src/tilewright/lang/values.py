@@ -103,6 +103,14 @@ class Value:
     def __getitem__(self, key: Any) -> Any:
         return WORDS["slice"](self, key if isinstance(key, tuple) else (key,))
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise CompileError(
+            "a value has no elements to store to",
+            got=repr(self),
+            fix="choose elements: x = T.where(cond, new, x); or store to a tensor: Y[m, n] = x",
+            code="whole-tile",
+        )
+
     def __bool__(self) -> bool:
         raise CompileError(
             "a tile is no condition",
