@@ -290,3 +290,18 @@ def a_dimension_by_its_name_in_numpy():
             C[m] = T.max(A[m, :], axis=1)
 #                  ^^^^^^^^^^^^^^^^^^^^^^
 #+          C[m] = T.max(A[m, :], dim=1)
+
+
+@case(CompileError, "the schedule has a size for 'rows'", "r", "the variable of a loop over tiles")
+def a_size_for_a_loop_that_is_not_there():
+    @tw.jit
+    def main(X):
+        M = T.const("M")
+        X: T.Tensor((M,), "float32")
+        Y = T.empty((M,), "float32")
+        for r in T.tile(M):
+            Y[r] = X[r]
+        return Y
+    main.with_schedule(tiles={"rows": 4})(np.ones(4, np.float32))
+#   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+  main.with_schedule(tiles={"r": 4})(np.ones(4, np.float32))

@@ -418,6 +418,37 @@ def test_values_and_words_mix(target):
     assert kernel(x).tolist() == (2 * x + 1 - x.max(1, keepdims=True)).tolist()
 
 
+@each_target
+def test_tiles_are_allocated_over_tile_indices(target):
+    @tw.jit(target=target)
+    def kernel(X, W):
+        M, N, K = T.const("M, N, K")
+        X: T.Tensor((M, K), "float16")
+        W: T.Tensor((K, N), "float16")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M, size=4):
+            scale = T.alloc_fragment((m,), "float32")
+            top = T.alloc_shared((m, 1), "float16")
+            T.clear(scale)
+            for k in T.tile(K, size=4):
+                x = T.alloc_shared((m, k), "float16")
+                x[:, :] = T.exp(X[m, k])  # 1 in the padding, which no sum may see
+                scale[:] = scale[:] + T.sum(x[:, :], dim=1)
+                top[:, :] = T.max(x[:, :], dim=1, keepdim=True)
+            for n in T.tile(N):
+                acc = T.zeros((m, n))
+                for k in T.tile(K, size=4):
+                    x = T.alloc_shared((m, k), "float16")
+                    x[:, :] = T.exp(X[m, k])
+                    acc += x[:, :] @ W[k, n]
+                Y[m, n] = acc / scale[:, None] + 0 * (top[:, :] + scale[:][:, None])
+        return Y
+
+    x, w = drawn(0, 9, 6, dtype=np.float16), drawn(1, 6, 5, dtype=np.float16)
+    e = wide(np.exp(wide(x)).astype(np.float16))
+    close(kernel(x, w), e @ wide(w) / e.sum(1, keepdims=True))
+
+
 def test_a_size_that_happens_to_be_equal_does_not_match():
     @tw.jit(target="interp")
     def kernel(X):

@@ -84,7 +84,7 @@ class Tile(Handle):
         )
 
     def __getitem__(self, key: Any) -> Any:
-        if key is None or (isinstance(key, tuple) and any(k is None for k in key)):
+        if _adds_ones(key):
             return WORDS["read_with_ones"](self, key if isinstance(key, tuple) else (key,))
         keys = expand_key(self.buffer, key)
         if any(hasattr(k, "tile_value") for k in keys):
@@ -257,6 +257,8 @@ class Tiles(Tile):
         return tuple(keys)
 
     def __getitem__(self, key: Any) -> Any:
+        if _adds_ones(key):
+            return WORDS["read"](self.tile, self.keys)[key]
         return self.tile[self._within(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -335,6 +337,11 @@ for _operator in "add sub mul truediv floordiv mod pow and or xor lshift rshift"
 
 
 # ── indices ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _adds_ones(key: Any) -> bool:
+    """Whether a None is among the indices: a dimension of 1."""
+    return key is None or (isinstance(key, tuple) and any(k is None for k in key))
 
 
 def _items(key: Any) -> list[Any]:

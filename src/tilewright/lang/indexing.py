@@ -17,6 +17,7 @@ from tilewright.lang.values import (
     Product,
     TileIndex,
     Value,
+    axis_of,
     lift,
     over,
     own_places,
@@ -108,7 +109,7 @@ def same(a: Expr, b: Expr) -> bool:
 
 def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]:
     if key.start is None and key.stop is None and key.step is None:
-        return const(0), extent_axis(size)
+        return const(0), axis_of(size)
     if key.step is not None or any(
         not isinstance(wrap(b or 0), Const) for b in (key.start, key.stop)
     ):

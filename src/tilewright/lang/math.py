@@ -219,8 +219,7 @@ def _operand(value: Any) -> Any:
 
 
 def max(*values: Any) -> Any:
-    """The largest value; of a number and NaN, the number. With `dim`: the largest elements of a
-    tile value along one or several dimensions, NaN where there is one.
+    """The largest value; of a number and NaN, the number.
 
     Of a tile, `T.max(x, dim=1)` is the largest along a dimension, and NaN stays.
 
@@ -233,8 +232,7 @@ def max(*values: Any) -> Any:
 
 
 def min(*values: Any) -> Any:
-    """The smallest value; of a number and NaN, the number. With `dim`: the smallest elements of a
-    tile value along one or several dimensions, NaN where there is one.
+    """The smallest value; of a number and NaN, the number.
 
     Of a tile, `T.min(x, dim=1)` is the smallest along a dimension, and NaN stays.
 

@@ -15,7 +15,7 @@ from tilewright.lang.launch import Kernel as open_kernel
 from tilewright.lang.loops import Loop
 from tilewright.lang.types import integer, shape_tuple, static_int
 from tilewright.lang.values import TileIndex
-from tilewright.support.errors import at
+from tilewright.support.errors import at, suggest
 
 
 @dataclass(frozen=True)
@@ -224,6 +224,20 @@ def _sequential(
         body = builder.close()
         kind, stages = ("pipelined", -1) if inner else ("serial", 0)
         builder.emit(For(var, const(0), trips, body, kind=kind, stages=stages, loc=loc))
+
+
+def check_chosen(builder: Builder) -> None:
+    """A schedule names loop variables of the text."""
+    known = list(dict.fromkeys([*builder.axes.values(), *builder.open_tiles]))
+    for name in dict(CHOSEN.get().tiles):
+        if known and name not in known:
+            fix, _ = suggest(name, known, "name the variable of a loop over tiles")
+            raise CompileError(
+                f"the schedule has a size for {name!r}, and no loop over tiles has that variable",
+                expected=" or ".join(known),
+                fix=fix,
+                code="target",
+            )
 
 
 # ── sizes that are left open ─────────────────────────────────────────────────────────────────────

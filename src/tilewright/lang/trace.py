@@ -27,7 +27,7 @@ from tilewright.lang.meanings import explained
 from tilewright.lang.params import add_parameter
 from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
 from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
-from tilewright.lang.tiles import default_sizes
+from tilewright.lang.tiles import check_chosen, default_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
@@ -266,6 +266,7 @@ def _with_sizes(
             tiles = builder.tiles
         else:
             if builder.tiles or not builder.open_tiles:
+                check_chosen(builder)
                 return builder, returned
             tiles = default_sizes(builder)
         carried, builder = builder.carried, fresh()

@@ -552,8 +552,9 @@ def _operand(value: Value, axis: Axis, left: bool) -> tuple[Buffer, bool]:
     flip = value.base is not None and value.held((Space.FRAGMENT, ())) is None
     inner = value.base if flip and value.base is not None else value
     loaded = inner.region is not None
-    # outside the tensor it is zero anyway
-    is_zero = loaded and inner.box is not None and axis not in inner.box.loose
+    # outside a tensor it is zero anyway
+    box = inner.box
+    is_zero = loaded and box is not None and box.buffer.is_global and axis not in box.loose
     masked = () if is_zero else (axis,)
     space = Space.FRAGMENT if left and not loaded and not flip else Space.SHARED
     return inner.hold(space, masked), flip
