@@ -506,3 +506,27 @@ def test_a_value_is_printed_without_its_padding(target, capfd):
 
     f.on(target)(np.ones(5, np.float32))
     assert "block (1,): twice x[0:1]: float32[1] = [2.]" in capfd.readouterr().out
+
+
+@each_target
+def test_a_product_reads_a_tile_where_it_lies(target):
+    @tw.jit(target=target)
+    def kernel(A, B):
+        M, N = T.const("M, N")
+        A: T.Tensor((M, M), "float16")
+        B: T.Tensor((M, N), "float16")
+        Y = T.empty((3, M, N), "float32")
+        for _ in T.tile():
+            x = T.alloc_shared((M, M), "float16")
+            T.copy(A, x)
+            Y[0, :, :] = x[:, :] @ B[:, :]
+            once, kept = x[:, :] @ B[:, :], T.load(x[:, :])
+            T.clear(x)
+            Y[1, :, :] = once
+            Y[2, :, :] = kept @ B[:, :]
+        return Y
+
+    a, b = drawn(0, 16, 16, dtype=np.float16), drawn(1, 16, 8, dtype=np.float16)
+    close(kernel(a, b), np.stack([wide(a) @ wide(b)] * 3))
+    text = kernel.compile(a, b).ir()
+    assert text.count("gemm x,") == 1

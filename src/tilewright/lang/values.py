@@ -556,8 +556,19 @@ def _operand(value: Value, axis: Axis, left: bool) -> tuple[Buffer, bool]:
     box = inner.box
     is_zero = loaded and box is not None and box.buffer.is_global and axis not in box.loose
     masked = () if is_zero else (axis,)
+    if box is not None and _lies_there(inner, left and not flip) and axis.limit is None:
+        return box.buffer, flip
     space = Space.FRAGMENT if left and not loaded and not flip else Space.SHARED
     return inner.hold(space, masked), flip
+
+
+def _lies_there(value: Value, from_registers: bool) -> bool:
+    """Whether it is all of a tile that a product can read where it is."""
+    if value.region is None or value.is_named or value.is_stale:
+        return False
+    buffer = value.region.buffer
+    held = buffer.is_shared or (from_registers and buffer.is_fragment)
+    return held and value.region == whole(buffer)
 
 
 give_operators(Tiles)
