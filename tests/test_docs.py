@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import runpy
-
 from functools import cache
 from pathlib import Path
 
