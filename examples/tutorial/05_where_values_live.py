@@ -34,7 +34,7 @@ print(told)
 #     reduce max x → e: across 32 threads, by shuffles
 
 # The tile of X is a *fragment*: 4 rows of 1024 columns in the registers of 128 threads. A warp has
-# a row, and its 32 lanes meet in shuffles. The memory sees full vectors.
+# a row, and its 32 lanes meet in shuffles. Every load is 16 bytes wide.
 #
 # Four rows are a default: as many as keep the values of a block within 4096 elements. A schedule
 # chooses otherwise. Each field is `auto` until you set it; `tw.Schedule` lists them all.
@@ -61,8 +61,7 @@ except tw.CompileError as error:
 #       expected: r
 #       fix:      name the variable of a loop over tiles
 
-# A tile that does not fit is an error, too, with its line and its size: a row of 300,000 elements
-# in registers, or tiles of a product in more shared memory than a block has.
+# A tile that does not fit is an error, too, with its line and its size; step 7 has one.
 #
-# **Try** `explain()` of `linear` from step 3, for tiles of 128 × 128 × 64. Where does A live? What
-# do the other 128 threads do?
+# **Try** `explain()` of `linear` from step 3, for tiles of 128 × 128 × 64. Where does A live?
+# Which threads copy it?

@@ -305,3 +305,24 @@ def a_size_for_a_loop_that_is_not_there():
     main.with_schedule(tiles={"rows": 4})(np.ones(4, np.float32))
 #   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 #+  main.with_schedule(tiles={"r": 4})(np.ones(4, np.float32))
+
+
+@case(CompileError, "m is a tile index: it is shifted by + and -", "m.index")
+def a_tile_index_that_is_multiplied():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((32,), "float32")):
+        for m in T.tile(32):
+            Y[m] = X[m * 2]
+#                    ^^^^^
+#+          Y[m] = X[m.index * 2]
+
+
+@case(CompileError, "T.atomic_add writes to memory, and this is a value", "Y[m, n] = x")
+def an_atomic_update_of_a_value():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            x = X[m] * 2
+            T.atomic_add(x, 1)
+#           ^^^^^^^^^^^^^^^^^^
+#+          T.atomic_add(Y[m], x + 1)

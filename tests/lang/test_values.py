@@ -399,6 +399,25 @@ def test_scatters_and_atomics(target):
 
 
 @each_target
+def test_blocks_add_to_a_whole_tensor(target):
+    @tw.jit(target=target)
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y, top = T.empty((N,), "float32"), T.empty((2,), "float32")
+        for _ in T.tile():
+            Y[:], top[:] = T.zeros((N,)), T.full((2,), -1)
+        for m in T.tile(M, size=4):
+            T.atomic_add(Y[:], T.sum(X[m, :], dim=0))
+            T.atomic_max(top[m.index % 2], T.max(X[m, :], dim=1))
+        return Y, top
+
+    x = np.arange(54, dtype=np.float32).reshape(9, 6)
+    total, top = kernel(x)
+    assert total.tolist() == x.sum(0).tolist() and top.tolist() == [53, 47]
+
+
+@each_target
 def test_values_and_words_mix(target):
     @tw.jit(target=target)
     def kernel(X):

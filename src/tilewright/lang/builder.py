@@ -128,7 +128,7 @@ class Builder:
         if not self.bodies:
             raise CompileError(
                 f"{word_of(op)} outside a kernel",
-                fix="put it inside `with T.Kernel(...) as ...:`",
+                fix="put it inside a `for … in T.tile(…):` loop, or `with T.Kernel(...) as ...:`",
                 code="outside-kernel",
             )
         self.step()

@@ -203,6 +203,19 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     builder.emit(guarded_map(vars, box, places, op))
 
 
+def update(op: str, dst: Any, value: Any, order: str) -> None:
+    """The elements of a tensor there = themselves op value, each in one step."""
+    builder = current_block()
+    place, made = value_of(dst), value_of(value)
+    box = place.box
+    assert box is not None
+    broadcast([box.axes, made.axes], "an atomic update")
+    vars, places = over(builder, box.axes)
+    spot = Region(box.buffer, box.indices(places), tuple(const(1) for _ in box.buffer.shape))
+    element = cast(made.element(own_places(made, box.axes, places)), box.buffer.dtype)
+    builder.emit(guarded_map(vars, box, places, Atomic(op, spot, element, order=order)))
+
+
 def guarded_map(vars: tuple[Var, ...], box: Box, places: Places, op: Op) -> Op:
     """`op` for all places that count."""
     inside: Expr = TRUE
@@ -264,4 +277,4 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
     return made
 
 
-WORDS.update(read=read, read_with_ones=read_with_ones, store=store, slice=sliced)
+WORDS.update(update=update, read=read, read_with_ones=read_with_ones, store=store, slice=sliced)

@@ -126,8 +126,8 @@ expand_dims expand unsqueeze broadcast broadcast_to: v[:, None] of a value; `f[i
     T.Parallel loop
 squeeze: T.reshape(tile, shape), or index it: tile[0, i]
 flatten ravel: T.reshape(tile, (n,))
-cat concat concatenate: T.copy each tile into a part of a larger one: T.copy(a, c[0:m, :])
-stack: T.copy each tile into a part of a larger one: T.copy(a, c[0, :, :])
+cat concat concatenate: store each part: Y[m, 0:4] = a; Y[m, 4:8] = b; of tiles, T.copy(a, c[0:m])
+stack: store each part: Y[0, m] = a; Y[1, m] = b; of tiles, T.copy(a, c[0, :, :])
 split chunk: T.copy a part: tile[0:m, :]
 gather index_select: index with integer values: X[ids[m], :]; of elements, y[i] = x[index[i]] in a
     T.Parallel loop

@@ -11,12 +11,11 @@ from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import compute, math, move
 from tilewright.lang.alloc import alloc_var
-from tilewright.lang.atomics import atomic_add as atomic_add_element
-from tilewright.lang.axes import ONE, broadcast, shape_text
+from tilewright.lang.axes import ONE, shape_text
 from tilewright.lang.builder import current, current_block
 from tilewright.lang.check import check_dim
 from tilewright.lang.handles import Tile, Tiles
-from tilewright.lang.indexing import guarded_map, read
+from tilewright.lang.indexing import read
 from tilewright.lang.types import shape_tuple, static_int
 from tilewright.lang.values import (
     Places,
@@ -25,8 +24,6 @@ from tilewright.lang.values import (
     axis_of,
     is_tile,
     lift,
-    over,
-    own_places,
     value_of,
 )
 from tilewright.support.errors import word
@@ -545,20 +542,4 @@ def reshape(src: Any, *shape: Any) -> Any:
     return Value(axes, src.kind, at, (src,))
 
 
-def atomic_add(dst: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(dst, Value) or dst.box is None:
-        return atomic_add_element(dst, value, *args, **kwargs)
-    builder = current_block()
-    box, made = dst.box, value_of(value)
-    broadcast([box.axes, made.axes], "T.atomic_add")
-    vars, places = over(builder, box.axes)
-    element_of = Region(box.buffer, box.indices(places), tuple(const(1) for _ in box.buffer.shape))
-    op = Atomic(
-        "add", element_of, cast(made.element(own_places(made, box.axes, places)), box.buffer.dtype)
-    )
-    builder.emit(guarded_map(vars, box, places, op))
-    return None
-
-
-for _ours, _theirs in ((cumsum, compute.cumsum), (atomic_add, atomic_add_element)):
-    _ours.__doc__ = _theirs.__doc__
+cumsum.__doc__ = compute.cumsum.__doc__

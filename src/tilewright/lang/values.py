@@ -448,6 +448,17 @@ class TileIndex:
 
     __index__ = __int__ = __float__ = __bool__
 
+    def _no_arithmetic(self, *_: Any) -> Any:
+        name = self.axis.name
+        raise CompileError(
+            f"{name} is a tile index: it is shifted by + and -",
+            fix=f"compute with its indices, the value {name}.index",
+            code="whole-tile",
+        )
+
+    __mul__ = __rmul__ = __floordiv__ = __mod__ = __truediv__ = __neg__ = _no_arithmetic
+    __lt__ = __le__ = __gt__ = __ge__ = _no_arithmetic
+
 
 def axis_of(dim: Any) -> Axis:
     """An entry of a shape: a tile index or a size."""
