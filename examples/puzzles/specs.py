@@ -137,12 +137,12 @@ PUZZLES = (
         "The sum so far counts T.exp(top - new) of what it did; the tile adds its exp(x - new).",
         "x has two dimensions, new has one: new[:, None].",
     )),
-    Puzzle("08_quantized", ((64, 64, 64), (70, 80, 96)), quantized, (
+    Puzzle("08_quantized", ((64, 64, 64), (40, 50, 96)), quantized, (
         "Q[n, k] - 8 is int32; times a float it is float32.",
         "k.index are the indices of the tile: scale[n, k.index // 32] has the shape (n, k).",
         "Both sides of @ have one type, T.cast(w, 'float16'), and W is N × K: `.T`.",
     )),
-    Puzzle("09_split_k", ((64, 64, 256, 2), (50, 70, 300, 3)), split_k, (
+    Puzzle("09_split_k", ((64, 64, 128, 2), (40, 50, 100, 3)), split_k, (
         "A third axis of the grid, `T.each(splits)`, counts by ones: s is a number.",
         "T.tile((low, high)) walks over a range; the last one ends at T.min(s * run + run, K).",
         "T.atomic_add(C[m, n], acc) adds a tile.",
@@ -152,7 +152,7 @@ PUZZLES = (
         "outside of X, too.",
         "Clear y, then loop over k with T.serial and over i with T.Parallel.",
     ), ("shared",)),
-    Puzzle("11_pipeline", ((64, 64, 64), (50, 70, 100)), product, (
+    Puzzle("11_pipeline", ((64, 64, 64), (40, 70, 50)), product, (
         "`for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):` means the same as T.serial.",
         "T.copy(A[row, column], a) takes the corner from A and the extent from a.",
         "T.gemm(a, b, c) adds to c: clear it first.",

@@ -40,10 +40,6 @@ print(told)
 # chooses otherwise. Each field is `auto` until you set it; `tw.Schedule` lists them all.
 
 more = softmax.with_schedule(tiles={"r": 8}, threads=256)
-told = more.on("cuda").compile(M=4096, N=1024).explain()
-print(next(line for line in told.splitlines() if "fragment x" in line))
-
-#     fragment x: float32 8×1024, 32768 B, 32 elements in 32 registers of 256 threads
 
 # Results stay the same, whatever is chosen. Only sums may be added up in another order.
 
