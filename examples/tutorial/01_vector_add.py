@@ -32,8 +32,9 @@ assert (add(a, b) == a + b).all()
 #   values works element by element, and allocates its own result.
 # - `C[n] = …` stores.
 #
-# The call ran on a GPU if there is one, and on the CPU otherwise; the text is the same. So is the
-# program that it becomes. `add` runs once, with stand-ins for the arrays, to build it:
+# The call ran on a GPU if there is one, and on the CPU otherwise; the text is the same. `add`
+# itself ran once, with stand-ins for the arrays, to build a program. Every target compiles that
+# program:
 
 print(add.with_schedule(tiles={"n": 128}).compile(a, b).ir())
 
@@ -53,8 +54,8 @@ print(add.with_schedule(tiles={"n": 128}).compile(a, b).ir())
 # Here a *schedule* made the tiles 128 long: 8 blocks, of which the last has 104 elements. The text
 # has no mask for it. The last tile is shorter, and no word of the language sees beyond its end.
 #
-# **The trap.** NumPy makes float64 where nothing is said, and the kernel declares float32. A
-# launch converts nothing; it names the argument.
+# **The trap.** NumPy defaults to float64, and the kernel declares float32. A launch does not
+# convert; it names the argument.
 
 try:
     add(a, np.ones(1000))

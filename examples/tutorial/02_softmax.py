@@ -30,8 +30,8 @@ np.testing.assert_allclose(softmax(x), e / e.sum(1, keepdims=True), rtol=1e-5)
 
 # A reduction names its dimension: `T.max(x, dim=1)` has a number for each row. `keepdim=True`
 # leaves a dimension of 1 where the columns were, and a 1 that was written broadcasts. Neither 10
-# rows nor 37 columns is a power of two, and nothing had to be padded: sums and maxima leave out
-# what is not there.
+# rows nor 37 columns is a power of two, and nothing had to be masked: padding takes part in no
+# reduction.
 #
 # **The trap.** Without `keepdim` the maximum has one dimension, `(r,)`. NumPy would line it up
 # with the columns, and for a square matrix it would not even complain.

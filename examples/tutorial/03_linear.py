@@ -50,16 +50,15 @@ assert (linear(*args) == want).all()
 fast = linear.with_schedule(tiles={"m": 128, "n": 128, "k": 64}, threads=256)
 assert (fast(*args) == want).all()
 
-# The same text for a GPU, without one: `.on("cuda")` compiles for Hopper. The product becomes
-# `wgmma`, the matrix instruction of that chip:
+# The same text compiles for a GPU on a machine without one. `.on("cuda")` targets Hopper, where
+# the product becomes `wgmma`, the matrix instruction of that chip:
 
 kernel = fast.on("cuda").compile(M=1024, N=1024, K=1024)
 print(re.search(r"wgmma_m\d+n\d+k\d+", kernel.get_kernel_source()).group())
 
 #     wgmma_m64n128k16
 
-# **The trap.** Weights are often stored as (N, K). Then the last dimension of the left side meets
-# the wrong one.
+# **The trap.** Weights are often stored as (N, K). Then the inner dimensions do not match.
 
 
 @tw.jit

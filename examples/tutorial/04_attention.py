@@ -53,11 +53,11 @@ np.testing.assert_allclose(attention(q, k, v), reference(q, k, v), atol=2e-3)
 #   the loop over keys ends there.
 # - `i.index` and `j.index` are the indices themselves, as int32 values. `j.index <= i.index[:,
 #   None]` is the mask.
-# - `top`, `total` and `acc` are carried. All of an iteration reads the old `top`; it changes where
-#   it is assigned, as in Python.
+# - `top`, `total` and `acc` are carried. `top` keeps its old number until it is assigned, as in
+#   Python.
 #
-# 100 queries and keys fill no whole tile, and the text does not care. Nothing else has to change
-# for other tile sizes, either:
+# 100 rows are not a multiple of any tile here, and the text has nothing to say about it. Other
+# tile sizes need no change, either:
 
 small = attention.with_schedule(tiles={"i": 16, "j": 32})
 np.testing.assert_allclose(small(q, k, v), reference(q, k, v), atol=2e-3)
@@ -88,6 +88,6 @@ except tw.CompileError as error:
 #       fix:      cast one: T.cast(p, V.dtype)
 
 # **Try** a sliding window: a row sees only the last W keys. Now the first tiles of keys may be
-# hidden as a whole, and -∞ as the first `top` would give -∞ - -∞, which is no number; that is why
-# it is -1e30. Step 9 shows how to have such a line named. `zoo/attention/flash.py` is the kernel
+# hidden as a whole, and a `top` that starts at -∞ gives -∞ - -∞, which is NaN. That is why it
+# starts at -1e30. Step 9 shows how to find such a line. `zoo/attention/flash.py` is the kernel
 # that the README races.

@@ -38,7 +38,7 @@ got, want = norm_linear(x, w), rows.astype(np.float32) @ w.astype(np.float32)
 np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2)
 
 # A block normalizes its rows once and multiplies them by all of W. `(m, K)` is the shape of the
-# tile: `rows[:, :]` is a value over m and K, so it fits whatever else knows `m`. The barrier
+# tile: `rows[:, :]` is a value over m and K, so it matches other values over `m`. The barrier
 # between the store and the product is derived.
 #
 # Under the values there is a second form: words with a source and a destination. `T.copy(src,

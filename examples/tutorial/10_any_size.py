@@ -56,7 +56,8 @@ except tw.TilewrightError as error:
 #       expected: m at most 4096
 #       got:      5000
 
-# **The trap.** `:` reads a dimension whole, so its size must be known. A dynamic one is walked:
+# **The trap.** `:` reads a dimension whole, so its size must be known. A dynamic dimension takes a
+# loop:
 
 
 @tw.jit
