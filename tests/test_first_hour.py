@@ -240,7 +240,7 @@ def test_the_tutorial_needs_the_core_alone(step, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     if step.stem.startswith("05"):
-        assert "a block takes: threads 128, shared_bytes " in done.stdout
+        assert "a block takes: threads 256, shared_bytes " in done.stdout
         assert nvrtc.INSTALL in done.stdout
 
 

@@ -549,3 +549,22 @@ def test_a_product_reads_a_tile_where_it_lies(target):
     close(kernel(a, b), np.stack([wide(a) @ wide(b)] * 3))
     text = kernel.compile(a, b).ir()
     assert text.count("gemm x,") == 1
+
+
+@pytest.mark.parametrize("length", [37, 5000])
+@each_target
+def test_rows_that_are_tiles_too_are_not_cut(target, length):
+    @tw.jit(target=target)
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(T.each(M)):
+            tile = T.alloc_shared((N,), "float32")
+            x = T.load(X[m, :])
+            T.copy(x / T.sum(x, dim=0), tile)
+            Y[m, :] = tile[:] * 2 + X[m, :]
+        return Y
+
+    got = kernel(np.ones((2, length), np.float32))
+    assert np.allclose(got, 2 / length + 1)

@@ -15,9 +15,9 @@ from tilewright.ir.expr import written_size
 from tilewright.ir.marks import with_loc
 from tilewright.ir.op import Parameter
 from tilewright.ir.rewrite import TakenNames
-from tilewright.ir.schedule import Schedule
 from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
+from tilewright.ir.target import Target
 from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads
 from tilewright.lang.where import locate
 from tilewright.support import limits
@@ -95,6 +95,19 @@ class Builder:
         # ends of tiles, by identity: a multiple of …, or … where that is less; and the end itself
         self.stops: dict[int, tuple[int, Expr | None, Expr]] = {}
         self.footprints: list[tuple[Any, ...]] = []  # the axes of values that were kept
+        # whole dimensions, by kernel and name: how they are to be cut, and their axes
+        self.splits: dict[tuple[int, str], Any] = {}
+        self.extents: dict[tuple[int, str], Any] = {}
+        self.reads_of: list[tuple[int, Any]] = []  # kernel and box of what was read
+        self.tiled: set[int] = set()  # kernels that `T.tile` opened
+        self.threads: dict[int, int] = {}  # of these
+        self.met: list[Kernel] = []  # those whose clusters have met
+        self.undivided: set[int] = set()  # kernels whose rows one block must have
+        self.uncut: set[int] = set()  # kernels whose rows are tiles of other words, too
+        self.walks: list[Any] = []  # loops over pieces of long dimensions that are being built
+        self.passes = 0  # how many there were
+        self.loads = 0  # of long dimensions
+        self.kept: set[int] = set()  # those that are used by several passes
 
     # ── names ──
 
@@ -157,6 +170,10 @@ class Builder:
         """Here."""
         body = self.bodies[-1] if self.bodies else None
         return Position(body.serial, len(body.ops)) if body is not None else Position(0, 0)
+
+    def outermost(self) -> Position:
+        """Here, before the loops and branches that are open."""
+        return Position(self.bodies[0].serial, len(self.bodies[0].ops))
 
     def in_scope(self, position: Position) -> bool:
         """Whether the body of a position is still open."""
@@ -434,8 +451,8 @@ def word_of(op: Op) -> str:
     }.get(type(op).__name__, f"T.{type(op).__name__.lower()}")
 
 
-# what is chosen about kernels that are traced: sizes of tiles, threads
-CHOSEN: ContextVar[Schedule] = ContextVar("chosen", default=Schedule())  # noqa: B039
+# what kernels are traced for, with what is chosen about them: sizes of tiles, threads
+CHOSEN: ContextVar[Target] = ContextVar("chosen", default=Target("interp"))  # noqa: B039
 _CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from tilewright.ir.core import *
 from tilewright.lang.axes import shape_text
 from tilewright.lang.builder import Builder, TracedAgain, current, current_block
-from tilewright.lang.values import Product, Value, again, depends, filled, live, over, value_of
+from tilewright.lang.pieces import over, spans, walking
+from tilewright.lang.values import Product, Value, again, depends, filled, live, value_of
 from tilewright.lang.where import locate
 
 
@@ -52,10 +53,10 @@ def carry(name: str, old: Value, new: Any) -> Value:
         if made.init is None:
             builder.emit(Fill(whole(buffer), const(0, buffer.dtype)))
         elif made.init is not old:
-            builder.emit(_elementwise(builder, made.init, old, buffer))
+            _elementwise(builder, made.init, buffer)
         builder.emit(made.gemm_into(buffer))
     elif made is not old:
-        builder.emit(_elementwise(builder, made, old, buffer))
+        _elementwise(builder, made, buffer)
     held = Value.of(old.axes, buffer)
     held.name, held.is_named = old.name, True
     if not made.is_named and not isinstance(made, Product):  # what it was made of may change
@@ -63,11 +64,13 @@ def carry(name: str, old: Value, new: Any) -> Value:
     return held
 
 
-def _elementwise(builder: Builder, value: Value, old: Value, buffer: Buffer) -> Op:
+def _elementwise(builder: Builder, value: Value, buffer: Buffer) -> None:
     """buffer = value, which may read each element of the old content where it writes it."""
-    vars, places = over(builder, value.axes)
-    element = value.element(places)
-    real = value._real(places)
-    if any(x.buffer == buffer and x.indices != real for x in loads(element)):
-        element = Load(value.hold(), real)
-    return filled(buffer, vars, cast(element, buffer.dtype), locate())
+    with walking(builder, value.axes):
+        vars, places = over(builder, value.axes)
+        element = value.element(places)
+        real = value._real(places)
+        if any(x.buffer == buffer and x.indices != real for x in loads(element)):
+            element = Load(value.hold(), real)
+        extents = spans(builder, value.axes)
+        builder.emit(filled(buffer, real, vars, extents, cast(element, buffer.dtype), locate()))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilewright.ir.buffer import AnyLayout, whole
+from tilewright.ir.buffer import AnyLayout
 from tilewright.ir.expr import FALSE, TRUE, Expr, truth, wrap
 from tilewright.ir.layout.banks import make_swizzled_layout as _make_swizzled_layout
 from tilewright.ir.layout.fragment import Fragment as _Fragment
@@ -282,9 +282,8 @@ def print(value: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int
     elif isinstance(value, Tile):
         builder.emit(Intrinsic("print", (region_of(value),), text=msg))
     elif hasattr(value, "tile_value"):
-        made = value_of(value)  # its padding is not shown
-        counts = tuple(axis.count for axis in made.real)
-        region = replace(whole(made.hold()), extents=counts)
+        counts = tuple(axis.count for axis in value_of(value).real)  # without its padding
+        region = replace(region_of(value), extents=counts)
         builder.emit(Intrinsic("print", (region,), text=msg))
     else:
         builder.emit(Intrinsic("print", (wrap(value),), text=msg))
