@@ -18,6 +18,7 @@ from tilewright.ir.expr import variables
 from tilewright.ir.target import Target
 from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN, Builder
+from tilewright.support.errors import CompileError, suggest
 
 MATRIX = 64  # along each side of a matrix product
 ELEMENTS = 4096  # of the largest value that a block keeps
@@ -48,6 +49,21 @@ def choose_sizes(builder: Builder) -> Sizes:
             _choose_rows(builder, kernel, rows, found)
     found.tiles = {**_tile_sizes(builder), **found.tiles}
     return found
+
+
+def check_chosen(builder: Builder) -> None:
+    """A schedule names loop variables and whole dimensions of the text."""
+    whole = [name for _, name in builder.extents]
+    known = list(dict.fromkeys([*builder.axes.values(), *builder.open_tiles, *whole]))
+    for name in dict(CHOSEN.get().schedule.tiles):
+        if known and name not in known:
+            fix, _ = suggest(name, known, "name the variable of a loop over tiles")
+            raise CompileError(
+                f"the schedule has a size for {name!r}, and no loop over tiles has that variable",
+                expected=" or ".join(known),
+                fix=fix,
+                code="target",
+            )
 
 
 def _tile_sizes(builder: Builder) -> dict[str, int]:
@@ -90,7 +106,7 @@ class Rows:
 
 
 def _rows(builder: Builder, kernel: int) -> Rows | None:
-    if builder.multiplied:
+    if builder.multiplied or kernel in builder.uncut:
         return None
     axes = [axis for (number, _), axis in builder.extents.items() if number == kernel]
     boxes = [box for number, box in builder.reads_of if number == kernel and box.region is not None]

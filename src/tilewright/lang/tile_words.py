@@ -11,13 +11,12 @@ from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import compute, math, move
 from tilewright.lang.alloc import alloc_var
-from tilewright.lang.atomics import atomic_add as atomic_add_element
-from tilewright.lang.axes import ONE, Axis, broadcast, shape_text
+from tilewright.lang.axes import ONE, Axis, shape_text
 from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.check import check_dim
 from tilewright.lang.handles import Tile, Tiles
-from tilewright.lang.indexing import element_map, read
-from tilewright.lang.pieces import blocks_of, exchanged, once, over, walk_of, walking
+from tilewright.lang.indexing import read
+from tilewright.lang.pieces import blocks_of, exchanged, over, walk_of, walking
 from tilewright.lang.types import shape_tuple, static_int
 from tilewright.lang.values import (
     Places,
@@ -444,11 +443,12 @@ def _folding(name: str) -> Callable[..., Any]:
         value = value_of(values[0])
         return _reduced(value, name, _dims(value, dim), keepdim)
 
+    word.__name__ = word.__qualname__ = name
     return word
 
 
-max = functools.wraps(math.max)(_folding("max"))
-min = functools.wraps(math.min)(_folding("min"))
+max, min = _folding("max"), _folding("min")
+max.__doc__, min.__doc__ = math.max.__doc__, math.min.__doc__
 
 
 def _tested(x: Any) -> Any:
@@ -639,22 +639,4 @@ def reshape(src: Any, *shape: Any) -> Any:
     return Value(axes, src.kind, at, (src,))
 
 
-def atomic_add(dst: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(dst, Value) or dst.box is None:
-        return atomic_add_element(dst, value, *args, **kwargs)
-    builder = current_block()
-    box, made = dst.box, value_of(value)
-    broadcast([box.axes, made.axes], "T.atomic_add")
-    ones = tuple(const(1) for _ in box.buffer.shape)
-    with once(builder, box.axes), walking(builder, box.axes):
-        element_map(
-            builder, box, made,
-            lambda buffer, at, value: Atomic(
-                "add", Region(buffer, at, ones[: buffer.rank]), cast(value, buffer.dtype)
-            ),
-        )  # fmt: skip
-    return None
-
-
-for _ours, _theirs in ((cumsum, compute.cumsum), (atomic_add, atomic_add_element)):
-    _ours.__doc__ = _theirs.__doc__
+cumsum.__doc__ = compute.cumsum.__doc__

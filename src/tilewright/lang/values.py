@@ -128,6 +128,14 @@ class Value:
     def __getitem__(self, key: Any) -> Any:
         return WORDS["slice"](self, key if isinstance(key, tuple) else (key,))
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise CompileError(
+            "a value has no elements to store to",
+            got=repr(self),
+            fix="choose elements: x = T.where(cond, new, x); or store to a tensor: Y[m, n] = x",
+            code="whole-tile",
+        )
+
     def __bool__(self) -> bool:
         raise CompileError(
             "a tile is no condition",
@@ -517,6 +525,17 @@ class TileIndex:
 
     __index__ = __int__ = __float__ = __bool__
 
+    def _no_arithmetic(self, *_: Any) -> Any:
+        name = self.axis.name
+        raise CompileError(
+            f"{name} is a tile index: it is shifted by + and -",
+            fix=f"compute with its indices, the value {name}.index",
+            code="whole-tile",
+        )
+
+    __mul__ = __rmul__ = __floordiv__ = __mod__ = __truediv__ = __neg__ = _no_arithmetic
+    __lt__ = __le__ = __gt__ = __ge__ = _no_arithmetic
+
 
 def axis_of(dim: Any) -> Axis:
     """An entry of a shape: a tile index or a size."""
@@ -621,15 +640,35 @@ def _operand(value: Value, axis: Axis, left: bool) -> tuple[Buffer, bool]:
     flip = value.base is not None and value.held((Space.FRAGMENT, ())) is None
     inner = value.base if flip and value.base is not None else value
     loaded = inner.region is not None
-    # outside the tensor it is zero anyway
-    is_zero = loaded and inner.box is not None and axis not in inner.box.loose
+    # outside a tensor it is zero anyway
+    box = inner.box
+    is_zero = loaded and box is not None and box.buffer.is_global and axis not in box.loose
     masked = () if is_zero else (axis,)
+    if box is not None and _lies_there(inner, left and not flip) and axis.limit is None:
+        return box.buffer, flip
     space = Space.FRAGMENT if left and not loaded and not flip else Space.SHARED
     return inner.hold(space, masked), flip
+
+
+def _lies_there(value: Value, from_registers: bool) -> bool:
+    """Whether it is all of a tile that a product can read where it is."""
+    if value.region is None or value.is_named or value.is_stale:
+        return False
+    buffer = value.region.buffer
+    held = buffer.is_shared or (from_registers and buffer.is_fragment)
+    return held and value.region == whole(buffer)
 
 
 give_operators(Tiles)
 for _name, _op in _METHODS.items():
     setattr(Tiles, f"__i{_name}__", _operator(_op))
 setattr(Tiles, "T", property(lambda self: value_of(self).T))  # noqa: B010
-WORDS["region"] = lambda value: whole(value_of(value).hold())
+
+
+def _region(x: Any) -> Region:
+    """A value as a tile that other words read."""
+    current().uncut.add(len(current().kernels))
+    return whole(value_of(x).hold())
+
+
+WORDS["region"] = _region
