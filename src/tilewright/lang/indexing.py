@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.ir.core import *
 from tilewright.ir.marks import with_loc
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
-from tilewright.lang.builder import current, current_block
+from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
 from tilewright.lang.pieces import once, over, spans, walking
 from tilewright.lang.types import integer
@@ -98,7 +98,8 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
                 )
         return tuple(found)
 
-    region, along = None, ()
+    region: Region | None = None
+    along: tuple[Axis | None, ...] = ()
     if not gathers:
         kept = iter(axes)
         along = tuple(None if how == "scalar" else next(kept) for how, _ in recipe)

@@ -283,7 +283,12 @@ class Value:
 
 
 def filled(
-    buffer: Buffer, at: Places, vars: Places, extents: Places, value: Expr, loc: Loc | None
+    buffer: Buffer,
+    at: Places,
+    vars: tuple[Var, ...],
+    extents: Places,
+    value: Expr,
+    loc: Loc | None,
 ) -> Op:
     """buffer[at] = value, for all of `vars`."""
     if at == vars and isinstance(value, Const):

@@ -16,7 +16,7 @@ from typing import TypeGuard
 from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes, is_row
 from tilewright.passes.overlap.prefetchable import Ahead
-from tilewright.passes.overlap.rings import BULK, CP_ASYNC
+from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Ring
 
 
 class SingleCopies:
@@ -28,6 +28,7 @@ class SingleCopies:
         self.found, self.kernel, self.target = found, found.kernel, found.target
         self.barriers: list[Buffer] = []
         self.counters: list[Buffer] = []
+        self.rings: list[Ring] = []
         self.in_roles = gives is not None
         self.gives = gives or (lambda op: False)
 
