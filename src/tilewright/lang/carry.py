@@ -42,6 +42,11 @@ def carry(name: str, old: Value, new: Any) -> Value:
         builder.carried.add(name)
         raise TracedAgain
     buffer = old.hold()
+
+    def start(value: Value) -> None:
+        if value is not old:
+            builder.emit(_elementwise(builder, value, old, buffer))
+
     own = {id(made)} | ({id(made.init)} if isinstance(made, Product) else set())
     for value in live(builder):
         if not builder.in_scope(value.position):  # no name stands for it any more
@@ -50,13 +55,9 @@ def carry(name: str, old: Value, new: Any) -> Value:
         if needed and value is not old and id(value) not in own and depends(value, old):
             value.hold()
     if isinstance(made, Product) and made.held((Space.FRAGMENT, ())) is None:
-        if made.init is None:
-            builder.emit(Fill(whole(buffer), const(0, buffer.dtype)))
-        elif made.init is not old:
-            builder.emit(_elementwise(builder, made.init, old, buffer))
-        builder.emit(made.gemm_into(buffer))
-    elif made is not old:
-        builder.emit(_elementwise(builder, made, old, buffer))
+        made.sum_into(buffer, builder.emit, start)
+    else:
+        start(made)
     held = Value.of(old.axes, buffer)
     held.name, held.is_named = old.name, True
     if not made.is_named and not isinstance(made, Product):  # what it was made of may change

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.core import *
 from tilewright.ir.expr import ceildiv
 from tilewright.lang.axes import Axis
@@ -44,14 +45,11 @@ def each(n: Any) -> Each:
 
 @dataclass(frozen=True)
 class _Range:
-    """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`. `high` is
-    a multiple of `align`, or `limit` where that is less."""
+    """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`."""
 
     low: Expr
     high: Expr
     size: int
-    align: int
-    limit: Expr | None
 
     @property
     def trips(self) -> Expr:
@@ -63,14 +61,27 @@ class _Range:
         if not self.size:
             return self.low + count
         start = self.low + count * self.size
-        end = start + self.size
-        zero = isinstance(self.low, Const) and self.low.value == 0
-        limit = self.limit if zero and self.align % self.size == 0 else self.high
-        if zero and isinstance(limit, Const) and limit.value % self.size == 0:
-            limit = None
+        end, limit = start + self.size, self.limit
         axis = Axis(name, self.size, object(), start, limit)
-        stop = end if limit is None else binary("min", end, limit)
-        return TileIndex(axis, start, stop, self.size if zero else 1)
+        return TileIndex(axis, start, end if limit is None else binary("min", end, limit))
+
+    @property
+    def limit(self) -> Expr | None:
+        """What may cut the last tile. An end that is a whole number of tiles away does not."""
+        if multiple_of(self.low) % self.size:
+            return self.high
+        cuts = [end for end in _least_of(self.high) if multiple_of(end) % self.size]
+        return None if not cuts else cuts[0] if len(cuts) == 1 else self.high
+
+
+def _least_of(expr: Expr) -> list[Expr]:
+    """The expressions of which one is the minimum."""
+    match expr:
+        case Bin("min", a, b):
+            return [*_least_of(a), *_least_of(b)]
+        case Bin("+" | "-" as op, a, Const() as by):
+            return [binary(op, each, by) for each in _least_of(a)]
+    return [expr]
 
 
 def tile(*axes: Any, size: Any = None) -> Loop:
@@ -140,9 +151,8 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
     if builder.kernel is not None:
         first, last = builder.snapshot(first), builder.snapshot(last)
     if isinstance(axis, Each):
-        return _Range(first, last, 0, 1, last)
-    align, limit, _ = builder.stops.get(id(last), (1, last, last))
-    return _Range(first, last, _size(builder, name, size), align, limit)
+        return _Range(first, last, 0)
+    return _Range(first, last, _size(builder, name, size))
 
 
 def _size(builder: Builder, name: str, pinned: Any) -> int:
@@ -161,7 +171,6 @@ PROBED = 16  # the size of a tile while only the form of the text matters
 def _made(builder: Builder, name: str, span: _Range, count: Expr) -> Any:
     found = span.index(name, count)
     if isinstance(found, TileIndex):
-        builder.stops[id(found.stop)] = (found.align, found.axis.limit, found.stop)
         builder.axes[found.axis.key] = name
     return found
 

@@ -135,7 +135,9 @@ class Value:
         return self.source is not None and current().writes(self.source) != self.writes
 
     def _real(self, places: Places) -> Places:
-        return tuple(p for p, axis in zip(places, self.axes, strict=True) if axis is not ONE)
+        """The places in memory, which has one dimension at least."""
+        found = tuple(p for p, axis in zip(places, self.axes, strict=True) if axis is not ONE)
+        return found or (const(0),)
 
     @property
     def real(self) -> tuple[Axis, ...]:
@@ -176,11 +178,12 @@ class Value:
         buffer = new_tile(builder, self, space)
         add = partial(builder.emit_at, self.position)
         add(Alloc(buffer, loc=self.loc))
+        if not self.real:
+            place = tuple(const(0) for _ in self.axes)
+            add(Store(buffer, self._real(place), self.at(place), loc=self.loc))
+            return buffer
         if self.region is not None and not masked:
             add(Copy(self.region, whole(buffer), cache=self.cache, loc=self.loc))
-            return buffer
-        if not self.real:
-            add(Store(buffer, (), self.at(tuple(const(0) for _ in self.axes)), loc=self.loc))
             return buffer
         add(self.map_into(builder, buffer, masked))
         return buffer
@@ -197,6 +200,8 @@ class Value:
 
 def filled(buffer: Buffer, vars: tuple[Var, ...], value: Expr, loc: Loc | None) -> Op:
     """buffer[vars] = value, for all of `vars`."""
+    if not vars:
+        return Store(buffer, (const(0),), value, loc=loc)
     if isinstance(value, Const):
         return Fill(whole(buffer), value, loc=loc)
     moved = value.a if isinstance(value, Cast) else value
@@ -219,7 +224,7 @@ def _short(name: str) -> str:
 
 def new_tile(builder: Builder, value: Value, space: Space) -> Buffer:
     name = builder.fresh(value.name, "tile")
-    shape = tuple(const(axis.size) for axis in value.real)
+    shape = tuple(const(axis.size) for axis in value.real) or (const(1),)
     return Buffer(name, shape, value.kind, space)
 
 
@@ -396,9 +401,8 @@ class TileIndex:
 
     tile_value = True
 
-    def __init__(self, axis: Axis, start: Expr, stop: Expr, align: int = 1) -> None:
+    def __init__(self, axis: Axis, start: Expr, stop: Expr) -> None:
         self.axis, self.start, self.stop = axis, start, stop
-        self.align = align  # `stop` is a multiple of it, or the end of the range
 
     size = property(lambda self: self.axis.size)
 
@@ -504,7 +508,7 @@ class Product(Value):
         """Whether `other + self` is a sum that starts with `other`."""
         if self.init is not None or self.is_named:  # a loop may change what a name has
             return False
-        if not isinstance(other, Value) or isinstance(other, Product):
+        if not isinstance(other, Value) or (isinstance(other, Product) and not other.is_fresh):
             return False
         return other.kind == self.kind and [a.key for a in other.axes] == [a.key for a in self.axes]
 
@@ -516,16 +520,25 @@ class Product(Value):
         buffer = new_tile(builder, self, space)
         add = partial(builder.emit_at, self.position)
         add(Alloc(buffer, loc=self.loc))
-        if self.init is None:
-            add(Fill(whole(buffer), const(0, self.kind), loc=self.loc))
-        else:
-            add(self.init_into(builder, buffer))
-        add(self.gemm_into(buffer))
+        self.sum_into(buffer, add, lambda init: add(again(init).map_into(builder, buffer)))
         return buffer
 
-    def init_into(self, builder: Builder, buffer: Buffer) -> Op:
-        assert self.init is not None
-        return again(self.init).map_into(builder, buffer)
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a sum may go on where this one is made: nothing else needs it."""
+        return not self.is_named and not self._held
+
+    def sum_into(
+        self, buffer: Buffer, add: Callable[[Op], None], start: Callable[[Value], None]
+    ) -> None:
+        """buffer = init + a @ b, where `start` makes it the init."""
+        if self.init is None:
+            add(Fill(whole(buffer), const(0, self.kind), loc=self.loc))
+        elif isinstance(self.init, Product) and self.init.is_fresh:
+            self.init.sum_into(buffer, add, start)
+        else:
+            start(self.init)
+        add(self.gemm_into(buffer))
 
     def gemm_into(self, buffer: Buffer) -> Op:
         """buffer += a @ b."""
