@@ -1,0 +1,30 @@
+import ml_dtypes
+import numpy as np
+import pytest
+
+from zoo.attention import backward, flash, values
+from zoo.case import normal
+
+# causal, heads, heads of keys, queries, keys, tiles
+SIZES = [
+    (True, 2, 2, 100, 100, {}),
+    (True, 4, 2, 33, 65, {"i": 32, "j": 16, "m": 16, "n": 32}),
+    (False, 2, 1, 50, 47, {"i": 16, "j": 48, "m": 48, "n": 16}),
+]
+
+
+@pytest.mark.parametrize("causal, heads, kv_heads, seq_q, seq_kv, tiles", SIZES)
+def test_attention_and_gradients(target, causal, heads, kv_heads, seq_q, seq_kv, tiles):
+    kind = ml_dtypes.bfloat16
+    q, do = (normal(1, heads, seq_q, 32, dtype=kind, seed=s) for s in (1, 2))
+    k, v = (normal(1, kv_heads, seq_kv, 32, dtype=kind, seed=s) for s in (3, 4))
+    forward, backward_, plain = (
+        each.on(target).with_schedule(tiles=tiles)
+        for each in (values.attention_with_sums, values.attention_gradients, values.attention)
+    )
+    o, sums = map(np.asarray, forward(q, k, v, causal))
+    assert (np.asarray(plain(q, k, v, causal)) == o).all()
+    np.testing.assert_allclose(o.astype(np.float64), flash.reference(q, k, v, causal), atol=2e-2)
+    found = backward_(q, k, v, o, do, sums, causal)
+    for got, want in zip(found, backward.reference(q, k, v, do, causal), strict=True):
+        np.testing.assert_allclose(np.asarray(got).astype(np.float64), want, rtol=4e-2, atol=4e-2)
