@@ -6,6 +6,7 @@ Tiles are left open: `kernel.with_schedule(tiles={"m": 128})` pins them.
 
 import tilewright as tw
 import tilewright.language as T
+from zoo.rows import STREAM
 
 LOG2E = 1.4426950408889634
 
@@ -68,7 +69,7 @@ def swiglu(A, B):
     B: T.Tensor((M, N), "bfloat16")
     Y = T.empty((M, N), "bfloat16")
     for m, n in T.tile(M, N):
-        a, b = T.load(A[m, n]), T.load(B[m, n])
+        a, b = T.load(A[m, n], cache=STREAM), T.load(B[m, n], cache=STREAM)
         Y[m, n] = a * T.__sigmoid(a) * b
     return Y
 
@@ -78,6 +79,6 @@ def transpose(X):
     M, N = T.const("M, N")
     X: T.Tensor((M, N), "bfloat16")
     Y = T.empty((N, M), "bfloat16")
-    for m, n in T.tile(M, N):
-        Y[n, m] = X[m, n].T
+    for n, m in T.tile(N, M):
+        Y[n, m] = T.load(X[m, n], cache=STREAM).T
     return Y

@@ -126,9 +126,7 @@ def convolution(X, F):
     for p, o in T.tile(N * H * W, O):
         n, y, x = p.index // (H * W), p.index // W % H, p.index % W
         acc = T.zeros((p, o))
-        for dy in range(3):
-            for dx in range(3):
-                for c in T.tile(C):
-                    acc += X[n, y + dy - 1, x + dx - 1, c] @ F[dy, dx, c, o]
+        for dy, dx, c in T.tile(T.each(3), T.each(3), C):
+            acc += X[n, y + dy - 1, x + dx - 1, c] @ F[dy, dx, c, o]
         Y[n, y, x, o] = acc
     return Y

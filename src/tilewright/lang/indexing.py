@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilewright.ir.core import *
@@ -147,7 +148,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     value.source, value.writes = buffer, builder.writes(buffer)
     value.box, value.is_formula = box, False
     if fill == 0:
-        value.region = box.region
+        value.region, value.is_zero_outside = box.region, True
     return value
 
 
@@ -169,10 +170,18 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
         builder.emit(Store(box.buffer, box.indices(()), cast(made.element(()), box.buffer.dtype)))
         return
     if box.region is not None and not box.loose and len(made.real) == len(box.axes):
+        is_turned = made.is_turned
         if made.held((Space.FRAGMENT, ())) is None and not isinstance(made, Product):
             made = lift(lambda x: cast(x, box.buffer.dtype), made)
             made.name = f"{tile.name}_tile"
-        builder.emit(Copy(whole(made.hold()), box.region))
+        source = made.hold()
+        if is_turned:  # written in rows too
+            name = builder.fresh(None, f"{tile.name}_rows")
+            rows = replace(source, name=name, space=Space.SHARED)
+            builder.emit(Alloc(rows))
+            builder.emit(Copy(whole(source), whole(rows)))
+            source = rows
+        builder.emit(Copy(whole(source), box.region))
         return
     vars, places = over(builder, box.axes)
     element = made.element(own_places(made, box.axes, places))

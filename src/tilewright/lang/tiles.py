@@ -193,12 +193,7 @@ def _grid(
         assert builder.kernel is not None
         blocks: list[Expr] = [*reversed(builder.kernel.blocks)] if folded else []
         if len(counts) > 3:
-            first, rest = blocks[0], blocks[1:]
-            split: list[Expr] = []
-            for count in reversed(counts[1:-2]):
-                split.insert(0, first % count)
-                first = first // count
-            blocks = [first, *split, *rest]
+            blocks = [*_parts(blocks[0], counts[:-2]), *blocks[1:]]
         indices = [
             _made(builder, name, span, block)
             for name, span, block in zip(names, spans, blocks, strict=True)
@@ -219,20 +214,40 @@ def _sequential(
     builder: Builder, names: tuple[str, ...], axes: Any, pinned: Any, loc: Loc | None
 ) -> Iterator[Any]:
     builder.require_block("tile")
-    found, opened = [], []
-    for k, (name, axis, size) in enumerate(zip(names, axes, pinned, strict=True)):
-        span = _range(builder, name, axis, size, loc)
+    spans = [
+        _range(builder, name, axis, size, loc)
+        for name, axis, size in zip(names, axes, pinned, strict=True)
+    ]
+    trips = [builder.snapshot(span.trips) for span in spans]
+    # several axes of known lengths are one loop: what runs ahead does so across their ends
+    known = len(spans) > 1 and all(isinstance(count, Const) for count in trips)
+    lengths, label = ([_product(trips)], "_".join(names)) if known else (trips, "")
+    opened: list[tuple[Var, Expr, int]] = []
+    for name, length in zip((label,) if known else names, lengths, strict=True):
         var = builder.var(f"{name}_trip", INT32)
-        trips = builder.snapshot(span.trips)
-        builder.open(loop=True).counters = [(var, const(0), trips, const(1))]
-        opened.append((var, trips, len(builder.bodies), k == len(axes) - 1))
-        found.append(_made(builder, name, span, var))
+        builder.open(loop=True).counters = [(var, const(0), length, const(1))]
+        opened.append((var, length, len(builder.bodies)))
+    vars = [var for var, _, _ in opened]
+    counts = _parts(vars[0], trips) if known else vars
+    found = [
+        _made(builder, name, span, count)
+        for name, span, count in zip(names, spans, counts, strict=True)
+    ]
     yield found[0] if len(found) == 1 else tuple(found)
-    for var, trips, depth, inner in reversed(opened):
+    for k, (var, length, depth) in reversed([*enumerate(opened)]):
         builder.close_skipped(depth, loc)
         body = builder.close()
-        kind, stages = ("pipelined", -1) if inner else ("serial", 0)
-        builder.emit(For(var, const(0), trips, body, kind=kind, stages=stages, loc=loc))
+        kind, stages = ("pipelined", -1) if k == len(opened) - 1 else ("serial", 0)
+        builder.emit(For(var, const(0), length, body, kind=kind, stages=stages, loc=loc))
+
+
+def _parts(count: Expr, lengths: list[Expr]) -> list[Expr]:
+    """The numbers of which `count` is made, the last of them the fastest."""
+    found: list[Expr] = []
+    for length in reversed(lengths[1:]):
+        found.insert(0, count % length)
+        count = count // length
+    return [count, *found]
 
 
 # ── sizes that are left open ─────────────────────────────────────────────────────────────────────

@@ -55,6 +55,7 @@ class Value:
     source: Buffer | None = None  # the memory that it reads itself
     region: Region | None = None  # that it is a plain copy of
     box: Box | None = None  # that it was read from
+    is_zero_outside = False  # whether it is 0 where that ends
     base: Value | None = None  # that it is the transpose of
     cache: str | None = None  # what the L2 cache is told about what it reads
     is_bound = False  # whether it has a name
@@ -93,7 +94,7 @@ class Value:
                 fix="index the others away: X[b, m, k].T",
                 code="shape",
             )
-        made = Value(self.axes[::-1], self.kind, lambda p: self.element(p[::-1]), (self,))
+        made = Value(self.axes[::-1], self.kind, lambda p: self.turned(p[::-1]), (self,))
         made.base = self
         return made
 
@@ -129,6 +130,18 @@ class Value:
         if self.is_named or self.is_stale or self._held:
             return Load(self.hold(), self._real(places), self.loc)
         return self.at(places)
+
+    def turned(self, places: Places) -> Expr:
+        """The element, which is asked for along the other dimension than it lies."""
+        if self.region is None:
+            return self.element(places)
+        return Load(self.hold(Space.SHARED), places, self.loc)  # read in rows
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether it is made of what lies along the other dimension."""
+        own = self.base is not None and self.base.region is not None
+        return own or any(part.is_turned for part in self.parts)
 
     @property
     def is_stale(self) -> bool:
@@ -556,11 +569,10 @@ def _operand(value: Value, axis: Axis, left: bool) -> tuple[Buffer, bool]:
     summed is zero."""
     flip = value.base is not None and value.held((Space.FRAGMENT, ())) is None
     inner = value.base if flip and value.base is not None else value
-    loaded = inner.region is not None
     # outside the tensor it is zero anyway
-    is_zero = loaded and inner.box is not None and axis not in inner.box.loose
+    is_zero = inner.is_zero_outside and inner.box is not None and axis not in inner.box.loose
     masked = () if is_zero else (axis,)
-    space = Space.FRAGMENT if left and not loaded and not flip else Space.SHARED
+    space = Space.FRAGMENT if left and inner.box is None and not flip else Space.SHARED
     return inner.hold(space, masked), flip
 
 
