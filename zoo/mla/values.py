@@ -32,10 +32,14 @@ def mla_decode(Q, Q_rope, KV, K_rope, run: int):
             total = total * fix + T.sum(p, dim=1)
             acc = acc * fix[:, None] + T.cast(p, KV.dtype) @ kv
             top = new
-        part[b, r.start // run, h, :] = acc / total[:, None]
-        weight[b, r.start // run, h] = top * scale + T.log2(total)
-    for b, h in T.tile(T.each(B), T.each(H)):
-        w = T.load(weight[b, :, h])
-        w = T.exp2(w - T.max(w, dim=0))
-        O[b, h, :] = T.sum(part[b, :, h, :] * w[:, None], dim=0) / T.sum(w, dim=0)
+        if runs == 1:
+            O[b, h, :] = acc / total[:, None]
+        else:
+            part[b, r.start // run, h, :] = acc / total[:, None]
+            weight[b, r.start // run, h] = top * scale + T.log2(total)
+    if runs > 1:
+        for b, h in T.tile(T.each(B), T.each(H)):
+            w = T.load(weight[b, :, h])
+            w = T.exp2(w - T.max(w, dim=0))
+            O[b, h, :] = T.sum(part[b, :, h, :] * w[:, None], dim=0) / T.sum(w, dim=0)
     return O
