@@ -4,22 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilewright.ir.core import *
+from tilewright.lang.builder import current
 from tilewright.lang.types import Extent
+
+
+class Split(NamedTuple):
+    """How a whole dimension is cut: the places of a block, of a step (0: all of them), blocks of a
+    cluster, and whether a block keeps what it loads of its part for a second use."""
+
+    part: int
+    step: int = 0
+    blocks: int = 1
+    keeps: bool = True
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
     """A dimension of a value. Dimensions match where `key` is the same. `start` and `limit` are
-    those of a tile index: places from `limit - start` on are padding."""
+    those of a tile index: places from `limit - start` on are padding.
+
+    A whole dimension of `total` places may be cut, as `split` says; `size` are those of a block."""
 
     name: str
     size: int
     key: Any
     start: Expr = field(default_factory=lambda: const(0))
     limit: Expr | None = None
+    split: Split | None = None
+    total: int = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a block works on a part of it at a time."""
+        return self.split is not None and self.split.step != 0
 
     def inside(self, place: Expr) -> Expr:
         """Whether the place counts."""
@@ -28,9 +48,13 @@ class Axis:
     @property
     def count(self) -> Expr:
         """How many places count."""
-        if self.limit is None:
-            return const(self.size)
+        if self.limit is None or self.total:
+            return const(self.total or self.size)
         return binary("min", const(self.size), self.limit - self.start)
+
+    def index(self, place: Expr) -> Expr:
+        """Which place of the whole dimension that is."""
+        return self.start + place if self.total else place
 
 
 ONE = Axis("1", 1, None)
@@ -50,7 +74,21 @@ def extent_axis(size: Any) -> Axis:
     if expr.value == 1 and not isinstance(size, Extent):
         return ONE
     name = size.name if isinstance(size, Extent) else str(expr.value)
-    return Axis(name, int(expr.value), ("extent", name))
+    builder, total = current("a value"), int(expr.value)
+    key = (len(builder.kernels), name)
+    if key not in builder.extents:
+        split = builder.splits.get(key)
+        builder.extents[key] = (
+            Axis(name, total, ("extent", name)) if split is None else _cut(name, total, split)
+        )
+    return builder.extents[key]
+
+
+def _cut(name: str, total: int, split: Split) -> Axis:
+    rank = current().require_kernel().rank
+    start = const(0) if rank is None else rank * split.part
+    limit = const(total) if split.part * split.blocks != total else None
+    return Axis(name, split.part, ("extent", name), start, limit, split, total)
 
 
 def shape_text(axes: Sequence[Axis]) -> str:

@@ -16,9 +16,9 @@ from tilewright.ir.expr import written_size
 from tilewright.ir.marks import with_loc
 from tilewright.ir.op import Parameter
 from tilewright.ir.rewrite import TakenNames
-from tilewright.ir.schedule import Schedule
 from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
+from tilewright.ir.target import Target
 from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads
 from tilewright.lang.where import locate
 from tilewright.support import limits
@@ -96,6 +96,18 @@ class Builder:
         self.multiplied: set[Any] = set()  # the axes of operands of `@`
         self.axes: dict[Any, str] = {}  # the loop variable of each axis
         self.footprints: list[tuple[Any, ...]] = []  # the axes of values that were kept
+        # whole dimensions, by kernel and name: how they are to be cut, and their axes
+        self.splits: dict[tuple[int, str], Any] = {}
+        self.extents: dict[tuple[int, str], Any] = {}
+        self.reads_of: list[tuple[int, Any]] = []  # kernel and box of what was read
+        self.tiled: set[int] = set()  # kernels that `T.tile` opened
+        self.threads: dict[int, int] = {}  # of these
+        self.met: list[Kernel] = []  # those whose clusters have met
+        self.undivided: set[int] = set()  # kernels whose rows one block must have
+        self.walks: list[Any] = []  # loops over pieces of long dimensions that are being built
+        self.passes = 0  # how many there were
+        self.loads = 0  # of long dimensions
+        self.kept: set[int] = set()  # those that are used by several passes
 
     # ── names ──
 
@@ -161,6 +173,10 @@ class Builder:
         self._positions += 1
         return Position(self.bodies[-1].serial, len(self.bodies[-1].ops), self._positions)
 
+    def outermost(self) -> Position:
+        """Here, before the loops and branches that are open."""
+        return Position(self.bodies[0].serial, len(self.bodies[0].ops))
+
     def in_scope(self, position: Position) -> bool:
         """Whether the body of a position is still open."""
         return any(body.serial == position.body for body in self.bodies)
@@ -173,7 +189,7 @@ class Builder:
         needed, place = mentioned(op), len(queue)
         while place and queue[place - 1][0] > position.order:
             before = queue[place - 1][1]
-            if isinstance(before, Let) or needed & written_in((before,)):
+            if isinstance(before, (Let, Sync)) or needed & written_in((before,)):
                 break
             place -= 1
         queue.insert(place, (position.order, self._counted(op)))
@@ -445,8 +461,8 @@ def word_of(op: Op) -> str:
     }.get(type(op).__name__, f"T.{type(op).__name__.lower()}")
 
 
-# what is chosen about kernels that are traced: sizes of tiles, threads
-CHOSEN: ContextVar[Schedule] = ContextVar("chosen", default=Schedule())  # noqa: B039
+# what kernels are traced for, with what is chosen about them: sizes of tiles, threads
+CHOSEN: ContextVar[Target] = ContextVar("chosen", default=Target("interp"))  # noqa: B039
 _CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
 
 

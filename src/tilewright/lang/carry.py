@@ -7,7 +7,8 @@ from typing import Any
 from tilewright.ir.core import *
 from tilewright.lang.axes import shape_text
 from tilewright.lang.builder import Builder, TracedAgain, current, current_block
-from tilewright.lang.values import Product, Value, again, depends, filled, live, over, value_of
+from tilewright.lang.pieces import over, spans, walking
+from tilewright.lang.values import Product, Value, again, depends, filled, live, value_of
 from tilewright.lang.where import locate
 
 
@@ -45,7 +46,7 @@ def carry(name: str, old: Value, new: Any) -> Value:
 
     def start(value: Value) -> None:
         if value is not old:
-            builder.emit(_elementwise(builder, value, old, buffer))
+            _elementwise(builder, value, buffer)
 
     own = {id(made)} | ({id(made.init)} if isinstance(made, Product) else set())
     for value in live(builder):
@@ -65,11 +66,13 @@ def carry(name: str, old: Value, new: Any) -> Value:
     return held
 
 
-def _elementwise(builder: Builder, value: Value, old: Value, buffer: Buffer) -> Op:
+def _elementwise(builder: Builder, value: Value, buffer: Buffer) -> None:
     """buffer = value, which may read each element of the old content where it writes it."""
-    vars, places = over(builder, value.axes)
-    element = value.element(places)
-    real = value._real(places)
-    if any(x.buffer == buffer and x.indices != real for x in loads(element)):
-        element = Load(value.hold(), real)
-    return filled(buffer, vars, cast(element, buffer.dtype), locate())
+    with walking(builder, value.axes):
+        vars, places = over(builder, value.axes)
+        element = value.element(places)
+        real = value._real(places)
+        if any(x.buffer == buffer and x.indices != real for x in loads(element)):
+            element = Load(value.hold(), real)
+        extents = spans(builder, value.axes)
+        builder.emit(filled(buffer, real, vars, extents, cast(element, buffer.dtype), locate()))

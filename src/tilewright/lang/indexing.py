@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from tilewright.ir.marks import with_loc
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
 from tilewright.lang.builder import current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
+from tilewright.lang.pieces import once, over, spans, walking
 from tilewright.lang.types import integer
 from tilewright.lang.values import (
     Box,
@@ -19,7 +20,6 @@ from tilewright.lang.values import (
     TileIndex,
     Value,
     lift,
-    over,
     own_places,
     value_of,
 )
@@ -74,6 +74,8 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             recipe.append(("tile", (len(axes), start)))
             axes.append(axis)
             starts.append(start)
+            if axis.limit is not None and not same(axis.limit, buffer.shape[at]):
+                loose.append(axis)
         else:
             index = current("an index").snapshot(integer(key, f"an index of {buffer.name}"))
             recipe.append(("scalar", index))
@@ -109,7 +111,8 @@ def same(a: Expr, b: Expr) -> bool:
 
 def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]:
     if key.start is None and key.stop is None and key.step is None:
-        return const(0), extent_axis(size)
+        axis = extent_axis(size)
+        return axis.start, axis
     if key.step is not None or any(
         not isinstance(wrap(b or 0), Const) for b in (key.start, key.stop)
     ):
@@ -120,9 +123,9 @@ def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]
         )
     start = 0 if key.start is None else key.start
     stop = size if key.stop is None else key.stop
-    if int(wrap(start)) == 0:
-        return const(0), extent_axis(stop)
-    return const(int(wrap(start))), extent_axis(int(wrap(stop)) - int(wrap(start)))
+    first = int(wrap(start))
+    axis = extent_axis(stop if first == 0 else int(wrap(stop)) - first)
+    return axis.start + first, axis
 
 
 def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
@@ -146,6 +149,13 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
         return builder.let(at(()))  # type: ignore[return-value]
     value = Value(box.axes, buffer.dtype, at, box.parts)
     value.source, value.writes = buffer, builder.writes(buffer)
+    number = len(builder.kernels)
+    builder.reads_of.append((number, box))
+    if value.writes:  # perhaps by another block, where several have a row
+        builder.undivided.add(number)
+    if value.is_long and box.region is not None:
+        builder.loads += 1
+        value.serial = builder.loads
     value.box, value.is_formula = box, False
     if fill == 0:
         value.region, value.is_zero_outside = box.region, True
@@ -166,6 +176,11 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
             fix="index the tensor with a tile index for each dimension of the value",
             code="shape",
         )
+    with once(builder, box.axes), walking(builder, box.axes):
+        _store(builder, box, made)
+
+
+def _store(builder: Builder, box: Box, made: Value) -> None:
     if not box.axes:
         builder.emit(Store(box.buffer, box.indices(()), cast(made.element(()), box.buffer.dtype)))
         return
@@ -173,30 +188,37 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
         is_turned = made.is_turned
         if made.held((Space.FRAGMENT, ())) is None and not isinstance(made, Product):
             made = lift(lambda x: cast(x, box.buffer.dtype), made)
-            made.name = f"{tile.name}_tile"
+            made.name = f"{box.buffer.name}_tile"
+        if made.is_long:
+            builder.emit(Copy(whole(made.piece(builder)), box.piece(builder)))
+            return
         source = made.hold()
         if is_turned:  # written in rows too
-            name = builder.fresh(None, f"{tile.name}_rows")
+            name = builder.fresh(None, f"{box.buffer.name}_rows")
             rows = replace(source, name=name, space=Space.SHARED)
             builder.emit(Alloc(rows))
             builder.emit(Copy(whole(source), whole(rows)))
             source = rows
         builder.emit(Copy(whole(source), box.region))
         return
+    element_map(
+        builder, box, made,
+        lambda indices, value: Store(box.buffer, indices, cast(value, box.buffer.dtype)),
+    )  # fmt: skip
+
+
+def element_map(
+    builder: Builder, box: Box, made: Value, make: Callable[[Places, Expr], Op]
+) -> None:
+    """The op that `make` gives, for all places of the box that count."""
     vars, places = over(builder, box.axes)
-    element = made.element(own_places(made, box.axes, places))
-    op: Op = Store(box.buffer, box.indices(places), cast(element, box.buffer.dtype))
-    builder.emit(guarded_map(vars, box, places, op))
-
-
-def guarded_map(vars: tuple[Var, ...], box: Box, places: Places, op: Op) -> Op:
-    """`op` for all places that count."""
+    op = make(box.indices(places), made.element(own_places(made, box.axes, places)))
     inside: Expr = TRUE
     for axis, place in zip(box.axes, places, strict=True):
         if axis in box.loose:
             inside = logical_and(inside, axis.inside(place))
     body: Body = (op,) if inside is TRUE else (If(inside, (with_loc(op, locate()),)),)
-    return Map(vars, tuple(const(a.size) for a in box.axes if a is not ONE), body)
+    builder.emit(Map(vars, spans(builder, box.axes), body))
 
 
 def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
@@ -226,12 +248,15 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
             inner.append((len(axes), const(0)))
             axes.append(axis)
             continue
+        current().undivided.add(len(current().kernels))
         if isinstance(key, slice):
-            start, stop = (0 if key.start is None else key.start, key.stop or axis.size)
-            if axis.limit is not None or key.step is not None or not 0 <= start < stop <= axis.size:
+            size = axis.total or axis.size
+            start, stop = (0 if key.start is None else key.start, key.stop or size)
+            ragged = axis.limit is not None and not axis.total
+            if ragged or key.step is not None or not 0 <= start < stop <= size:
                 raise CompileError(
                     f"a slice of a value along {axis.name}",
-                    expected=f"constant bounds between 0 and {axis.size}, of a whole dimension",
+                    expected=f"constant bounds between 0 and {size}, of a whole dimension",
                     got=f"{start}:{stop}",
                     fix="slice what it was read from, or choose with T.where",
                     code="index",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.bounds import multiple_of
@@ -158,7 +157,7 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
 def _size(builder: Builder, name: str, pinned: Any) -> int:
     if pinned is not None:
         return static_int(pinned, "size of T.tile", 1)
-    chosen = dict(CHOSEN.get().tiles)
+    chosen = dict(CHOSEN.get().schedule.tiles)
     if name in chosen:
         return int(chosen[name])
     builder.open_tiles.setdefault(name, None)
@@ -185,13 +184,24 @@ def _grid(
     counts = [span.trips for span in spans]
     # the last axis is the fastest; a grid has three
     folded = counts if len(counts) <= 3 else [_product(counts[:-2]), *counts[-2:]]
-    threads = CHOSEN.get().threads
-    scope = open_kernel(*reversed(folded), threads=128 if threads == "auto" else threads)
-    scope.names, scope.loc = tuple(reversed(names))[: len(folded)], loc
-    scope.unpacked = True
+    number = len(builder.kernels)
+    builder.tiled.add(number)
+    splits = [split for (kernel, _), split in builder.splits.items() if kernel == number]
+    cluster = max((split.blocks for split in splits), default=1)
+    grid = [*reversed(folded)] or [const(1)] * (cluster > 1)
+    if cluster > 1:
+        grid[0] = grid[0] * cluster
+    threads = CHOSEN.get().schedule.threads
+    if threads == "auto":
+        threads = builder.threads.get(number, 128)
+    scope = open_kernel(*grid, threads=threads, cluster_dims=cluster if cluster > 1 else None)
+    scope.names, scope.loc = tuple(reversed(names))[: len(grid)], loc
+    scope.unpacked = bool(folded)
     with scope:
         assert builder.kernel is not None
         blocks: list[Expr] = [*reversed(builder.kernel.blocks)] if folded else []
+        if cluster > 1 and folded:
+            blocks[-1] = blocks[-1] // cluster
         if len(counts) > 3:
             blocks = [*_parts(blocks[0], counts[:-2]), *blocks[1:]]
         indices = [
@@ -248,34 +258,3 @@ def _parts(count: Expr, lengths: list[Expr]) -> list[Expr]:
         found.insert(0, count % length)
         count = count // length
     return [count, *found]
-
-
-# ── sizes that are left open ─────────────────────────────────────────────────────────────────────
-
-MATRIX = 64  # along each side of a matrix product
-ELEMENTS = 4096  # of the largest value that a block keeps
-LONGEST = 1024
-
-
-def default_sizes(builder: Builder) -> dict[str, int]:
-    """A size for each tile that was left open, legal for every shape: 64 along the sides of matrix
-    products; otherwise as many as keep the values of a block within 4096 elements."""
-    multiplied = {builder.axes[key] for key in builder.multiplied if key in builder.axes}
-    chosen = {name: MATRIX for name in builder.open_tiles if name in multiplied}
-    for name in builder.open_tiles:
-        if name in chosen:
-            continue
-        size = LONGEST
-        for axes in builder.footprints:
-            mine = {builder.axes.get(a.key) for a in axes} & builder.open_tiles.keys() - multiplied
-            if name not in mine:
-                continue
-            fixed = prod(
-                chosen.get(builder.axes.get(a.key, ""), a.size)
-                for a in axes
-                if builder.axes.get(a.key) not in mine
-            )
-            room = max(1, ELEMENTS // fixed) ** (1 / len(mine))
-            size = min(size, 1 << max(0, int(room).bit_length() - 1))
-        chosen[name] = size
-    return chosen

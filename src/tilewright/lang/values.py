@@ -12,15 +12,16 @@ the others is masked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 from weakref import ref
 
 from tilewright.ir.core import *
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
-from tilewright.lang.builder import Builder, Position, current, current_block
+from tilewright.lang.builder import Builder, Position, TracedAgain, current, current_block
 from tilewright.lang.handles import WORDS, Tile, Tiles, no_operator
+from tilewright.lang.pieces import apart, in_piece, over, spans, walk_of, walking
 from tilewright.lang.scalar import Scalar, is_number
 from tilewright.lang.types import ScalarType, integer
 from tilewright.lang.where import locate
@@ -46,6 +47,17 @@ class Box:
     @property
     def buffer(self) -> Buffer:
         return self.tile.buffer
+
+    def piece(self, builder: Builder) -> Region:
+        """The part of the region that passes are working on."""
+        assert self.region is not None
+        dims = [at for at, key in enumerate(self.keys) if isinstance(key, (TileIndex, slice))]
+        starts, extents = [*self.region.starts], [*self.region.extents]
+        for at, axis in zip(dims, self.axes, strict=True):
+            walk = walk_of(builder, axis)
+            if walk is not None:
+                starts[at], extents[at] = starts[at] + walk.base, const(walk.width)
+        return replace(self.region, starts=tuple(starts), extents=tuple(extents))
 
 
 class Value:
@@ -76,6 +88,9 @@ class Value:
         self.wide: Value | None = None  # it in the type that sums have
         self.folded: dict[Any, tuple[Buffer, Position, int]] = {}  # what it was reduced to
         self.is_formula = self.is_formula and all(part.is_formula for part in self.parts)
+        self.is_long = any(axis.is_long for axis in axes)
+        self.serial = 0  # of a load of a long dimension
+        self.touched = 0  # the last pass that used it
         builder.values.append(ref(self))
 
     # ── what users see ──
@@ -127,9 +142,45 @@ class Value:
 
     def element(self, places: Places) -> Expr:
         """The element at `places`, one for each axis."""
-        if self.is_named or self.is_stale or self._held:
+        if self.is_stale or self._held or (self.is_named and not self.is_long):
             return Load(self.hold(), self._real(places), self.loc)
-        return self.at(places)
+        return self._piece(places) if self.is_long else self.at(places)
+
+    def _piece(self, places: Places) -> Expr:
+        """The element at `places`, of a value that no memory has as a whole."""
+        builder = current()
+        if self.serial:
+            if self.serial in builder.kept:
+                return Load(self.hold(), self._real(places), self.loc)
+            if self.touched not in (0, builder.passes) and self.may_keep:
+                builder.kept.add(self.serial)
+                raise TracedAgain
+            self.touched = builder.passes
+        inner = in_piece(builder, self.axes, places)
+        if inner is None or not self.is_named:
+            return self.at(places)
+        made = builder.walks[-1].made
+        if id(self) not in made:
+            made[id(self)] = self, self.piece(builder)
+        return Load(made[id(self)][1], self._real(inner), self.loc)
+
+    @property
+    def may_keep(self) -> bool:
+        return all(axis.split is None or axis.split.keeps for axis in self.axes)
+
+    def piece(self, builder: Builder) -> Buffer:
+        """A tile of the piece that passes are working on."""
+        extents = spans(builder, self.axes)
+        buffer = Buffer(builder.fresh(self.name, "tile"), extents, self.kind, Space.FRAGMENT)
+        vars, places = over(builder, self.axes)
+        if self.box is not None and self.region is not None:
+            fill: Op = Copy(self.box.piece(builder), whole(buffer), cache=self.cache, loc=self.loc)
+        else:
+            value = cast(self.at(places), self.kind)
+            fill = filled(buffer, vars, vars, extents, value, self.loc)
+        builder.emit(Alloc(buffer, loc=self.loc))
+        builder.emit(fill)
+        return buffer
 
     def turned(self, places: Places) -> Expr:
         """The element, which is asked for along the other dimension than it lies."""
@@ -165,6 +216,7 @@ class Value:
     def hold(self, space: Space = Space.FRAGMENT, masked: tuple[Axis, ...] = ()) -> Buffer:
         """The value in memory, made where it stands; zero in the padding of the axes `masked`."""
         masked = tuple(axis for axis in masked if axis.limit is not None)
+        space = Space.SHARED if self.is_long else space
         key = (space, tuple(axis.key for axis in masked))
         found = self.held(key)
         if found is None:
@@ -198,7 +250,11 @@ class Value:
         if self.region is not None and not masked:
             add(Copy(self.region, whole(buffer), cache=self.cache, loc=self.loc))
             return buffer
-        add(self.map_into(builder, buffer, masked))
+        if not self.is_long:
+            add(self.map_into(builder, buffer, masked))
+            return buffer
+        with apart(builder, self.position), walking(builder, self.axes):
+            builder.emit(self.map_into(builder, buffer, masked))
         return buffer
 
     def map_into(self, builder: Builder, buffer: Buffer, masked: tuple[Axis, ...] = ()) -> Op:
@@ -208,31 +264,29 @@ class Value:
         for axis, place in zip(self.axes, places, strict=True):
             if axis in masked:
                 value = select(axis.inside(place), value, const(0, value.dtype))
-        return filled(buffer, vars, cast(value, buffer.dtype), self.loc)
+        extents = spans(builder, self.axes)
+        return filled(
+            buffer, self._real(places), vars, extents, cast(value, buffer.dtype), self.loc
+        )
 
 
-def filled(buffer: Buffer, vars: tuple[Var, ...], value: Expr, loc: Loc | None) -> Op:
-    """buffer[vars] = value, for all of `vars`."""
+def filled(
+    buffer: Buffer, at: Places, vars: Places, extents: Places, value: Expr, loc: Loc | None
+) -> Op:
+    """buffer[at] = value, for all of `vars`."""
     if not vars:
-        return Store(buffer, (const(0),), value, loc=loc)
-    if isinstance(value, Const):
+        return Store(buffer, at, value, loc=loc)
+    if at == vars and isinstance(value, Const):
         return Fill(whole(buffer), value, loc=loc)
     moved = value.a if isinstance(value, Cast) else value
-    if isinstance(moved, Load) and moved.indices == vars and moved.buffer.shape == buffer.shape:
+    if (
+        at == vars
+        and isinstance(moved, Load)
+        and moved.indices == vars
+        and moved.buffer.shape == buffer.shape
+    ):
         return Copy(whole(moved.buffer), whole(buffer), loc=loc)
-    return Map(vars, buffer.shape, (Store(buffer, vars, value),), loc=loc)
-
-
-def over(builder: Builder, axes: Sequence[Axis]) -> tuple[tuple[Var, ...], Places]:
-    """A variable for each axis that is no 1, and the place on each axis."""
-    places = tuple(
-        const(0) if axis is ONE else builder.var(_short(axis.name), INT32, "i") for axis in axes
-    )
-    return tuple(p for p in places if isinstance(p, Var)), places
-
-
-def _short(name: str) -> str:
-    return f"{name}_" if name.isidentifier() else "i"
+    return Map(vars, extents, (Store(buffer, at, value),), loc=loc)
 
 
 def new_tile(builder: Builder, value: Value, space: Space) -> Buffer:

@@ -1,0 +1,168 @@
+"""Sizes that a text leaves open: of tiles, of threads, of pieces of long rows.
+
+Products take 64 along each side. Kernels that work row by row live by memory: blocks that hold
+little and come and go stream it best. A short row is held in registers, several in a block. A
+longer one lies in shared memory, where it is loaded once, and a block works on a piece of it at a
+time; when it would leave room for fewer than three blocks on a multiprocessor, the blocks of a
+cluster have a part of it each. A row too long for a cluster is loaded again for each pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil, prod
+
+from tilewright.ir.atoms import Feature
+from tilewright.ir.chips import CHIPS, Chip
+from tilewright.ir.target import Target
+from tilewright.lang.axes import Axis, Split
+from tilewright.lang.builder import CHOSEN, Builder
+
+MATRIX = 64  # along each side of a matrix product
+ELEMENTS = 4096  # of the largest value that a block keeps
+LONGEST = 1024
+VECTOR = 16  # bytes of the widest access
+SHORT = 2048  # bytes of a row up to which a warp holds it in registers
+HELD = 64  # bytes of rows that a thread holds in registers
+RESIDENT = 3  # blocks of a multiprocessor that hide each other's latencies
+
+
+@dataclass
+class Sizes:
+    """What is chosen for a text, by the names of axes and by kernel."""
+
+    tiles: dict[str, int] = field(default_factory=dict)
+    threads: dict[int, int] = field(default_factory=dict)
+    splits: dict[tuple[int, str], Split] = field(default_factory=dict)
+
+
+def choose_sizes(builder: Builder) -> Sizes:
+    """A size for all that was left open, legal for every shape."""
+    found = Sizes()
+    for kernel in sorted(builder.tiled):
+        rows = _rows(builder, kernel)
+        if rows is not None:
+            _choose_rows(builder, kernel, rows, found)
+    found.tiles = {**_tile_sizes(builder), **found.tiles}
+    return found
+
+
+def _tile_sizes(builder: Builder) -> dict[str, int]:
+    """64 along the sides of matrix products; otherwise as many as keep the values of a block within
+    4096 elements."""
+    multiplied = {builder.axes[key] for key in builder.multiplied if key in builder.axes}
+    chosen = {name: MATRIX for name in builder.open_tiles if name in multiplied}
+    for name in builder.open_tiles:
+        if name in chosen:
+            continue
+        size = LONGEST
+        for axes in builder.footprints:
+            mine = {builder.axes.get(a.key) for a in axes} & builder.open_tiles.keys() - multiplied
+            if name not in mine:
+                continue
+            fixed = prod(
+                chosen.get(builder.axes.get(a.key, ""), a.size)
+                for a in axes
+                if builder.axes.get(a.key) not in mine
+            )
+            room = max(1, ELEMENTS // fixed) ** (1 / len(mine))
+            size = min(size, 1 << max(0, int(room).bit_length() - 1))
+        chosen[name] = size
+    return chosen
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The longest whole dimension of a kernel, and the bytes that a block loads of it: an element's
+    in the narrowest type, and a column's in all."""
+
+    axis: Axis
+    narrowest: int
+    column: int
+    tile: str | None  # the loop over rows whose size is open
+
+
+def _rows(builder: Builder, kernel: int) -> Rows | None:
+    if builder.multiplied:
+        return None
+    axes = [axis for (number, _), axis in builder.extents.items() if number == kernel]
+    boxes = [box for number, box in builder.reads_of if number == kernel and box.region is not None]
+    best = max(axes, key=lambda axis: axis.size, default=None)
+    mine = [box for box in boxes if best in box.axes]
+    if best is None or not mine:
+        return None
+    bytes_of = {box.buffer: ceil(box.buffer.dtype.bits / 8) for box in mine}
+    sizes = bytes_of.values()
+    own = [bytes_of[buffer] for buffer in {box.buffer for box in mine if len(box.keys) > 1}]
+    names = [builder.axes.get(axis.key) for box in mine for axis in box.axes if axis is not best]
+    tile = next((name for name in names if name in builder.open_tiles), None)
+    return Rows(best, min(sizes), sum(own) or max(sizes), tile)
+
+
+def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> None:
+    target = CHOSEN.get()
+    chosen = target.schedule
+    name, total = rows.axis.name, rows.axis.size
+    pinned = dict(chosen.tiles).get(name)
+    vector = VECTOR // rows.narrowest
+    width = rows.narrowest * total
+    blocks = 1 if chosen.cluster == "auto" else chosen.cluster
+    divisible = kernel not in builder.undivided and Feature.CLUSTER in target.features
+    if target.kind == "cpu" and pinned is None:
+        return
+    if pinned is None and width <= SHORT and blocks == 1:
+        threads = 256
+        part = _rounded(total, vector)
+        lines = max(1, HELD * threads // (part * rows.column))
+        if rows.tile is not None:
+            found.tiles[rows.tile] = 1 << (lines.bit_length() - 1)
+        found.threads[kernel] = threads
+        if part != total:
+            found.splits[kernel, name] = Split(part)
+        return
+    chip = _chip(target)
+    room = chip.shared_per_sm // RESIDENT - chip.reserved
+    if chosen.cluster == "auto" and divisible:
+        while blocks < chip.cluster and ceil(total / blocks) * rows.column > room:
+            blocks *= 2
+    part = ceil(total / blocks)
+    threads, step = _pace(part, vector, chosen.threads)
+    step = pinned or step
+    if rows.tile is not None:
+        found.tiles[rows.tile] = 1
+    found.threads[kernel] = threads
+    steps = ceil(part / step)
+    keeps = steps * step * rows.column <= chip.shared - 4096
+    found.splits[kernel, name] = Split(
+        steps * step, step if steps > 1 else 0, blocks if divisible else 1, keeps
+    )
+
+
+def _pace(part: int, vector: int, pinned: int | str) -> tuple[int, int]:
+    """(threads, elements of a step) with little in the last step that does not count, and about
+    eight vectors a thread in all."""
+    wanted = min(max(part // vector // 8, 128), 512)
+    counts = [pinned] if isinstance(pinned, int) else range(128, 513, 32)
+    near = [n for n in counts if isinstance(pinned, int) or 0.7 * wanted <= n <= 1.5 * wanted]
+    forms = [(n, n * vector * each) for n in near for each in (1, 2)]
+
+    def cost(form: tuple[int, int]) -> tuple[float, int, int]:
+        idle = ceil(part / form[1]) * form[1] / part
+        return round(idle, 2), -form[1] // form[0], abs(form[0] - wanted)
+
+    return min(forms, key=cost)
+
+
+def _rounded(total: int, vector: int) -> int:
+    """At least `total`, so that a power of two of threads has as many vectors each."""
+    lanes = 1
+    while lanes < 32 and lanes * vector < total:
+        lanes *= 2
+    return ceil(total / (lanes * vector)) * lanes * vector
+
+
+def _chip(target: Target) -> Chip:
+    return target.chip if target.kind == "cuda" else CHIPS["sm_90"]
