@@ -329,6 +329,49 @@ def test_padding_takes_part_in_nothing(target):
 
 
 @each_target
+@pytest.mark.parametrize("size", [4, 16])
+def test_a_range_that_ends_inside_a_tensor(target, size):
+    @tw.jit(target=target)
+    def kernel(X, ends):
+        B, M, N = T.const("B, M, N")
+        X: T.Tensor((B, M, N), "float32")
+        ends: T.Tensor((B,), "int32")
+        Y, Z = T.empty((B, M, N), partial=True), T.empty((B, M, N), partial=True)
+        total, first = T.empty((B, M)), T.empty((B, M), "int32")
+        gram = T.empty((B, M, M))
+        for b, m in T.tile(T.each(B), M):
+            best, at, sums = T.full((m,), T.inf), T.full((m,), 0, "int32"), T.zeros((m,))
+            for n in T.tile(ends[b]):
+                x = T.load(X[b, m, n])
+                here = T.min(x, dim=1)
+                at = T.where(here < best, T.argmin(x, dim=1) + n.start, at)
+                best = T.minimum(best, here)
+                Y[b, m, n], Z[b, m, n] = T.cumsum(x, dim=1) + sums[:, None], X[b, m, n + 1]
+                sums += T.mean(x, dim=1) * T.cast(n.stop - n.start, "float32")
+            total[b, m], first[b, m] = sums, at
+        for b in T.tile(T.each(B)):
+            acc = T.zeros((M, M))
+            for n in T.tile(ends[b]):
+                x = T.exp(X[b, :, n])  # 1 in the padding
+                acc += x @ X[b, :, n].T
+            gram[b, :, :] = acc
+        return Y, Z, total, first, gram
+
+    x, ends = drawn(0, 4, 16, 40, dtype=np.float32), np.array([37, 16, 1, 40], np.int32)
+    for b, end in enumerate(ends):
+        x[b, :, end + 1 :] = np.nan
+    found = kernel.with_schedule(tiles={"m": 16, "n": size})(x, ends)
+    y, z, total, first, gram = map(np.asarray, found)
+    for b, end in enumerate(ends):
+        part, after = x[b, :, :end], np.append(x[b], np.zeros((16, 1), np.float32), 1)
+        np.testing.assert_allclose(y[b, :, :end], part.cumsum(1), rtol=1e-4, atol=1e-4)
+        assert (z[b, :, :end] == after[:, 1 : end + 1]).all()
+        np.testing.assert_allclose(total[b], part.sum(1), rtol=1e-4, atol=1e-4)
+        assert (first[b] == part.argmin(1)).all()
+        np.testing.assert_allclose(gram[b], np.exp(part) @ part.T, rtol=1e-3, atol=1e-3)
+
+
+@each_target
 def test_integers_and_types(target):
     @tw.jit(target=target)
     def kernel(X, Y):

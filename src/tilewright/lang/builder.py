@@ -137,7 +137,8 @@ class Builder:
 
     # ── ops ──
 
-    def emit(self, op: Op) -> None:
+    def emit(self, op: Op, seen: bool = True) -> None:
+        """`op` here; not `seen`: it writes only where nobody looks."""
         if not self.bodies:
             raise CompileError(
                 f"{word_of(op)} outside a kernel",
@@ -150,15 +151,15 @@ class Builder:
         for expr in expressions(op):
             check_expression(expr)
         op = self._settled(op)
-        op = self._counted(op)
+        op = self._counted(op, seen)
         self.bodies[-1].ops.append(op)
         self.trail.append(op)
 
-    def _counted(self, op: Op) -> Op:
+    def _counted(self, op: Op, seen: bool = True) -> Op:
         """`op`, with what it writes remembered, and its place given to what a word put in it."""
         if isinstance(op, View):
             self._roots[op.buffer] = self._roots.get(op.source, op.source)
-        for buffer in _written(op):
+        for buffer in _written(op) if seen else ():
             root = self._roots.get(buffer, buffer)
             self._writes[root] = self._writes.get(root, 0) + 1
             self._log.append(root)

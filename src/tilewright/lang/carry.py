@@ -8,7 +8,8 @@ from tilewright.ir.core import *
 from tilewright.lang.axes import shape_text
 from tilewright.lang.builder import Builder, TracedAgain, current, current_block
 from tilewright.lang.pieces import over, spans, walking
-from tilewright.lang.values import Product, Value, again, depends, filled, live, value_of
+from tilewright.lang.products import Product
+from tilewright.lang.values import Value, again, depends, filled, live, value_of
 from tilewright.lang.where import locate
 
 
@@ -62,7 +63,7 @@ def carry(name: str, old: Value, new: Any) -> Value:
     held = Value.of(old.axes, buffer)
     held.name, held.is_named = old.name, True
     if not made.is_named and not isinstance(made, Product):  # what it was made of may change
-        made.at, made.parts = held.element, (held,)
+        made.at, made.parts, made.pad_of = held.element, (held,), None
     return held
 
 

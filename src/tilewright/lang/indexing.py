@@ -12,13 +12,14 @@ from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
 from tilewright.lang.builder import current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
 from tilewright.lang.pieces import once, over, spans, walking
+from tilewright.lang.products import Product
 from tilewright.lang.types import integer
 from tilewright.lang.values import (
     Box,
     Places,
-    Product,
     TileIndex,
     Value,
+    is_same,
     lift,
     own_places,
     value_of,
@@ -58,23 +59,24 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             if at == where[0]:
                 first = len(axes)
                 axes += joint
-                loose += [axis for axis in joint if axis.limit is not None]
+                loose += [axis for axis in joint if axis.is_ragged]
             recipe.append(("gather", (key, first)))
         elif isinstance(key, TileIndex):
-            recipe.append(("tile", (len(axes), key.start)))
+            recipe.append(("tile", (len(axes), key.base)))
             axes.append(key.axis)
-            starts.append(key.start)
-            end = key.axis.limit
-            if end is not None and not (
-                key.start is key.axis.start and same(end, buffer.shape[at])
-            ):
+            starts.append(key.base)
+            first, end = key.axis.first, key.axis.limit
+            own = key.base is key.axis.start
+            before = first is not None and not (own and is_same(first, const(0)))
+            behind = end is not None and not (own and is_same(end, buffer.shape[at]))
+            if before or behind:
                 loose.append(key.axis)
         elif isinstance(key, slice):
             start, axis = _slice_axis(tile, at, key, size)
             recipe.append(("tile", (len(axes), start)))
             axes.append(axis)
             starts.append(start)
-            if axis.limit is not None and not same(axis.limit, buffer.shape[at]):
+            if axis.limit is not None and not is_same(axis.limit, buffer.shape[at]):
                 loose.append(axis)
         else:
             index = current("an index").snapshot(integer(key, f"an index of {buffer.name}"))
@@ -103,10 +105,6 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
         )
         region = Region(buffer, tuple(starts), extents)
     return Box(tile, keys, tuple(axes), indices, region, tuple(loose), tuple(gathers))
-
-
-def same(a: Expr, b: Expr) -> bool:
-    return a is b or (isinstance(a, Const) and isinstance(b, Const) and a.value == b.value)
 
 
 def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]:
@@ -252,7 +250,7 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
         if isinstance(key, slice):
             size = axis.total or axis.size
             start, stop = (0 if key.start is None else key.start, key.stop or size)
-            ragged = axis.limit is not None and not axis.total
+            ragged = axis.is_ragged and not axis.total
             if ragged or key.step is not None or not 0 <= start < stop <= size:
                 raise CompileError(
                     f"a slice of a value along {axis.name}",

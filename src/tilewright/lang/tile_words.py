@@ -252,8 +252,10 @@ def _extreme(op: str, a: Expr, b: Expr) -> Expr:
 def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
     builder = current_block()
     since = builder.outermost()
-    ragged = [x.axes[d] for d in dims if x.axes[d].limit is not None]
-    if ragged:
+    ragged, start = [x.axes[d] for d in dims if x.axes[d].is_ragged], math.identity(op, x.kind)
+    if ragged and x.is_named and not x.is_long:  # memory of its own
+        x.fill_padding(ragged, start)
+    elif ragged:
         inner = x
 
         def at(places: Places) -> Expr:
@@ -261,7 +263,7 @@ def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
             for axis, place in zip(inner.axes, places, strict=True):
                 if axis in ragged:
                     inside = logical_and(inside, axis.inside(place))
-            return select(inside, inner.element(places), math.identity(op, inner.kind))
+            return select(inside, inner.element(places), start)
 
         x = Value(inner.axes, inner.kind, at, (inner,))
     reduced = [x.axes[d] for d in dims if x.axes[d] is not ONE]
@@ -568,7 +570,7 @@ def scan(x: Any, op: str, *, dim: int, reverse: bool = False) -> Value:
     axis = value.axes[at]
     if axis is ONE or axis.size == 1:
         return value
-    if reverse and axis.limit is not None:
+    if axis.first is not None or (reverse and axis.limit is not None):
         inner = value
         value = Value(
             inner.axes,
@@ -600,7 +602,7 @@ def reshape(src: Any, *shape: Any) -> Any:
     changed = [a for a in (*src.axes, *axes) if a not in src.axes or a not in axes]
     if changed:
         current().undivided.add(len(current().kernels))
-    if _any(a.limit is not None and not a.total for a in changed):
+    if _any(a.is_ragged and not a.total for a in changed):
         raise CompileError(
             "T.reshape of a tile whose end may be ragged",
             got=f"{shape_text(src.axes)} as {shape_text(axes)}",

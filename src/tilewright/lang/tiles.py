@@ -44,11 +44,13 @@ def each(n: Any) -> Each:
 
 @dataclass(frozen=True)
 class _Range:
-    """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`."""
+    """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`; whether
+    the text says that size."""
 
     low: Expr
     high: Expr
     size: int
+    is_pinned: bool = False
 
     @property
     def trips(self) -> Expr:
@@ -63,6 +65,20 @@ class _Range:
         end, limit = start + self.size, self.limit
         axis = Axis(name, self.size, object(), start, limit)
         return TileIndex(axis, start, end if limit is None else binary("min", end, limit))
+
+    def index_from_end(self, name: str, count: Expr) -> Any:
+        """The tile of trip number `count` where the first one is cut, not the last."""
+        start = self.high - (self.trips - count) * self.size
+        axis = Axis(name, self.size, object(), start, first=self.low)
+        return TileIndex(axis, start, start + self.size)
+
+    @property
+    def ends_inside(self) -> bool:
+        """Whether tiles are better laid from the end: a tensor's elements come after it, and
+        none before the range, where copies read zeros."""
+        zero = isinstance(self.low, Const) and self.low.value == 0
+        free = zero and self.size > 0 and not self.is_pinned
+        return free and self.limit is not None and not isinstance(self.limit, Const)
 
     @property
     def limit(self) -> Expr | None:
@@ -151,7 +167,7 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
         first, last = builder.snapshot(first), builder.snapshot(last)
     if isinstance(axis, Each):
         return _Range(first, last, 0)
-    return _Range(first, last, _size(builder, name, size))
+    return _Range(first, last, _size(builder, name, size), size is not None)
 
 
 def _size(builder: Builder, name: str, pinned: Any) -> int:
@@ -167,8 +183,8 @@ def _size(builder: Builder, name: str, pinned: Any) -> int:
 PROBED = 16  # the size of a tile while only the form of the text matters
 
 
-def _made(builder: Builder, name: str, span: _Range, count: Expr) -> Any:
-    found = span.index(name, count)
+def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool = False) -> Any:
+    found = (span.index_from_end if from_end else span.index)(name, count)
     if isinstance(found, TileIndex):
         builder.axes[found.axis.key] = name
     return found
@@ -240,7 +256,7 @@ def _sequential(
     vars = [var for var, _, _ in opened]
     counts = _parts(vars[0], trips) if known else vars
     found = [
-        _made(builder, name, span, count)
+        _made(builder, name, span, count, span.ends_inside)
         for name, span, count in zip(names, spans, counts, strict=True)
     ]
     yield found[0] if len(found) == 1 else tuple(found)

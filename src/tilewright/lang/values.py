@@ -69,6 +69,7 @@ class Value:
     box: Box | None = None  # that it was read from
     is_zero_outside = False  # whether it is 0 where that ends
     base: Value | None = None  # that it is the transpose of
+    pad_of: Callable[[Axis, Position], Expr | None] | None = None  # by what it is made of
     cache: str | None = None  # what the L2 cache is told about what it reads
     is_bound = False  # whether it has a name
     is_named = False  # whether that is memory
@@ -85,6 +86,7 @@ class Value:
         self.name: str | None = None
         self._held: dict[Any, tuple[Buffer, int]] = {}
         self.writes = 0
+        self.padding: dict[Any, tuple[Expr, Position]] = {}  # by axis: since when it holds what
         self.wide: Value | None = None  # it in the type that sums have
         self.folded: dict[Any, tuple[Buffer, Position, int]] = {}  # what it was reduced to
         self.is_formula = self.is_formula and all(part.is_formula for part in self.parts)
@@ -182,6 +184,10 @@ class Value:
         builder.emit(fill)
         return buffer
 
+    def plus(self, other: Any) -> Value | None:
+        """The sum with a value, where it is made in one go."""
+        return None
+
     def turned(self, places: Places) -> Expr:
         """The element, which is asked for along the other dimension than it lies."""
         if self.region is None:
@@ -215,7 +221,7 @@ class Value:
 
     def hold(self, space: Space = Space.FRAGMENT, masked: tuple[Axis, ...] = ()) -> Buffer:
         """The value in memory, made where it stands; zero in the padding of the axes `masked`."""
-        masked = tuple(axis for axis in masked if axis.limit is not None)
+        masked = tuple(axis for axis in masked if axis.is_ragged)
         space = Space.SHARED if self.is_long else space
         key = (space, tuple(axis.key for axis in masked))
         found = self.held(key)
@@ -225,8 +231,32 @@ class Value:
             found = self.make(builder, space, masked)
             self._held[key] = found, builder.writes(found)
             if not masked and not self.region:
-                self.at, self.parts = partial(self._kept, found), ()
+                self.at, self.parts, self.pad_of = partial(self._kept, found), (), None
         return found
+
+    def pad(self, axis: Axis, at: Position) -> Expr | None:
+        """What lies in the padding of an axis at a position, where one number is known to."""
+        number, since = self.padding.get(axis.key, (None, at))
+        if number is not None and since.order < at.order and current().in_scope(since):
+            return number
+        return None if self._held or self.pad_of is None else self.pad_of(axis, at)
+
+    def fill_padding(self, axes: Sequence[Axis], number: Expr) -> None:
+        """Put a number where nobody looks, unless it is there."""
+        builder, buffer = current(), self.hold()
+        here = builder.position()
+        axes = [axis for axis in axes if not is_same(self.pad(axis, here), number)]
+        if not axes:
+            return
+        vars, places = over(builder, self.axes)
+        inside: Expr = TRUE
+        for axis, place in zip(self.axes, places, strict=True):
+            if axis in axes:
+                inside = logical_and(inside, axis.inside(place))
+        at = self._real(places)
+        kept = Store(buffer, at, select(inside, Load(buffer, at), number))
+        builder.emit(Map(vars, buffer.shape, (kept,)), seen=False)
+        self.padding |= {axis.key: (number, builder.position()) for axis in axes}
 
     def _kept(self, buffer: Buffer, places: Places) -> Expr:
         return Load(buffer, self._real(places), self.loc)
@@ -295,6 +325,11 @@ def new_tile(builder: Builder, value: Value, space: Space) -> Buffer:
     return Buffer(name, shape, value.kind, space)
 
 
+def is_same(a: Expr | None, b: Expr) -> bool:
+    """Whether they are one expression, or constants of one value."""
+    return a is b or (isinstance(a, Const) and isinstance(b, Const) and a.value == b.value)
+
+
 def live(builder: Builder) -> list[Value]:
     """Values that something still stands for, in the order in which they were made."""
     builder.values = [each for each in builder.values if each() is not None]
@@ -350,8 +385,15 @@ def lift(function: Callable[..., Any], *args: Any, what: str = "this operation")
             )
         )
 
+    def pad_of(axis: Axis, place: Position) -> Expr | None:
+        pads = [v.pad(axis, place) if isinstance(v, Value) else v for v in numbers]
+        made = None if any(pad is None for pad in pads) else wrap(function(*pads))
+        return made if isinstance(made, Const) else None
+
     samples = [Var(f"_{k}", v.kind) if isinstance(v, Value) else v for k, v in enumerate(numbers)]
-    return Value(axes, wrap(function(*samples)).dtype, at, tiles)
+    made = Value(axes, wrap(function(*samples)).dtype, at, tiles)
+    made.pad_of = pad_of
+    return made
 
 
 def own_places(value: Value, axes: tuple[Axis, ...], places: Places) -> Places:
@@ -411,11 +453,11 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 def combine(op: str, a: Any, b: Any) -> Any:
     """`a op b`, where one is a tile."""
     if op == "@":
-        return Product(value_of(a), value_of(b))
+        return WORDS["product"](value_of(a), value_of(b))
     if op == "+":
-        for product, other in ((a, b), (b, a)):
-            if isinstance(product, Product) and product.continues(other):
-                return Product(product.a, product.b, value_of(other))
+        for one, other in ((a, b), (b, a)):
+            if isinstance(one, Value) and (made := one.plus(other)) is not None:
+                return made
     function = logical(op) if op in ("&", "|", "^") else arithmetic(op)
     return lift(function, a, b, what=f"`{op}`")
 
@@ -469,18 +511,23 @@ class TileIndex:
     tile_value = True
 
     def __init__(self, axis: Axis, start: Expr, stop: Expr) -> None:
-        self.axis, self.start, self.stop = axis, start, stop
+        self.axis, self.base, self.stop = axis, start, stop
+
+    @property
+    def start(self) -> Expr:
+        """The first element's index."""
+        return self.base if self.axis.first is None else self.base + self.axis.skipped
 
     size = property(lambda self: self.axis.size)
 
     @property
     def index(self) -> Value:
         """The indices, as an int32 value of one dimension."""
-        return Value((self.axis,), INT32, lambda places: self.start + places[0])
+        return Value((self.axis,), INT32, lambda places: self.base + places[0])
 
     def __add__(self, by: Any) -> TileIndex:
         shift = current("a tile index").snapshot(integer(by, "the shift of a tile index"))
-        return TileIndex(self.axis, self.start + shift, self.stop + shift)
+        return TileIndex(self.axis, self.base + shift, self.stop + shift)
 
     __radd__ = __add__
 
@@ -524,110 +571,6 @@ def axis_of(dim: Any) -> Axis:
 def again(value: Value) -> Value:
     """The value as it is now, under no name yet."""
     return Value(value.axes, value.kind, value.element, (value,))
-
-
-# ── products ─────────────────────────────────────────────────────────────────────────────────────
-
-
-class Product(Value):
-    """`a @ b`, added to `init`."""
-
-    is_formula = False
-
-    def __init__(self, a: Value, b: Value, init: Value | None = None) -> None:
-        for value, side in ((a, "left"), (b, "right")):
-            if len(value.axes) != 2 or ONE in value.axes:
-                raise CompileError(
-                    f"the {side} side of @ is no matrix",
-                    expected="two dimensions",
-                    got=f"a value of shape {shape_text(value.axes)}",
-                    fix="index the others with scalars, and keep two",
-                    code="shape",
-                )
-        if a.axes[1].key != b.axes[0].key:
-            raise CompileError(
-                "@: the shapes do not multiply",
-                expected="the last dimension of the left and the first of the right are one axis",
-                got=f"{shape_text(a.axes)} @ {shape_text(b.axes)}",
-                fix="transpose one: B[n, k].T",
-                code="shape",
-            )
-        eight = all(v.kind.is_float and v.kind.bits == 8 for v in (a, b))
-        if a.kind != b.kind and not eight:
-            raise CompileError(
-                "@: the sides have different types",
-                expected="one type",
-                got=f"{a.kind} @ {b.kind}",
-                fix="cast one: T.cast(p, V.dtype)",
-                code="dtype",
-            )
-        kind = a.kind if a.kind.name == "float64" else FLOAT32 if a.kind.is_float else INT32
-        self.a, self.b, self.init = a, b, init
-        parts = (a, b) if init is None else (a, b, init)
-        super().__init__((a.axes[0], b.axes[1]), kind, self._element, parts)
-        builder = current("@")
-        builder.multiplied.update(axis.key for axis in (*a.axes, *b.axes))
-
-    def _element(self, places: Places) -> Expr:
-        return Load(self.hold(), places, self.loc)
-
-    def continues(self, other: Any) -> bool:
-        """Whether `other + self` is a sum that starts with `other`."""
-        if self.init is not None or self.is_named:  # a loop may change what a name has
-            return False
-        if not isinstance(other, Value) or (isinstance(other, Product) and not other.is_fresh):
-            return False
-        return other.kind == self.kind and [a.key for a in other.axes] == [a.key for a in self.axes]
-
-    def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
-        if space is Space.SHARED or masked:
-            held = Value(self.axes, self.kind, self._element, (self,))
-            held.name = self.name
-            return held.make(builder, space, masked)
-        buffer = new_tile(builder, self, space)
-        add = partial(builder.emit_at, self.position)
-        add(Alloc(buffer, loc=self.loc))
-        self.sum_into(buffer, add, lambda init: add(again(init).map_into(builder, buffer)))
-        return buffer
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether a sum may go on where this one is made: nothing else needs it."""
-        return not self.is_named and not self._held
-
-    def sum_into(
-        self, buffer: Buffer, add: Callable[[Op], None], start: Callable[[Value], None]
-    ) -> None:
-        """buffer = init + a @ b, where `start` makes it the init."""
-        if self.init is None:
-            add(Fill(whole(buffer), const(0, self.kind), loc=self.loc))
-        elif isinstance(self.init, Product) and self.init.is_fresh:
-            self.init.sum_into(buffer, add, start)
-        else:
-            start(self.init)
-        add(self.gemm_into(buffer))
-
-    def gemm_into(self, buffer: Buffer) -> Op:
-        """buffer += a @ b."""
-        axis = self.a.axes[1]
-        a, flip_a = _operand(self.a, axis, left=True)
-        b, flip_b = _operand(self.b, axis, left=False)
-        return Gemm(
-            whole(a), whole(b), whole(buffer),
-            transpose_a=flip_a, transpose_b=flip_b, loc=self.loc,
-        )  # fmt: skip
-
-
-def _operand(value: Value, axis: Axis, left: bool) -> tuple[Buffer, bool]:
-    """Where an operand lies, and whether it lies there transposed. Padding along the axis that is
-    summed is zero."""
-    flip = value.base is not None and value.held((Space.FRAGMENT, ())) is None
-    inner = value.base if flip and value.base is not None else value
-    # outside the tensor it is zero anyway
-    is_zero = inner.is_zero_outside and inner.box is not None and axis not in inner.box.loose
-    masked = () if is_zero else (axis,)
-    space = Space.FRAGMENT if left and inner.box is None and not flip else Space.SHARED
-    return inner.hold(space, masked), flip
 
 
 give_operators(Tiles)
