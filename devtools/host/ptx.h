@@ -104,6 +104,13 @@ inline void min_NaN_f32(float& r, float a, float b) {
 inline uint32_t tid_x() { return threadIdx.x; }
 inline uint32_t laneid() { return uint32_t(host::lane()); }
 inline uint32_t cluster_ctarank() { return uint32_t(host::cluster_rank()); }
+inline uint32_t smid() { return 0; }
+inline uint32_t globaltimer_lo() { return 0; }
+inline uint32_t clock() {  // counts how often it was read
+  static uint32_t read = ~0u - 1000;
+  return ++read;
+}
+inline void add_u32(uint32_t& r, uint32_t a, uint32_t b) { r = a + b; }
 template <class To, class From>
 void mov_u32(To& r, From x) { r = To(x); }
 inline void setp_ne_b32(bool& p, int a, int b) { p = a != b; }

@@ -95,7 +95,7 @@ class Schedule(Choices):
     """
 
     tiles: tuple[tuple[str, int], ...] | Mapping[str, int] = ()
-    threads: Literal["auto", 32, 64, 128, 256, 384, 512, 1024] = "auto"
+    threads: Literal["auto", 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 1024] = "auto"
     cluster: Literal["auto", 1, 2, 4, 8, 16] = "auto"
     persistent: Switch = "auto"
     order: Literal["auto", "plain", "grouped", "hilbert", "longest"] = "auto"
@@ -144,6 +144,7 @@ class Internal(Choices):
     async_gathers: Switch = "auto"
     inline_rows: Switch = "auto"
     split_gemms: Switch = "auto"
+    stamps: Literal[True, False] = False  # a traced build (`kernel.trace`)
 
 
 RECORDS = {"schedule": Schedule, "numerics": Numerics, "internal": Internal}

@@ -13,12 +13,21 @@ from tilewright.lang.types import Extent
 
 class Split(NamedTuple):
     """How a whole dimension is cut: the places of a block, of a step (0: all of them), blocks of a
-    cluster, and whether a block keeps what it loads of its part for a second use."""
+    cluster, and whether a block keeps what it loads of its part for a second use.
+
+    `align`, where rows do not begin on vectors: places are counted from the last multiple of so
+    many elements before the row."""
 
     part: int
     step: int = 0
     blocks: int = 1
     keeps: bool = True
+    align: int = 1
+
+    @property
+    def size(self) -> int:
+        """The places that a block visits."""
+        return -(-self.part // self.step) * self.step if self.step else self.part
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +36,8 @@ class Axis:
     those of a tile index: places from `limit - start` on are padding, and those before
     `first - start`.
 
-    A whole dimension of `total` places may be cut, as `split` says; `size` are those of a block."""
+    A whole dimension of `total` places may be cut, as `split` says; `size` are those of a block.
+    Then its first places may be padding too, as many as `shift`."""
 
     name: str
     size: int
@@ -37,18 +47,31 @@ class Axis:
     first: Expr | None = None
     split: Split | None = None
     total: int = 0
+    shift: Var | None = None
 
     @property
     def is_long(self) -> bool:
         """Whether a block works on a part of it at a time."""
         return self.split is not None and self.split.step != 0
 
+    @property
+    def part(self) -> int:
+        """The places of a block, without those that fill its last step."""
+        return self.size if self.split is None else self.split.part
+
     def inside(self, place: Expr) -> Expr:
         """Whether the place counts."""
-        after = TRUE if self.first is None else compare("<=", self.first, self.start + place)
+        found = TRUE if self.first is None else compare("<=", self.first, self.start + place)
         if self.limit is None:
-            return after
-        return logical_and(after, compare("<", self.start + place, self.limit))
+            return found
+        found = logical_and(found, compare("<", self.start + place, self.limit))
+        if self.split is not None and self.split.blocks > 1 and self.part != self.size:
+            mine = compare("<", place, const(self.part))
+            covers = self.part * self.split.blocks == self.total
+            found = mine if covers else logical_and(mine, found)
+        if self.shift is not None:
+            found = logical_and(compare("<=", const(0), self.start + place), found)
+        return found
 
     @property
     def is_ragged(self) -> bool:
@@ -100,10 +123,14 @@ def extent_axis(size: Any) -> Axis:
 
 
 def _cut(name: str, total: int, split: Split) -> Axis:
-    rank = current().require_kernel().rank
+    builder = current()
+    rank = builder.require_kernel().rank
     start = const(0) if rank is None else rank * split.part
-    limit = const(total) if split.part * split.blocks != total else None
-    return Axis(name, split.part, ("extent", name), start, limit, None, split, total)
+    shift = builder.var("shift") if split.align > 1 else None
+    if shift is not None:
+        start = start - shift
+    limit = const(total) if split.size * split.blocks != total else None
+    return Axis(name, split.size, ("extent", name), start, limit, None, split, total, shift)
 
 
 def shape_text(axes: Sequence[Axis]) -> str:

@@ -104,6 +104,8 @@ class Builder:
         self.threads: dict[int, int] = {}  # of these
         self.met: list[Kernel] = []  # those whose clusters have met
         self.undivided: set[int] = set()  # kernels whose rows one block must have
+        self.shifts: dict[Var, Expr] = {}  # of axes: the element that the row begins with
+        self.flat: dict[tuple[int, str], Buffer] = {}  # tensors as one row
         self.walks: list[Any] = []  # loops over pieces of long dimensions that are being built
         self.passes = 0  # how many there were
         self.loads = 0  # of long dimensions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from tilewright.ir.core import *
@@ -76,7 +77,8 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             recipe.append(("tile", (len(axes), start)))
             axes.append(axis)
             starts.append(start)
-            if axis.limit is not None and not is_same(axis.limit, buffer.shape[at]):
+            ends = axis.limit is None or is_same(axis.limit, buffer.shape[at])
+            if axis.shift is not None or not ends or axis.part != axis.size:
                 loose.append(axis)
         else:
             index = current("an index").snapshot(integer(key, f"an index of {buffer.name}"))
@@ -97,14 +99,49 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
                 )
         return tuple(found)
 
-    region = None
+    region, along = None, ()
     if not gathers:
         kept = iter(axes)
-        extents = tuple(
-            const(1) if how == "scalar" else const(next(kept).size) for how, _ in recipe
-        )
+        along = tuple(None if how == "scalar" else next(kept) for how, _ in recipe)
+        extents = tuple(const(1 if axis is None else axis.part) for axis in along)
         region = Region(buffer, tuple(starts), extents)
-    return Box(tile, keys, tuple(axes), indices, region, tuple(loose), tuple(gathers))
+        if any(axis is not None and axis.shift is not None for axis in along):
+            region, along = _flat(region, along)
+    return Box(tile, keys, tuple(axes), indices, region, along, tuple(loose), tuple(gathers))
+
+
+def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, Any]:
+    """The same elements of a tensor seen as one row, where its rows begin at the places that the
+    shift of its last axis was made for."""
+    buffer, axis = region.buffer, along[-1]
+    single = all(extent is const(1) for extent in region.extents[:-1])
+    if axis is None or axis.shift is None or axis.split is None or not single:
+        return None, ()
+    if buffer.rank == 1 or buffer.strides is not None or not buffer.is_global:
+        return None, ()
+    builder = current()
+    row: Expr = const(0)
+    for index, size in zip(region.starts[:-1], buffer.shape[:-1], strict=True):
+        row = row * size + index
+    first = row * axis.total
+    known = builder.shifts.get(axis.shift)
+    if known is None:
+        known = builder.shifts[axis.shift] = first
+        begin = builder.outermost()._replace(at=0)
+        builder.emit_at(begin, Let(axis.shift, first % axis.split.align))
+    if known is not first:
+        return None, ()
+    name = (len(builder.kernels), buffer.name)
+    if name not in builder.flat:
+        size = reduce(lambda a, b: a * b, buffer.shape)
+        flat = Buffer(builder.fresh(f"{buffer.name}_flat"), (size,), buffer.dtype, buffer.space)
+        builder.flat[name] = flat
+        builder.emit_at(builder.outermost()._replace(at=0), View(flat, buffer))
+    align, rank = axis.split.align, builder.require_kernel().rank
+    start = first // align * align
+    if rank is not None:
+        start = start + rank * axis.part
+    return Region(builder.flat[name], (start,), (const(axis.part),)), (axis,)
 
 
 def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]:
@@ -133,10 +170,10 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     buffer, loc = box.buffer, locate()
 
     def at(places: Places) -> Expr:
+        if fill == 0 and not isinstance(fill, Expr):
+            return Load(*box.where(places), loc)
         indices = box.indices(places)
         load = Load(buffer, indices, loc)
-        if fill == 0 and not isinstance(fill, Expr):
-            return load
         inside: Expr = TRUE
         for index, size in zip(indices, buffer.shape, strict=True):
             low = compare("<=", const(0), index)
@@ -201,16 +238,16 @@ def _store(builder: Builder, box: Box, made: Value) -> None:
         return
     element_map(
         builder, box, made,
-        lambda indices, value: Store(box.buffer, indices, cast(value, box.buffer.dtype)),
+        lambda buffer, indices, value: Store(buffer, indices, cast(value, buffer.dtype)),
     )  # fmt: skip
 
 
 def element_map(
-    builder: Builder, box: Box, made: Value, make: Callable[[Places, Expr], Op]
+    builder: Builder, box: Box, made: Value, make: Callable[[Buffer, Places, Expr], Op]
 ) -> None:
     """The op that `make` gives, for all places of the box that count."""
     vars, places = over(builder, box.axes)
-    op = make(box.indices(places), made.element(own_places(made, box.axes, places)))
+    op = make(*box.where(places), made.element(own_places(made, box.axes, places)))
     inside: Expr = TRUE
     for axis, place in zip(box.axes, places, strict=True):
         if axis in box.loose:

@@ -14,6 +14,7 @@ from math import ceil, prod
 
 from tilewright.ir.atoms import Feature
 from tilewright.ir.chips import CHIPS, Chip
+from tilewright.ir.expr import variables
 from tilewright.ir.target import Target
 from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN, Builder
@@ -22,9 +23,12 @@ MATRIX = 64  # along each side of a matrix product
 ELEMENTS = 4096  # of the largest value that a block keeps
 LONGEST = 1024
 VECTOR = 16  # bytes of the widest access
-SHORT = 2048  # bytes of a row up to which a warp holds it in registers
+SLOT = 128  # bytes: the bulk engine fills shared memory in multiples of them
+TINY = 512  # bytes of a row below which nothing is gained by bringing it to a vector's begin
+SHORT = 4096  # bytes of a row up to which a block holds several in registers
+CACHED = 65536  # bytes of the L1 cache that are left for what rows share
 HELD = 64  # bytes of rows that a thread holds in registers
-RESIDENT = 3  # blocks of a multiprocessor that hide each other's latencies
+RESIDENT = 4  # blocks of a multiprocessor that hide each other's latencies
 
 
 @dataclass
@@ -82,7 +86,9 @@ class Rows:
     axis: Axis
     narrowest: int
     column: int
+    beside: int  # a column's of what all rows share
     tile: str | None  # the loop over rows whose size is open
+    is_single: bool  # a block may have one, and which one depends on the block alone
 
 
 def _rows(builder: Builder, kernel: int) -> Rows | None:
@@ -97,9 +103,14 @@ def _rows(builder: Builder, kernel: int) -> Rows | None:
     bytes_of = {box.buffer: ceil(box.buffer.dtype.bits / 8) for box in mine}
     sizes = bytes_of.values()
     own = [bytes_of[buffer] for buffer in {box.buffer for box in mine if len(box.keys) > 1}]
-    names = [builder.axes.get(axis.key) for box in mine for axis in box.axes if axis is not best]
+    others = {axis for box in mine for axis in box.axes if axis is not best and axis.size != 1}
+    names = {builder.axes.get(axis.key) for axis in others}
     tile = next((name for name in names if name in builder.open_tiles), None)
-    return Rows(best, min(sizes), sum(own) or max(sizes), tile)
+    blocks = {*builder.kernels[kernel].blocks}
+    rows = [i for box in mine for i in box.region.starts[:-1]]
+    is_single = names <= {tile} and all(blocks.issuperset(variables(index)) for index in rows)
+    beside = sum(sizes) - sum(own)
+    return Rows(best, min(sizes), sum(own) or max(sizes), beside, tile, is_single)
 
 
 def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> None:
@@ -107,15 +118,12 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     chosen = target.schedule
     name, total = rows.axis.name, rows.axis.size
     pinned = dict(chosen.tiles).get(name)
-    vector = VECTOR // rows.narrowest
-    width = rows.narrowest * total
-    blocks = 1 if chosen.cluster == "auto" else chosen.cluster
-    divisible = kernel not in builder.undivided and Feature.CLUSTER in target.features
+    vector, width = VECTOR // rows.narrowest, rows.narrowest * total
+    ragged = rows.is_single and width % VECTOR != 0 and target.kind != "cpu"
     if target.kind == "cpu" and pinned is None:
         return
-    if pinned is None and width <= SHORT and blocks == 1:
-        threads = 256
-        part = _rounded(total, vector)
+    if pinned is None and width <= (TINY if ragged else SHORT) and chosen.cluster in ("auto", 1):
+        part, threads = _rounded(total, vector), 256
         lines = max(1, HELD * threads // (part * rows.column))
         if rows.tile is not None:
             found.tiles[rows.tile] = 1 << (lines.bit_length() - 1)
@@ -124,29 +132,38 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
             found.splits[kernel, name] = Split(part)
         return
     chip = _chip(target)
+    # rows that share what they read beside them, where the L1 cache has no room for it
+    lines = ceil(rows.beside / rows.column) if rows.beside * total > CACHED and not ragged else 1
     room = chip.shared_per_sm // RESIDENT - chip.reserved
-    if chosen.cluster == "auto" and divisible:
-        while blocks < chip.cluster and ceil(total / blocks) * rows.column > room:
+    divisible = kernel not in builder.undivided and Feature.CLUSTER in target.features
+    blocks = 1
+    if chosen.cluster != "auto":
+        blocks = chosen.cluster if divisible else 1
+    elif divisible:
+        while blocks < chip.cluster and ceil(total / blocks) * lines * rows.column > room:
             blocks *= 2
-    part = ceil(total / blocks)
+    align = vector if ragged else 1
+    share = ceil((total + align - 1) / blocks)
+    unit = 1 << max(share // 64, SLOT // rows.narrowest).bit_length() - 1  # few and large boxes
+    part = ceil(share / unit) * unit if blocks > 1 or align > 1 else share
     threads, step = _pace(part, vector, chosen.threads)
     step = pinned or step
     if rows.tile is not None:
-        found.tiles[rows.tile] = 1
+        found.tiles[rows.tile] = lines
     found.threads[kernel] = threads
-    steps = ceil(part / step)
-    keeps = steps * step * rows.column <= chip.shared - 4096
-    found.splits[kernel, name] = Split(
-        steps * step, step if steps > 1 else 0, blocks if divisible else 1, keeps
-    )
+    split = Split(part, step if step < part or align > 1 else 0, blocks, True, align)
+    if not split.step and blocks == 1:
+        split = split._replace(part=max(part, step))
+    keeps = split.size * lines * rows.column <= chip.shared - 4096
+    found.splits[kernel, name] = split._replace(keeps=keeps)
 
 
 def _pace(part: int, vector: int, pinned: int | str) -> tuple[int, int]:
-    """(threads, elements of a step) with little in the last step that does not count, and about
-    eight vectors a thread in all."""
-    wanted = min(max(part // vector // 8, 128), 512)
-    counts = [pinned] if isinstance(pinned, int) else range(128, 513, 32)
-    near = [n for n in counts if isinstance(pinned, int) or 0.7 * wanted <= n <= 1.5 * wanted]
+    """(threads, elements of a step): about 64 elements a thread, and little in the last step that
+    does not count."""
+    wanted = min(max(part // 64, 128), 384)
+    counts = [pinned] if isinstance(pinned, int) else range(128, 385, 32)
+    near = [n for n in counts if isinstance(pinned, int) or 0.7 <= n / wanted <= 1.4]
     forms = [(n, n * vector * each) for n in near for each in (1, 2)]
 
     def cost(form: tuple[int, int]) -> tuple[float, int, int]:

@@ -633,8 +633,8 @@ def atomic_add(dst: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     with once(builder, box.axes), walking(builder, box.axes):
         element_map(
             builder, box, made,
-            lambda at, value: Atomic(
-                "add", Region(box.buffer, at, ones), cast(value, box.buffer.dtype)
+            lambda buffer, at, value: Atomic(
+                "add", Region(buffer, at, ones[: buffer.rank]), cast(value, buffer.dtype)
             ),
         )  # fmt: skip
     return None

@@ -33,14 +33,15 @@ At = Callable[[Places], Expr]
 @dataclass(eq=False)
 class Box:
     """What an index of a buffer names: `axes` of the result, and the buffer's `indices` at places
-    on them. `region`: as a box of the buffer, where no index is a value. `loose`: the axes whose
-    padding lies inside the buffer, or may."""
+    on them. `region`: as a box of the buffer, where no index is a value; `along` are the axes of
+    its dimensions. `loose`: the axes whose padding lies inside the buffer, or may."""
 
     tile: Tile
     keys: Sequence[Any]
     axes: tuple[Axis, ...]
     indices: Callable[[Places], Places]
     region: Region | None
+    along: tuple[Axis | None, ...]
     loose: tuple[Axis, ...]
     parts: tuple[Value, ...]
 
@@ -48,13 +49,22 @@ class Box:
     def buffer(self) -> Buffer:
         return self.tile.buffer
 
+    def where(self, places: Places) -> tuple[Buffer, Places]:
+        """The element at places on the axes."""
+        if self.region is None or self.region.buffer is self.buffer:
+            return self.buffer, self.indices(places)
+        at = dict(zip(self.axes, places, strict=True))
+        moved = [0 if axis is None else at[axis] for axis in self.along]
+        return self.region.buffer, tuple(
+            start + place for start, place in zip(self.region.starts, moved, strict=True)
+        )
+
     def piece(self, builder: Builder) -> Region:
         """The part of the region that passes are working on."""
         assert self.region is not None
-        dims = [at for at, key in enumerate(self.keys) if isinstance(key, (TileIndex, slice))]
         starts, extents = [*self.region.starts], [*self.region.extents]
-        for at, axis in zip(dims, self.axes, strict=True):
-            walk = walk_of(builder, axis)
+        for at, axis in enumerate(self.along):
+            walk = None if axis is None else walk_of(builder, axis)
             if walk is not None:
                 starts[at], extents[at] = starts[at] + walk.base, const(walk.width)
         return replace(self.region, starts=tuple(starts), extents=tuple(extents))
@@ -278,7 +288,17 @@ class Value:
             add(Store(buffer, self._real(place), self.at(place), loc=self.loc))
             return buffer
         if self.region is not None and not masked:
-            add(Copy(self.region, whole(buffer), cache=self.cache, loc=self.loc))
+            to = whole(buffer)
+            for at, axis in enumerate(self.real):
+                rest = axis.size - axis.part
+                if rest:  # the last step goes beyond the part
+                    first, last = [*to.starts], [*to.extents]
+                    first[at], last[at] = const(axis.part), const(rest)
+                    empty = Region(buffer, tuple(first), tuple(last))
+                    add(Fill(empty, const(0, self.kind), loc=self.loc))
+                    last[at] = const(axis.part)
+                    to = Region(buffer, to.starts, tuple(last))
+            add(Copy(self.region, to, cache=self.cache, loc=self.loc))
             return buffer
         if not self.is_long:
             add(self.map_into(builder, buffer, masked))
@@ -371,6 +391,9 @@ def lift(function: Callable[..., Any], *args: Any, what: str = "this operation")
     values = [value_of(x) if is_tile(x) else x for x in args]
     tiles = [v for v in values if isinstance(v, Value)]
     axes = broadcast([v.axes for v in tiles], what)
+    for v in tiles:
+        if 0 < len(v.real) < sum(axis is not ONE for axis in axes):
+            v.is_named = v.is_named or not v.is_formula  # not computed again for each element
     numbers: list[Any] = [
         current("a value").snapshot(v) if isinstance(v, (Expr, Scalar)) else v for v in values
     ]

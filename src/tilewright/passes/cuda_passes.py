@@ -23,6 +23,7 @@ from tilewright.passes.layout.choose_copies import choose_copies
 from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
 from tilewright.passes.layout.infer_layouts import infer_layouts
 from tilewright.passes.layout.shared_tiles import pin_shared
+from tilewright.passes.lower.stamp_ops import stamp_ops
 from tilewright.passes.lower.threads import lower_threads
 from tilewright.passes.memory.place_shared import place_shared, reuse_shared
 from tilewright.passes.memory.registers import (
@@ -96,6 +97,8 @@ SCHEDULE = (
     Pass(order_warpgroups, "every gemm has its place, waits and commits", Stage.LAID_OUT),
     Pass(fit_registers, "last: the roles, and what they hold, are settled", Stage.LAID_OUT),
 )
+# of a traced build
+STAMP = (Pass(stamp_ops, "after all that moves ops: what is stamped stays", Stage.LAID_OUT),)
 LOWER = (
     Pass(place_shared, "while buffers have the layouts that align them", Stage.LAID_OUT),
     Pass(lower_threads, "last: every choice is made; the emitter prints this", Stage.THREAD),

@@ -286,6 +286,11 @@ def _run(tensor: Region, ranges: Ranges) -> int:
     return run
 
 
+def boxes(tensor: Region, ranges: Ranges) -> int:
+    """How many the engine takes for a tile without gaps."""
+    return prod(tensor.static_tile) // _run(tensor, ranges)
+
+
 def why_not_cp_async(copy: Copy, ranges: Ranges) -> str | None:
     """What keeps `cp.async` from making this copy from a tensor to shared memory."""
     tensor, tile, reason = _sides(copy)
@@ -349,16 +354,14 @@ def _is_compact(buffer: Buffer) -> bool:
 
 
 def _is_dense(tile: Region) -> bool:
-    """The whole buffer, or whole slices of its leading dimensions."""
+    """The whole buffer, or whole slices of its leading dimensions, or the first of them."""
     shape, extents = tile.buffer.shape, tile.extents
     lead = 0
     while lead < len(extents) and _value(extents[lead]) == 1:
         lead += 1
-    return all(
-        _value(start) == 0 and extent is size
-        for start, extent, size in zip(
-            tile.starts[lead:], extents[lead:], shape[lead:], strict=True
-        )
+    inner = zip(extents[lead + 1 :], shape[lead + 1 :], strict=True)
+    return all(_value(start) == 0 for start in tile.starts[lead:]) and all(
+        extent is size for extent, size in inner
     )
 
 

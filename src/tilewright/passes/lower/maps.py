@@ -283,7 +283,7 @@ def _groups(loop: MapLoop, op: Map) -> Body | None:
         found = {}
         for key, candidate in candidates.items():
             for share in (1, 2, 4) if key not in written else (1,):
-                access = find_access(groups, key[0], candidate, share)
+                access = find_access(groups, key[0], candidate, share, stores=key in written)
                 if access is not None:
                     found[key] = access
                     break

@@ -258,6 +258,21 @@ def holds_for_all(
     return False
 
 
+def is_run(cond: Expr, at: Callable[[Expr, Expr], Expr], each: Var, ranges: Ranges) -> bool:
+    """Whether those of a group of neighbours for which `cond` holds follow each other, so that it
+    holds for all where it does for the first and the last."""
+    if at(cond, each) is at(cond, const(0)):
+        return True
+    if isinstance(cond, Bin) and cond.op == "and":
+        return all(is_run(c, at, each, ranges) for c in cond.children)
+    if not isinstance(cond, Cmp) or cond.op not in _SHIFTS or not cond.a.dtype.is_int:
+        return False
+    if not all(ranges.exact(at(side, each), False) for side in cond.children):
+        return False
+    first, one = (at(cond.a, e) - at(cond.b, e) for e in (const(0), each))
+    return any(_is_zero(one - first - each * sign, ranges) for sign in (1, -1))
+
+
 # what is added to a difference that grows, or falls, by one from neighbour to neighbour
 _SHIFTS = {"<": (0, 1), ">=": (0, 1), "<=": (-1, 0), ">": (-1, 0)}
 
