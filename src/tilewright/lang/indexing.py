@@ -66,9 +66,9 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             recipe.append(("tile", (len(axes), key.base)))
             axes.append(key.axis)
             starts.append(key.base)
-            first, end = key.axis.first, key.axis.limit
+            low, end = key.axis.first, key.axis.limit
             own = key.base is key.axis.start
-            before = first is not None and not (own and is_same(first, const(0)))
+            before = low is not None and not (own and is_same(low, const(0)))
             behind = end is not None and not (own and is_same(end, buffer.shape[at]))
             if before or behind:
                 loose.append(key.axis)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from tilewright.ir.core import *
 from tilewright.lang.axes import ONE, Axis, shape_text
