@@ -15,7 +15,7 @@ from zoo.elementwise import swiglu
 from zoo.gemm import values as gemm
 from zoo.mla import values as mla
 
-# the most lines that the loops of a kernel may take
+# the most lines that the body of a kernel may take; declarations apart, for the first two
 LINES = {
     values.softmax: 6,
     values.layer_norm: 8,
@@ -34,8 +34,10 @@ LINES = {
 @pytest.mark.parametrize("kernel", LINES, ids=lambda kernel: kernel.fn.__name__)
 def test_texts_are_short(kernel):
     (function,) = ast.parse(textwrap.dedent(inspect.getsource(kernel.fn))).body
-    loops = [each for each in function.body if isinstance(each, ast.For)]
-    assert sum(each.end_lineno - each.lineno + 1 for each in loops) <= LINES[kernel]
+    body = function.body[ast.get_docstring(function) is not None :]
+    if kernel in (values.softmax, values.layer_norm):
+        body = [each for each in body if isinstance(each, ast.For)]
+    assert sum(each.end_lineno - each.lineno + 1 for each in body) <= LINES[kernel]
 
 
 @pytest.mark.parametrize("tiles", [{}, {"n": 32, "m": 16}])

@@ -35,8 +35,9 @@ def attention(Q, K, V, causal=True):
 
 
 @tw.jit
-def attention_with_sums(Q, K, V, causal=True):
-    """`attention`, and the logarithm to base 2 of each row's sum of exponentials."""
+def attention_with_sums(Q, K, V, causal=True, window=0):
+    """`attention`, where a query may see only `window` keys, those before its place and at it; and
+    the logarithm to base 2 of each row's sum of exponentials, for gradients."""
     B, H, G, S, L, D = T.const("B, H, G, S, L, D")
     Q: T.Tensor((B, H, S, D), "bfloat16")
     K: T.Tensor((B, G, L, D), "bfloat16")
@@ -45,10 +46,13 @@ def attention_with_sums(Q, K, V, causal=True):
     for b, h, i in T.tile(T.each(B), T.each(H), S):
         q, g, scale = T.load(Q[b, h, i, :]), h // (H // G), D**-0.5 * LOG2E
         top, total, acc = T.full((i,), -1e30), T.zeros((i,)), T.zeros((i, D))
-        for j in T.tile(T.min(i.stop + (L - S), L) if causal else L):
+        low, at = T.max(i.start + (L - S) - window + 1, 0), i.index[:, None] + (L - S)
+        for j in T.tile((low if window else 0, T.min(i.stop + (L - S), L) if causal else L)):
             s = q @ K[b, g, j, :].T
             if causal:
-                s = T.where(j.index <= i.index[:, None] + (L - S), s, -T.inf)
+                s = T.where(j.index <= at, s, -T.inf)
+            if window:
+                s = T.where(j.index > at - window, s, -T.inf)
             new = T.maximum(top, T.max(s, dim=1))
             p = T.__exp2(s * scale - (new * scale)[:, None])
             fix = T.__exp2((top - new) * scale)
