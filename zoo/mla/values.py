@@ -20,7 +20,7 @@ def mla_decode(Q, Q_rope, KV, K_rope, run: int):
     runs, scale = -(-L // run), (D + R) ** -0.5 * LOG2E
     part = T.alloc_global((B, runs, H, D), "float32")
     weight = T.alloc_global((B, runs, H), "float32")
-    for b, h, r in T.tile(T.each(B), H, L, size=(None, None, run)):
+    for b, r, h in T.tile(T.each(B), L, H, size=(None, run, None)):  # heads share keys
         q, q_rope = T.load(Q[b, h, :]), T.load(Q_rope[b, h, :])
         top, total, acc = T.full((h,), -1e30), T.zeros((h,)), T.zeros((h, D))
         for j in T.tile((r.start, r.stop)):

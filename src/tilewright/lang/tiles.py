@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from tilewright.ir.core import *
 from tilewright.ir.expr import ceildiv
 from tilewright.lang.axes import Axis
 from tilewright.lang.builder import CHOSEN, Builder
+from tilewright.lang.check import is_const
 from tilewright.lang.launch import Kernel as open_kernel
 from tilewright.lang.loops import Loop
 from tilewright.lang.types import integer, shape_tuple, static_int
@@ -72,13 +73,12 @@ class _Range:
         axis = Axis(name, self.size, object(), start, first=self.low)
         return TileIndex(axis, start, start + self.size)
 
-    @property
-    def ends_inside(self) -> bool:
-        """Whether tiles are better laid from the end: a tensor's elements come after it, and
-        none before the range, where copies read zeros."""
-        zero = isinstance(self.low, Const) and self.low.value == 0
-        free = zero and self.size > 0 and not self.is_pinned
-        return free and self.limit is not None and not isinstance(self.limit, Const)
+    def ends_inside(self, sizes: Container[Var]) -> bool:
+        """Whether tiles are better laid from the end: a tensor's elements may come after it, and
+        none before the range, where copies read zeros. What is made of `sizes` ends a tensor."""
+        if not self.size or self.is_pinned or not is_const(self.low, 0) or self.limit is None:
+            return False
+        return bool(loads(self.limit)) or any(v not in sizes for v in variables(self.limit))
 
     @property
     def limit(self) -> Expr | None:
@@ -104,8 +104,9 @@ def tile(*axes: Any, size: Any = None) -> Loop:
     may run ahead.
 
     An axis is `n`, `(low, high)` or `T.each(n)`; `T.tile()` is one block. How many elements a tile
-    has is left open, or pinned by `size`, a number or one for each axis. The last tile is shorter:
-    no word sees what lies behind its end.
+    has is left open, or pinned by `size`, a number or one for each axis. The last tile is shorter,
+    or the first one where nothing is pinned: no word sees what lies outside the range. Several axes
+    of known lengths are one loop.
 
     >>> @tw.jit
     ... def double(X):
@@ -256,7 +257,7 @@ def _sequential(
     vars = [var for var, _, _ in opened]
     counts = _parts(vars[0], trips) if known else vars
     found = [
-        _made(builder, name, span, count, span.ends_inside)
+        _made(builder, name, span, count, span.ends_inside(builder.dims))
         for name, span, count in zip(names, spans, counts, strict=True)
     ]
     yield found[0] if len(found) == 1 else tuple(found)
