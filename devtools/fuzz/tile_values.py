@@ -857,18 +857,18 @@ class Finding:
 @contextmanager
 def watched(chosen: dict[str, int]) -> Iterator[None]:
     """Default sizes of tiles are noted."""
-    was = vars(trace)["default_sizes"]
+    was = vars(trace)["choose_sizes"]
 
-    def noted(builder: Any) -> dict[str, int]:
-        found: dict[str, int] = was(builder)
-        chosen.update(found)
+    def noted(builder: Any) -> Any:
+        found = was(builder)
+        chosen.update(found.tiles)
         return found
 
-    vars(trace)["default_sizes"] = noted
+    vars(trace)["choose_sizes"] = noted
     try:
         yield
     finally:
-        vars(trace)["default_sizes"] = was
+        vars(trace)["choose_sizes"] = was
 
 
 def differs(want: Tensor, got: Array, exact: bool) -> str:

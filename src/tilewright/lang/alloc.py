@@ -153,12 +153,12 @@ def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> T
         # Y[0]: 126 124 122
     """
     builder = current()
-    name = builder.fresh(builder.hint, "scratch")
-    buffer = Buffer(name, sizes(builder, shape_tuple(shape), name), find_dtype(dtype), Space.GLOBAL)
+    name, declared = builder.fresh(builder.hint, "scratch"), shape_tuple(shape)
+    buffer = Buffer(name, sizes(builder, declared, name), find_dtype(dtype), Space.GLOBAL)
     check_packed(buffer)
     check_addressable(buffer)
     builder.scratch.append(buffer)
-    return Tile(buffer)
+    return Tile(buffer, declared=declared)
 
 
 def _barrier(arrive_count: Any) -> Tile:

@@ -33,7 +33,8 @@ class Split(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Axis:
     """A dimension of a value. Dimensions match where `key` is the same. `start` and `limit` are
-    those of a tile index: places from `limit - start` on are padding.
+    those of a tile index: places from `limit - start` on are padding, and those before
+    `first - start`.
 
     A whole dimension of `total` places may be cut, as `split` says; `size` are those of a block.
     Then its first places may be padding too, as many as `shift`."""
@@ -43,6 +44,7 @@ class Axis:
     key: Any
     start: Expr = field(default_factory=lambda: const(0))
     limit: Expr | None = None
+    first: Expr | None = None
     split: Split | None = None
     total: int = 0
     shift: Var | None = None
@@ -59,9 +61,10 @@ class Axis:
 
     def inside(self, place: Expr) -> Expr:
         """Whether the place counts."""
+        found = TRUE if self.first is None else compare("<=", self.first, self.start + place)
         if self.limit is None:
-            return TRUE
-        found = compare("<", self.start + place, self.limit)
+            return found
+        found = logical_and(found, compare("<", self.start + place, self.limit))
         if self.split is not None and self.split.blocks > 1 and self.part != self.size:
             mine = compare("<", place, const(self.part))
             covers = self.part * self.split.blocks == self.total
@@ -71,15 +74,25 @@ class Axis:
         return found
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether some places may be padding."""
+        return self.limit is not None or self.first is not None
+
+    @property
+    def skipped(self) -> Expr:
+        """How many places come before the first that counts."""
+        return const(0) if self.first is None else binary("max", self.first - self.start, const(0))
+
+    @property
     def count(self) -> Expr:
         """How many places count."""
         if self.limit is None or self.total:
-            return const(self.total or self.size)
-        return binary("min", const(self.size), self.limit - self.start)
+            return const(self.total or self.size) - self.skipped
+        return binary("min", const(self.size), self.limit - self.start) - self.skipped
 
     def index(self, place: Expr) -> Expr:
         """Which place of the whole dimension that is."""
-        return self.start + place if self.total else place
+        return self.start + place if self.total else place - self.skipped
 
 
 ONE = Axis("1", 1, None)
@@ -117,7 +130,7 @@ def _cut(name: str, total: int, split: Split) -> Axis:
     if shift is not None:
         start = start - shift
     limit = const(total) if split.size * split.blocks != total else None
-    return Axis(name, split.size, ("extent", name), start, limit, split, total, shift)
+    return Axis(name, split.size, ("extent", name), start, limit, None, split, total, shift)
 
 
 def shape_text(axes: Sequence[Axis]) -> str:

@@ -8,7 +8,8 @@ from tilewright.ir.core import *
 from tilewright.lang.axes import shape_text
 from tilewright.lang.builder import Builder, TracedAgain, current, current_block
 from tilewright.lang.pieces import over, spans, walking
-from tilewright.lang.values import Product, Value, again, depends, filled, live, value_of
+from tilewright.lang.products import Product
+from tilewright.lang.values import Value, again, depends, filled, live, value_of
 from tilewright.lang.where import locate
 
 
@@ -42,6 +43,11 @@ def carry(name: str, old: Value, new: Any) -> Value:
         builder.carried.add(name)
         raise TracedAgain
     buffer = old.hold()
+
+    def start(value: Value) -> None:
+        if value is not old:
+            _elementwise(builder, value, buffer)
+
     own = {id(made)} | ({id(made.init)} if isinstance(made, Product) else set())
     for value in live(builder):
         if not builder.in_scope(value.position):  # no name stands for it any more
@@ -50,17 +56,13 @@ def carry(name: str, old: Value, new: Any) -> Value:
         if needed and value is not old and id(value) not in own and depends(value, old):
             value.hold()
     if isinstance(made, Product) and made.held((Space.FRAGMENT, ())) is None:
-        if made.init is None:
-            builder.emit(Fill(whole(buffer), const(0, buffer.dtype)))
-        elif made.init is not old:
-            _elementwise(builder, made.init, buffer)
-        builder.emit(made.gemm_into(buffer))
-    elif made is not old:
-        _elementwise(builder, made, buffer)
+        made.sum_into(buffer, builder.emit, start)
+    else:
+        start(made)
     held = Value.of(old.axes, buffer)
     held.name, held.is_named = old.name, True
     if not made.is_named and not isinstance(made, Product):  # what it was made of may change
-        made.at, made.parts = held.element, (held,)
+        made.at, made.parts, made.pad_of = held.element, (held,), None
     return held
 
 

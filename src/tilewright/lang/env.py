@@ -24,9 +24,10 @@ from tilewright.lang.logic import KINDS, Binding, Branch, Frame, Logic, PythonWo
 from tilewright.lang.loops import Loop, serial
 from tilewright.lang.math import OPERATORS
 from tilewright.lang.params import declare_argument
+from tilewright.lang.products import Product
 from tilewright.lang.scalar import Lost, is_number, is_runtime, not_lost, quoting, reads
 from tilewright.lang.types import ScalarType, TensorType
-from tilewright.lang.values import Product, TileIndex, Value, again
+from tilewright.lang.values import TileIndex, Value, again
 from tilewright.lang.where import locate
 
 VALUES = (Value, Product)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -12,13 +13,14 @@ from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
 from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
 from tilewright.lang.pieces import once, over, spans, walking
+from tilewright.lang.products import Product
 from tilewright.lang.types import integer
 from tilewright.lang.values import (
     Box,
     Places,
-    Product,
     TileIndex,
     Value,
+    is_same,
     lift,
     own_places,
     value_of,
@@ -58,23 +60,24 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             if at == where[0]:
                 first = len(axes)
                 axes += joint
-                loose += [axis for axis in joint if axis.limit is not None]
+                loose += [axis for axis in joint if axis.is_ragged]
             recipe.append(("gather", (key, first)))
         elif isinstance(key, TileIndex):
-            recipe.append(("tile", (len(axes), key.start)))
+            recipe.append(("tile", (len(axes), key.base)))
             axes.append(key.axis)
-            starts.append(key.start)
-            end = key.axis.limit
-            if end is not None and not (
-                key.start is key.axis.start and same(end, buffer.shape[at])
-            ):
+            starts.append(key.base)
+            low, end = key.axis.first, key.axis.limit
+            own = key.base is key.axis.start
+            before = low is not None and not (own and is_same(low, const(0)))
+            behind = end is not None and not (own and is_same(end, buffer.shape[at]))
+            if before or behind:
                 loose.append(key.axis)
         elif isinstance(key, slice):
             start, axis = _slice_axis(tile, at, key, size)
             recipe.append(("tile", (len(axes), start)))
             axes.append(axis)
             starts.append(start)
-            ends = axis.limit is None or same(axis.limit, buffer.shape[at])
+            ends = axis.limit is None or is_same(axis.limit, buffer.shape[at])
             if not buffer.is_global:
                 current().uncut.add(len(current().kernels))
             elif axis.shift is not None or not ends or axis.part != axis.size:
@@ -144,10 +147,6 @@ def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, 
     return Region(builder.flat[name], (start,), (const(axis.part),)), (axis,)
 
 
-def same(a: Expr, b: Expr) -> bool:
-    return a is b or (isinstance(a, Const) and isinstance(b, Const) and a.value == b.value)
-
-
 def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]:
     if key.start is None and key.stop is None and key.step is None:
         if isinstance(size, TileIndex):
@@ -199,7 +198,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
         value.serial = builder.loads
     value.box, value.is_formula = box, False
     if fill == 0:
-        value.region = box.region
+        value.region, value.is_zero_outside = box.region, True
     return value
 
 
@@ -248,13 +247,21 @@ def _store(builder: Builder, box: Box, made: Value) -> None:
         builder.emit(Store(box.buffer, box.indices(()), cast(made.element(()), box.buffer.dtype)))
         return
     if box.region is not None and not box.loose and len(made.real) == len(box.axes):
+        is_turned = made.is_turned
         if made.held((Space.FRAGMENT, ())) is None and not isinstance(made, Product):
             made = lift(lambda x: cast(x, box.buffer.dtype), made)
             made.name = f"{box.buffer.name}_tile"
         if made.is_long:
             builder.emit(Copy(whole(made.piece(builder)), box.piece(builder)))
-        else:
-            builder.emit(Copy(whole(made.hold()), box.region))
+            return
+        source = made.hold()
+        if is_turned:  # written in rows too
+            name = builder.fresh(None, f"{box.buffer.name}_rows")
+            rows = replace(source, name=name, space=Space.SHARED)
+            builder.emit(Alloc(rows))
+            builder.emit(Copy(whole(source), whole(rows)))
+            source = rows
+        builder.emit(Copy(whole(source), box.region))
         return
     element_map(
         builder, box, made,
@@ -323,7 +330,7 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
         if isinstance(key, slice):
             size = axis.total or axis.size
             start, stop = (0 if key.start is None else key.start, key.stop or size)
-            ragged = axis.limit is not None and not axis.total
+            ragged = axis.is_ragged and not axis.total
             if ragged or key.step is not None or not 0 <= start < stop <= size:
                 raise CompileError(
                     f"a slice of a value along {axis.name}",

@@ -279,13 +279,19 @@ def _inside(axes: Sequence[Axis], places: Places, counted: Sequence[Axis]) -> Ex
 
 def _masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
     """x, with what changes nothing in its padding."""
-    if _all(axis.limit is None for axis in reduced):
-        return x
-    unit = math.identity(op, x.kind)
+    ragged, unit = [axis for axis in reduced if axis.is_ragged], math.identity(op, x.kind)
+    if ragged and x.is_named and not x.is_long:  # memory of its own
+        x.fill_padding(ragged, unit)
+    elif ragged:
+        return _selected(x, reduced, unit)
+    return x
+
+
+def _selected(x: Value, counted: Sequence[Axis], unit: Expr) -> Value:
     return Value(
         x.axes,
         x.kind,
-        lambda places: select(_inside(x.axes, places, reduced), x.element(places), unit),
+        lambda places: select(_inside(x.axes, places, counted), x.element(places), unit),
         (x,),
     )
 
@@ -586,7 +592,7 @@ def scan(x: Any, op: str, *, dim: int, reverse: bool = False) -> Value:
     axis = value.axes[at]
     if axis is ONE or axis.size == 1:
         return value
-    if reverse and axis.limit is not None:
+    if axis.first is not None or (reverse and axis.limit is not None):
         inner = value
         value = Value(
             inner.axes,
@@ -618,7 +624,7 @@ def reshape(src: Any, *shape: Any) -> Any:
     changed = [a for a in (*src.axes, *axes) if a not in src.axes or a not in axes]
     if changed:
         current().undivided.add(len(current().kernels))
-    if _any(a.limit is not None and not a.total for a in changed):
+    if _any(a.is_ragged and not a.total for a in changed):
         raise CompileError(
             "T.reshape of a tile whose end may be ragged",
             got=f"{shape_text(src.axes)} as {shape_text(axes)}",

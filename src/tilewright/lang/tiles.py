@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.core import *
 from tilewright.ir.expr import ceildiv
 from tilewright.lang.axes import Axis
 from tilewright.lang.builder import CHOSEN, Builder
+from tilewright.lang.check import is_const
 from tilewright.lang.launch import Kernel as open_kernel
 from tilewright.lang.loops import Loop
 from tilewright.lang.types import integer, shape_tuple, static_int
@@ -43,14 +45,13 @@ def each(n: Any) -> Each:
 
 @dataclass(frozen=True)
 class _Range:
-    """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`. `high` is
-    a multiple of `align`, or `limit` where that is less."""
+    """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`; whether
+    the text says that size."""
 
     low: Expr
     high: Expr
     size: int
-    align: int
-    limit: Expr | None
+    is_pinned: bool = False
 
     @property
     def trips(self) -> Expr:
@@ -62,14 +63,40 @@ class _Range:
         if not self.size:
             return self.low + count
         start = self.low + count * self.size
-        end = start + self.size
-        zero = isinstance(self.low, Const) and self.low.value == 0
-        limit = self.limit if zero and self.align % self.size == 0 else self.high
-        if zero and isinstance(limit, Const) and limit.value % self.size == 0:
-            limit = None
+        end, limit = start + self.size, self.limit
         axis = Axis(name, self.size, object(), start, limit)
-        stop = end if limit is None else binary("min", end, limit)
-        return TileIndex(axis, start, stop, self.size if zero else 1)
+        return TileIndex(axis, start, end if limit is None else binary("min", end, limit))
+
+    def index_from_end(self, name: str, count: Expr) -> Any:
+        """The tile of trip number `count` where the first one is cut, not the last."""
+        start = self.high - (self.trips - count) * self.size
+        axis = Axis(name, self.size, object(), start, first=self.low)
+        return TileIndex(axis, start, start + self.size)
+
+    def ends_inside(self, sizes: Container[Var]) -> bool:
+        """Whether tiles are better laid from the end: a tensor's elements may come after it, and
+        none before the range, where copies read zeros. What is made of `sizes` ends a tensor."""
+        if not self.size or self.is_pinned or not is_const(self.low, 0) or self.limit is None:
+            return False
+        return bool(loads(self.limit)) or any(v not in sizes for v in variables(self.limit))
+
+    @property
+    def limit(self) -> Expr | None:
+        """What may cut the last tile. An end that is a whole number of tiles away does not."""
+        if multiple_of(self.low) % self.size:
+            return self.high
+        cuts = [end for end in _least_of(self.high) if multiple_of(end) % self.size]
+        return None if not cuts else cuts[0] if len(cuts) == 1 else self.high
+
+
+def _least_of(expr: Expr) -> list[Expr]:
+    """The expressions of which one is the minimum."""
+    match expr:
+        case Bin("min", a, b):
+            return [*_least_of(a), *_least_of(b)]
+        case Bin("+" | "-" as op, a, Const() as by):
+            return [binary(op, each, by) for each in _least_of(a)]
+    return [expr]
 
 
 def tile(*axes: Any, size: Any = None) -> Loop:
@@ -77,8 +104,9 @@ def tile(*axes: Any, size: Any = None) -> Loop:
     may run ahead.
 
     An axis is `n`, `(low, high)` or `T.each(n)`; `T.tile()` is one block. How many elements a tile
-    has is left open, or pinned by `size`, a number or one for each axis. The last tile is shorter:
-    no word sees what lies behind its end.
+    has is left open, or pinned by `size`, a number or one for each axis. The last tile is shorter,
+    or the first one where nothing is pinned: no word sees what lies outside the range. Several axes
+    of known lengths are one loop.
 
     >>> @tw.jit
     ... def double(X):
@@ -139,9 +167,8 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
     if builder.kernel is not None:
         first, last = builder.snapshot(first), builder.snapshot(last)
     if isinstance(axis, Each):
-        return _Range(first, last, 0, 1, last)
-    align, limit, _ = builder.stops.get(id(last), (1, last, last))
-    return _Range(first, last, _size(builder, name, size), align, limit)
+        return _Range(first, last, 0)
+    return _Range(first, last, _size(builder, name, size), size is not None)
 
 
 def _size(builder: Builder, name: str, pinned: Any) -> int:
@@ -157,10 +184,9 @@ def _size(builder: Builder, name: str, pinned: Any) -> int:
 PROBED = 16  # the size of a tile while only the form of the text matters
 
 
-def _made(builder: Builder, name: str, span: _Range, count: Expr) -> Any:
-    found = span.index(name, count)
+def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool = False) -> Any:
+    found = (span.index_from_end if from_end else span.index)(name, count)
     if isinstance(found, TileIndex):
-        builder.stops[id(found.stop)] = (found.align, found.axis.limit, found.stop)
         builder.axes[found.axis.key] = name
     return found
 
@@ -193,12 +219,7 @@ def _grid(
         if cluster > 1 and folded:
             blocks[-1] = blocks[-1] // cluster
         if len(counts) > 3:
-            first, rest = blocks[0], blocks[1:]
-            split: list[Expr] = []
-            for count in reversed(counts[1:-2]):
-                split.insert(0, first % count)
-                first = first // count
-            blocks = [first, *split, *rest]
+            blocks = [*_parts(blocks[0], counts[:-2]), *blocks[1:]]
         indices = [
             _made(builder, name, span, block)
             for name, span, block in zip(names, spans, blocks, strict=True)
@@ -219,17 +240,37 @@ def _sequential(
     builder: Builder, names: tuple[str, ...], axes: Any, pinned: Any, loc: Loc | None
 ) -> Iterator[Any]:
     builder.require_block("tile")
-    found, opened = [], []
-    for k, (name, axis, size) in enumerate(zip(names, axes, pinned, strict=True)):
-        span = _range(builder, name, axis, size, loc)
+    spans = [
+        _range(builder, name, axis, size, loc)
+        for name, axis, size in zip(names, axes, pinned, strict=True)
+    ]
+    trips = [builder.snapshot(span.trips) for span in spans]
+    # several axes of known lengths are one loop: what runs ahead does so across their ends
+    known = len(spans) > 1 and all(isinstance(count, Const) for count in trips)
+    lengths, label = ([_product(trips)], "_".join(names)) if known else (trips, "")
+    opened: list[tuple[Var, Expr, int]] = []
+    for name, length in zip((label,) if known else names, lengths, strict=True):
         var = builder.var(f"{name}_trip", INT32)
-        trips = builder.snapshot(span.trips)
-        builder.open(loop=True).counters = [(var, const(0), trips, const(1))]
-        opened.append((var, trips, len(builder.bodies), k == len(axes) - 1))
-        found.append(_made(builder, name, span, var))
+        builder.open(loop=True).counters = [(var, const(0), length, const(1))]
+        opened.append((var, length, len(builder.bodies)))
+    vars = [var for var, _, _ in opened]
+    counts = _parts(vars[0], trips) if known else vars
+    found = [
+        _made(builder, name, span, count, span.ends_inside(builder.dims))
+        for name, span, count in zip(names, spans, counts, strict=True)
+    ]
     yield found[0] if len(found) == 1 else tuple(found)
-    for var, trips, depth, inner in reversed(opened):
+    for k, (var, length, depth) in reversed([*enumerate(opened)]):
         builder.close_skipped(depth, loc)
         body = builder.close()
-        kind, stages = ("pipelined", -1) if inner else ("serial", 0)
-        builder.emit(For(var, const(0), trips, body, kind=kind, stages=stages, loc=loc))
+        kind, stages = ("pipelined", -1) if k == len(opened) - 1 else ("serial", 0)
+        builder.emit(For(var, const(0), length, body, kind=kind, stages=stages, loc=loc))
+
+
+def _parts(count: Expr, lengths: list[Expr]) -> list[Expr]:
+    """The numbers of which `count` is made, the last of them the fastest."""
+    found: list[Expr] = []
+    for length in reversed(lengths[1:]):
+        found.insert(0, count % length)
+        count = count // length
+    return [count, *found]

@@ -77,7 +77,9 @@ class Value:
     source: Buffer | None = None  # the memory that it reads itself
     region: Region | None = None  # that it is a plain copy of
     box: Box | None = None  # that it was read from
+    is_zero_outside = False  # whether it is 0 where that ends
     base: Value | None = None  # that it is the transpose of
+    pad_of: Callable[[Axis, Position], Expr | None] | None = None  # by what it is made of
     cache: str | None = None  # what the L2 cache is told about what it reads
     is_bound = False  # whether it has a name
     is_named = False  # whether that is memory
@@ -94,6 +96,7 @@ class Value:
         self.name: str | None = None
         self._held: dict[Any, tuple[Buffer, int]] = {}
         self.writes = 0
+        self.padding: dict[Any, tuple[Expr, Position]] = {}  # by axis: since when it holds what
         self.wide: Value | None = None  # it in the type that sums have
         self.folded: dict[Any, tuple[Buffer, Position, int]] = {}  # what it was reduced to
         self.is_formula = self.is_formula and all(part.is_formula for part in self.parts)
@@ -118,7 +121,7 @@ class Value:
                 fix="index the others away: X[b, m, k].T",
                 code="shape",
             )
-        made = Value(self.axes[::-1], self.kind, lambda p: self.element(p[::-1]), (self,))
+        made = Value(self.axes[::-1], self.kind, lambda p: self.turned(p[::-1]), (self,))
         made.base = self
         return made
 
@@ -199,12 +202,30 @@ class Value:
         builder.emit(fill)
         return buffer
 
+    def plus(self, other: Any) -> Value | None:
+        """The sum with a value, where it is made in one go."""
+        return None
+
+    def turned(self, places: Places) -> Expr:
+        """The element, which is asked for along the other dimension than it lies."""
+        if self.region is None:
+            return self.element(places)
+        return Load(self.hold(Space.SHARED), places, self.loc)  # read in rows
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether it is made of what lies along the other dimension."""
+        own = self.base is not None and self.base.region is not None
+        return own or any(part.is_turned for part in self.parts)
+
     @property
     def is_stale(self) -> bool:
         return self.source is not None and current().writes(self.source) != self.writes
 
     def _real(self, places: Places) -> Places:
-        return tuple(p for p, axis in zip(places, self.axes, strict=True) if axis is not ONE)
+        """The places in memory, which has one dimension at least."""
+        found = tuple(p for p, axis in zip(places, self.axes, strict=True) if axis is not ONE)
+        return found or (const(0),)
 
     @property
     def real(self) -> tuple[Axis, ...]:
@@ -218,7 +239,7 @@ class Value:
 
     def hold(self, space: Space = Space.FRAGMENT, masked: tuple[Axis, ...] = ()) -> Buffer:
         """The value in memory, made where it stands; zero in the padding of the axes `masked`."""
-        masked = tuple(axis for axis in masked if axis.limit is not None)
+        masked = tuple(axis for axis in masked if axis.is_ragged)
         space = Space.SHARED if self.is_long else space
         key = (space, tuple(axis.key for axis in masked))
         found = self.held(key)
@@ -228,8 +249,32 @@ class Value:
             found = self.make(builder, space, masked)
             self._held[key] = found, builder.writes(found)
             if not masked and not self.region:
-                self.at, self.parts = partial(self._kept, found), ()
+                self.at, self.parts, self.pad_of = partial(self._kept, found), (), None
         return found
+
+    def pad(self, axis: Axis, at: Position) -> Expr | None:
+        """What lies in the padding of an axis at a position, where one number is known to."""
+        number, since = self.padding.get(axis.key, (None, at))
+        if number is not None and since.order < at.order and current().in_scope(since):
+            return number
+        return None if self._held or self.pad_of is None else self.pad_of(axis, at)
+
+    def fill_padding(self, axes: Sequence[Axis], number: Expr) -> None:
+        """Put a number where nobody looks, unless it is there."""
+        builder, buffer = current(), self.hold()
+        here = builder.position()
+        axes = [axis for axis in axes if not is_same(self.pad(axis, here), number)]
+        if not axes:
+            return
+        vars, places = over(builder, self.axes)
+        inside: Expr = TRUE
+        for axis, place in zip(self.axes, places, strict=True):
+            if axis in axes:
+                inside = logical_and(inside, axis.inside(place))
+        at = self._real(places)
+        kept = Store(buffer, at, select(inside, Load(buffer, at), number))
+        builder.emit(Map(vars, buffer.shape, (kept,)), seen=False)
+        self.padding |= {axis.key: (number, builder.position()) for axis in axes}
 
     def _kept(self, buffer: Buffer, places: Places) -> Expr:
         return Load(buffer, self._real(places), self.loc)
@@ -246,6 +291,10 @@ class Value:
         buffer = new_tile(builder, self, space)
         add = partial(builder.emit_at, self.position)
         add(Alloc(buffer, loc=self.loc))
+        if not self.real:
+            place = tuple(const(0) for _ in self.axes)
+            add(Store(buffer, self._real(place), self.at(place), loc=self.loc))
+            return buffer
         if self.region is not None and not masked:
             to = whole(buffer)
             for at, axis in enumerate(self.real):
@@ -258,9 +307,6 @@ class Value:
                     last[at] = const(axis.part)
                     to = Region(buffer, to.starts, tuple(last))
             add(Copy(self.region, to, cache=self.cache, loc=self.loc))
-            return buffer
-        if not self.real:
-            add(Store(buffer, (), self.at(tuple(const(0) for _ in self.axes)), loc=self.loc))
             return buffer
         if not self.is_long:
             add(self.map_into(builder, buffer, masked))
@@ -291,6 +337,8 @@ def filled(
     loc: Loc | None,
 ) -> Op:
     """buffer[at] = value, for all of `vars`."""
+    if not vars:
+        return Store(buffer, at, value, loc=loc)
     if at == vars and isinstance(value, Const):
         return Fill(whole(buffer), value, loc=loc)
     moved = value.a if isinstance(value, Cast) else value
@@ -306,8 +354,13 @@ def filled(
 
 def new_tile(builder: Builder, value: Value, space: Space) -> Buffer:
     name = builder.fresh(value.name, "tile")
-    shape = tuple(const(axis.size) for axis in value.real)
+    shape = tuple(const(axis.size) for axis in value.real) or (const(1),)
     return Buffer(name, shape, value.kind, space)
+
+
+def is_same(a: Expr | None, b: Expr) -> bool:
+    """Whether they are one expression, or constants of one value."""
+    return a is b or (isinstance(a, Const) and isinstance(b, Const) and a.value == b.value)
 
 
 def live(builder: Builder) -> list[Value]:
@@ -368,8 +421,15 @@ def lift(function: Callable[..., Any], *args: Any, what: str = "this operation")
             )
         )
 
+    def pad_of(axis: Axis, place: Position) -> Expr | None:
+        pads = [v.pad(axis, place) if isinstance(v, Value) else v for v in numbers]
+        made = None if any(pad is None for pad in pads) else wrap(function(*pads))
+        return made if isinstance(made, Const) else None
+
     samples = [Var(f"_{k}", v.kind) if isinstance(v, Value) else v for k, v in enumerate(numbers)]
-    return Value(axes, wrap(function(*samples)).dtype, at, tiles)
+    made = Value(axes, wrap(function(*samples)).dtype, at, tiles)
+    made.pad_of = pad_of
+    return made
 
 
 def own_places(value: Value, axes: tuple[Axis, ...], places: Places) -> Places:
@@ -429,11 +489,11 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 def combine(op: str, a: Any, b: Any) -> Any:
     """`a op b`, where one is a tile."""
     if op == "@":
-        return Product(value_of(a), value_of(b))
+        return WORDS["product"](value_of(a), value_of(b))
     if op == "+":
-        for product, other in ((a, b), (b, a)):
-            if isinstance(product, Product) and product.continues(other):
-                return Product(product.a, product.b, value_of(other))
+        for one, other in ((a, b), (b, a)):
+            if isinstance(one, Value) and (made := one.plus(other)) is not None:
+                return made
     function = logical(op) if op in ("&", "|", "^") else arithmetic(op)
     return lift(function, a, b, what=f"`{op}`")
 
@@ -486,20 +546,24 @@ class TileIndex:
 
     tile_value = True
 
-    def __init__(self, axis: Axis, start: Expr, stop: Expr, align: int = 1) -> None:
-        self.axis, self.start, self.stop = axis, start, stop
-        self.align = align  # `stop` is a multiple of it, or the end of the range
+    def __init__(self, axis: Axis, start: Expr, stop: Expr) -> None:
+        self.axis, self.base, self.stop = axis, start, stop
+
+    @property
+    def start(self) -> Expr:
+        """The first element's index."""
+        return self.base if self.axis.first is None else self.base + self.axis.skipped
 
     size = property(lambda self: self.axis.size)
 
     @property
     def index(self) -> Value:
         """The indices, as an int32 value of one dimension."""
-        return Value((self.axis,), INT32, lambda places: self.start + places[0])
+        return Value((self.axis,), INT32, lambda places: self.base + places[0])
 
     def __add__(self, by: Any) -> TileIndex:
         shift = current("a tile index").snapshot(integer(by, "the shift of a tile index"))
-        return TileIndex(self.axis, self.start + shift, self.stop + shift)
+        return TileIndex(self.axis, self.base + shift, self.stop + shift)
 
     __radd__ = __add__
 
@@ -554,114 +618,6 @@ def axis_of(dim: Any) -> Axis:
 def again(value: Value) -> Value:
     """The value as it is now, under no name yet."""
     return Value(value.axes, value.kind, value.element, (value,))
-
-
-# ── products ─────────────────────────────────────────────────────────────────────────────────────
-
-
-class Product(Value):
-    """`a @ b`, added to `init`."""
-
-    is_formula = False
-
-    def __init__(self, a: Value, b: Value, init: Value | None = None) -> None:
-        for value, side in ((a, "left"), (b, "right")):
-            if len(value.axes) != 2 or ONE in value.axes:
-                raise CompileError(
-                    f"the {side} side of @ is no matrix",
-                    expected="two dimensions",
-                    got=f"a value of shape {shape_text(value.axes)}",
-                    fix="index the others with scalars, and keep two",
-                    code="shape",
-                )
-        if a.axes[1].key != b.axes[0].key:
-            raise CompileError(
-                "@: the shapes do not multiply",
-                expected="the last dimension of the left and the first of the right are one axis",
-                got=f"{shape_text(a.axes)} @ {shape_text(b.axes)}",
-                fix="transpose one: B[n, k].T",
-                code="shape",
-            )
-        eight = all(v.kind.is_float and v.kind.bits == 8 for v in (a, b))
-        if a.kind != b.kind and not eight:
-            raise CompileError(
-                "@: the sides have different types",
-                expected="one type",
-                got=f"{a.kind} @ {b.kind}",
-                fix="cast one: T.cast(p, V.dtype)",
-                code="dtype",
-            )
-        kind = a.kind if a.kind.name == "float64" else FLOAT32 if a.kind.is_float else INT32
-        self.a, self.b, self.init = a, b, init
-        parts = (a, b) if init is None else (a, b, init)
-        super().__init__((a.axes[0], b.axes[1]), kind, self._element, parts)
-        builder = current("@")
-        builder.multiplied.update(axis.key for axis in (*a.axes, *b.axes))
-
-    def _element(self, places: Places) -> Expr:
-        return Load(self.hold(), places, self.loc)
-
-    def continues(self, other: Any) -> bool:
-        """Whether `other + self` is a sum that starts with `other`."""
-        if self.init is not None or self.is_named:  # a loop may change what a name has
-            return False
-        if not isinstance(other, Value) or isinstance(other, Product):
-            return False
-        return other.kind == self.kind and [a.key for a in other.axes] == [a.key for a in self.axes]
-
-    def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
-        if space is Space.SHARED or masked:
-            held = Value(self.axes, self.kind, self._element, (self,))
-            held.name = self.name
-            return held.make(builder, space, masked)
-        buffer = new_tile(builder, self, space)
-        add = partial(builder.emit_at, self.position)
-        add(Alloc(buffer, loc=self.loc))
-        if self.init is None:
-            add(Fill(whole(buffer), const(0, self.kind), loc=self.loc))
-        else:
-            add(self.init_into(builder, buffer))
-        add(self.gemm_into(buffer))
-        return buffer
-
-    def init_into(self, builder: Builder, buffer: Buffer) -> Op:
-        assert self.init is not None
-        return again(self.init).map_into(builder, buffer)
-
-    def gemm_into(self, buffer: Buffer) -> Op:
-        """buffer += a @ b."""
-        axis = self.a.axes[1]
-        a, flip_a = _operand(self.a, axis, left=True)
-        b, flip_b = _operand(self.b, axis, left=False)
-        return Gemm(
-            whole(a), whole(b), whole(buffer),
-            transpose_a=flip_a, transpose_b=flip_b, loc=self.loc,
-        )  # fmt: skip
-
-
-def _operand(value: Value, axis: Axis, left: bool) -> tuple[Buffer, bool]:
-    """Where an operand lies, and whether it lies there transposed. Padding along the axis that is
-    summed is zero."""
-    flip = value.base is not None and value.held((Space.FRAGMENT, ())) is None
-    inner = value.base if flip and value.base is not None else value
-    loaded = inner.region is not None
-    # outside a tensor it is zero anyway
-    box = inner.box
-    is_zero = loaded and box is not None and box.buffer.is_global and axis not in box.loose
-    masked = () if is_zero else (axis,)
-    if box is not None and _lies_there(inner, left and not flip) and axis.limit is None:
-        return box.buffer, flip
-    space = Space.FRAGMENT if left and not loaded and not flip else Space.SHARED
-    return inner.hold(space, masked), flip
-
-
-def _lies_there(value: Value, from_registers: bool) -> bool:
-    """Whether it is all of a tile that a product can read where it is."""
-    if value.region is None or value.is_named or value.is_stale:
-        return False
-    buffer = value.region.buffer
-    held = buffer.is_shared or (from_registers and buffer.is_fragment)
-    return held and value.region == whole(buffer)
 
 
 give_operators(Tiles)

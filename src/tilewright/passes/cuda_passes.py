@@ -16,6 +16,7 @@ from tilewright.passes.canonicalize.rules import (
     use_fast_functions,
 )
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
+from tilewright.passes.canonicalize.write_in_place import write_in_place
 from tilewright.passes.grid.order_blocks import order_blocks
 from tilewright.passes.grid.persist_blocks import cluster_blocks, persist_blocks, spread_clusters
 from tilewright.passes.layout.choose_copies import choose_copies
@@ -29,6 +30,7 @@ from tilewright.passes.memory.registers import (
     fit_registers,
     keep_operands,
     move_large_fragments,
+    share_fragments,
     spill_fragments,
 )
 from tilewright.passes.overlap.count_stores import count_stores
@@ -54,6 +56,7 @@ FIRST = (
 SCHEDULE = (
     Pass(bound_maps, "layouts need constant extents"),
     Pass(drop_unused, "before tiles are counted"),
+    Pass(write_in_place, "before registers are counted"),
     Pass(unroll_shifts, "copies of parts, and maps over them, are ops from here on"),
     Pass(map_stores, "all that threads compute is maps from here on"),
     Pass(place_roles, "passes that derive a time leave alone what is placed"),
@@ -64,6 +67,7 @@ SCHEDULE = (
     Pass(keep_operands, "before shared memory is counted, and threads meet for it"),
     Pass(hoist_views, "before the copies of what they show move"),
     Pass(choose_ping_pong, "before anything asks how many threads share a tile"),
+    Pass(share_fragments, "after choose_ping_pong: how many warpgroups share a tile"),
     Pass(choose_stages, "before anything asks how deep rings are"),
     Pass(reduce_by_atomics, "the copies that are left only copy"),
     Pass(pack_elements, "threads and memory deal in bytes from here on"),

@@ -181,9 +181,10 @@ WARP, SIDE = 32, 8  # threads that hold a matrix, its rows and columns
 def turned(op: Op) -> tuple[Buffer, Buffer] | None:
     """(x, y) of a map that does nothing but `y[j, i] = x[i, j]` for all of both."""
     match op:
-        case Map((i, j), extents, (Store(y, to, Load(x, of)),)) if to == (j, i) and of == (i, j):
+        case Map((i, j), extents, (Store(y, to, Load(x, of)),)) if {to, of} == {(i, j), (j, i)}:
             between = (x.space, y.space) == (Space.SHARED, Space.FRAGMENT)
-            whole_of_both = x.shape == extents and y.shape == extents[::-1]
+            read, written = (extents, extents[::-1]) if of == (i, j) else (extents[::-1], extents)
+            whole_of_both = x.shape == read and y.shape == written
             known = all(isinstance(e, Const) for e in extents)
             if between and whole_of_both and known and x.dtype == y.dtype and x.dtype.bits == BITS:
                 return x, y

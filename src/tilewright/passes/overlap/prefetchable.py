@@ -46,7 +46,7 @@ class Ahead:
     ) -> None:
         self.kernel, self.target = kernel, target
         self.tiles = tiles
-        self.tensors = {t.name for t in program.tensors}
+        self.tensors = {t.name for t in (*program.tensors, *program.scratch)}
         self.viewed = aliases(kernel).viewed
         self.mapped = _mapped(program, walk_ops(kernel, View))
         self.written = written_by(kernel)
@@ -164,7 +164,7 @@ def _loads_tile(op: Copy) -> bool:
 
 def _mapped(program: Program, views: Iterable[View]) -> set[str]:
     """Tensors, and views of whole ones under another shape that a launch knows."""
-    found = {t.name: t for t in program.tensors}
+    found = {t.name: t for t in (*program.tensors, *program.scratch)}
     known = {d.var for d in program.dims}
     for op in views:
         source, new = found.get(op.source.name), op.buffer
