@@ -17,8 +17,8 @@ def softmax(X):
     X: T.Tensor((M, N), "bfloat16")
     Y = T.empty((M, N), "bfloat16")
     for r in T.tile(M):
-        x = T.load(X[r, :])
-        e = T.exp2((x - T.max(x, dim=1, keepdim=True)) * LOG2E)
+        x = T.load(X[r, :], cache="evict_last")
+        e = T.__exp2(x * LOG2E - T.max(x, dim=1, keepdim=True) * LOG2E)
         Y[r, :] = e * (1 / T.sum(e, dim=1, keepdim=True))
     return Y
 
@@ -31,9 +31,38 @@ def layer_norm(X, weight, bias, eps=1e-5):
     bias: T.Tensor((N,), "bfloat16")
     Y = T.empty((M, N), "bfloat16")
     for r in T.tile(M):
-        x, w, b = T.load(X[r, :]), T.load(weight[:]), T.load(bias[:])
-        mean, var = T.mean(x, dim=1, keepdim=True), T.var(x, dim=1, keepdim=True)
-        Y[r, :] = (x - mean) * T.rsqrt(var + eps) * w + b
+        x, w, b = T.load(X[r, :], cache="evict_last"), T.load(weight[:]), T.load(bias[:])
+        mean, scale = T.mean(x, dim=1, keepdim=True), T.var(x, dim=1, keepdim=True)
+        scale = T.rsqrt(scale + eps)
+        Y[r, :] = (x * scale - mean * scale) * w + b
+    return Y
+
+
+@tw.jit
+def rms_norm(X, weight, eps=1e-6, silu: bool = False):
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), "bfloat16")
+    weight: T.Tensor((N,), "bfloat16")
+    Y = T.empty((M, N), "bfloat16")
+    for r in T.tile(M):
+        x, w = T.load(X[r, :], cache="evict_last"), T.load(weight[:])
+        y = x * T.rsqrt(T.mean(x * x, dim=1, keepdim=True) + eps) * w
+        Y[r, :] = y * T.__sigmoid(y) if silu else y
+    return Y
+
+
+@tw.jit
+def group_norm(X, weight, bias, eps=1e-5):
+    """The channels of a group, and all of their places, have one mean and one deviation."""
+    B, G, C, L = T.const("B, G, C, L")
+    X: T.Tensor((B, G, C, L), "bfloat16")
+    weight: T.Tensor((G, C), "bfloat16")
+    bias: T.Tensor((G, C), "bfloat16")
+    Y = T.empty((B, G, C, L), "bfloat16")
+    for b, g in T.tile(T.each(B), T.each(G)):
+        x = T.load(X[b, g, :, :], cache="evict_last")
+        mean, scale = T.mean(x, dim=(0, 1)), T.rsqrt(T.var(x, dim=(0, 1)) + eps)
+        Y[b, g, :, :] = (x - mean) * scale * weight[g, :][:, None] + bias[g, :][:, None]
     return Y
 
 
@@ -46,8 +75,8 @@ def cross_entropy(X, L, ignore=-1):
     for r in T.tile(M):
         x, label = T.load(X[r, :]), T.load(L[r])
         top = T.max(x, dim=1)
-        lse = top + T.log(T.sum(T.exp(x - top[:, None]), dim=1))
-        Y[r] = T.where(label == ignore, 0, lse - T.load(X[r.index, label], fill=0))
+        total = T.sum(T.__exp2(x * LOG2E - (top * LOG2E)[:, None]), dim=1)
+        Y[r] = T.where(label == ignore, 0, top + T.log(total) - T.load(X[r.index, label], fill=0))
     return Y
 
 

@@ -15,7 +15,7 @@ def traced_gemm() -> dict[str, object]:
     from zoo.gemm.gemm import gemm_relu
 
     n = 1024
-    kernel = gemm_relu(n, n, n, block_N=256, threads=256)
+    kernel = gemm_relu.on("cuda")(n, n, n, block_N=256, threads=256)
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.float16) for _ in range(2))
     plain, c = torch.empty_like(a), torch.zeros_like(a)
     kernel(a, b, plain)
@@ -44,7 +44,7 @@ def traced_rows() -> tuple[bool, str]:
     from zoo.softmax.softmax import softmax_rows
 
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    kernel = softmax_rows(4096)
+    kernel = softmax_rows(4096, target="cuda")
     plain, y = torch.empty_like(x), torch.empty_like(x)
     kernel(x, plain)
     trace = kernel.trace(x, y)

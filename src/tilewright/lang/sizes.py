@@ -101,6 +101,7 @@ class Rows:
     axis: Axis
     narrowest: int
     column: int
+    height: int  # of what a block has at least
     tile: str | None  # the loop over rows whose size is open
     is_single: bool  # a block may have one, and which one depends on the block alone
 
@@ -118,12 +119,14 @@ def _rows(builder: Builder, kernel: int) -> Rows | None:
     sizes = bytes_of.values()
     own = [bytes_of[buffer] for buffer in {box.buffer for box in mine if len(box.keys) > 1}]
     others = {axis for box in mine for axis in box.axes if axis is not best and axis.size != 1}
-    names = {builder.axes.get(axis.key) for axis in others}
-    tile = next((name for name in names if name in builder.open_tiles), None)
+    fixed = [axis for axis in others if builder.axes.get(axis.key) not in builder.open_tiles]
+    tiles = [builder.axes[axis.key] for axis in others if axis not in fixed]
+    height = prod(axis.size for axis in fixed)
     blocks = {*builder.kernels[kernel].blocks}
     rows = [i for box in mine for i in box.region.starts[:-1]]
-    is_single = names <= {tile} and all(blocks.issuperset(variables(index)) for index in rows)
-    return Rows(best, min(sizes), sum(own) or max(sizes), tile, is_single)
+    is_single = height == 1 and all(blocks.issuperset(variables(index)) for index in rows)
+    column = (sum(own) or max(sizes)) * height
+    return Rows(best, min(sizes), column, height, next(iter(tiles), None), is_single)
 
 
 def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> None:
@@ -157,7 +160,7 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     share = ceil((total + align - 1) / blocks)
     unit = 1 << max(share // 64, SLOT // rows.narrowest).bit_length() - 1  # few and large boxes
     part = ceil(share / unit) * unit if blocks > 1 or align > 1 else share
-    threads, step = _pace(part, vector, chosen.threads)
+    threads, step = _pace(part, vector, rows.height, chosen.threads)
     step = pinned or step
     if rows.tile is not None:
         found.tiles[rows.tile] = 1
@@ -169,11 +172,11 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     found.splits[kernel, name] = split._replace(keeps=keeps)
 
 
-def _pace(part: int, vector: int, pinned: int | str) -> tuple[int, int]:
+def _pace(part: int, vector: int, height: int, pinned: int | str) -> tuple[int, int]:
     """(threads, elements of a step): 64 to 128 elements a thread, and little in the last step that
     does not count."""
-    threads = pinned if isinstance(pinned, int) else 128 if part <= 2000 * vector else 256
-    one = threads * vector
+    threads = pinned if isinstance(pinned, int) else 128 if part * height <= 2000 * vector else 256
+    one = max(threads // height, 1) * vector
     return min(
         ((threads, each) for each in (2 * one, one)),
         key=lambda form: round(ceil(part / form[1]) * form[1] / part, 2),

@@ -138,11 +138,7 @@ def bulk_row(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> Flo
         addresses = agent_block(fr).shared.address(to.buffer.name, first + np.arange(count))
         taken = of_lane(amount(fr), lane) // kind.bytes
         *row, start = (of_lane(s(fr), lane) for s in of.starts)
-        if (
-            int(addresses[0]) % 16
-            or (taken and start * kind.bytes % 16)
-            or taken % (16 // kind.bytes)
-        ):
+        if int(addresses[0]) % 16 or (taken and start * kind.bytes % 16):
             raise RunError(f"a bulk copy of {of.buffer.name} is not of whole units of 16 bytes")
         where = (*row, slice(start, start + taken))
         if taken and not 0 <= start <= tensor.data.shape[-1] - taken:

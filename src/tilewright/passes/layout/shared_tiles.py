@@ -298,8 +298,8 @@ def is_row(copy: Copy, ranges: Ranges) -> bool:
         return False
     if isinstance(layout, ComposedLayout) or _aligned(tensor, ranges, UNIT_BITS) is not None:
         return False
-    row, size = int(tensor.extents[-1]), multiple_of(tensor.buffer.shape[-1], ranges)
-    if row * bits % UNIT_BITS or size * bits % UNIT_BITS:
+    row = int(tensor.extents[-1])
+    if row * bits % UNIT_BITS:
         return False
     inner = fold(tensor, ranges) or longest(row, MOST_BOX)
     return _run(tensor, ranges) != row or inner * bits < 2 * SLOT_BITS

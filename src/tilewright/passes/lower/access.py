@@ -315,8 +315,9 @@ def ragged(low: Lowering, buffer: Buffer, starts: Sequence[Expr], count: int) ->
 def may_end_within(low: Lowering, buffer: Buffer) -> bool:
     """Whether vectors are for tensors that may end within one. They must begin on a vector then:
     for others there is another form (`-rows=any`) where sizes are known at launch only. Known sizes
-    have one form, and take slices that begin anywhere."""
-    return low.target.internal.rows != "any" and not isinstance(buffer.shape[-1], Const)
+    have one form, and take slices that begin anywhere; but not as one row of all elements."""
+    fixed = isinstance(buffer.shape[-1], Const) and low.base(buffer)[0] is buffer
+    return low.target.internal.rows != "any" and not fixed
 
 
 def vectors_in(low: Lowering, buffer: Buffer, count: int) -> bool:
