@@ -287,6 +287,13 @@ inline void cp_async_wait_group(int pending) { host::wait_copies(pending); }
 inline void cp_async_bulk_commit_group() { host::commit_bulk(); }
 inline void cp_async_bulk_wait_group(int pending) { host::wait_bulk(pending); }
 inline void cp_async_bulk_wait_group_read(int pending) { host::wait_bulk(pending); }
+inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(
+    uint32_t to, const void* from, int bytes, uint32_t barrier, uint64_t = 0) {
+  host::bulk_row(to, from, bytes, barrier);
+}
+inline void mbarrier_complete_tx_relaxed_cta_shared_cta_b64(uint32_t at, int bytes) {
+  host::barrier_complete(at, bytes);
+}
 template <int Rank, bool Several, class... More>
 void bulk_load(uint32_t to, const void* map, std::initializer_list<int> corner, uint32_t barrier,
                More... more) {

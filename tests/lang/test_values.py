@@ -444,6 +444,25 @@ def test_scatters_and_atomics(target):
 
 
 @each_target
+def test_blocks_add_to_a_whole_tensor(target):
+    @tw.jit(target=target)
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y, top = T.empty((N,), "float32"), T.empty((2,), "float32")
+        for _ in T.tile():
+            Y[:], top[:] = T.zeros((N,)), T.full((2,), -1)
+        for m in T.tile(M, size=4):
+            T.atomic_add(Y[:], T.sum(X[m, :], dim=0))
+            T.atomic_max(top[m.index % 2], T.max(X[m, :], dim=1))
+        return Y, top
+
+    x = np.arange(54, dtype=np.float32).reshape(9, 6)
+    total, top = kernel(x)
+    assert total.tolist() == x.sum(0).tolist() and top.tolist() == [53, 47]
+
+
+@each_target
 def test_values_and_words_mix(target):
     @tw.jit(target=target)
     def kernel(X):
@@ -461,6 +480,37 @@ def test_values_and_words_mix(target):
 
     x = np.arange(32, dtype=np.float32).reshape(4, 8)
     assert kernel(x).tolist() == (2 * x + 1 - x.max(1, keepdims=True)).tolist()
+
+
+@each_target
+def test_tiles_are_allocated_over_tile_indices(target):
+    @tw.jit(target=target)
+    def kernel(X, W):
+        M, N, K = T.const("M, N, K")
+        X: T.Tensor((M, K), "float16")
+        W: T.Tensor((K, N), "float16")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M, size=4):
+            scale = T.alloc_fragment((m,), "float32")
+            top = T.alloc_shared((m, 1), "float16")
+            T.clear(scale)
+            for k in T.tile(K, size=4):
+                x = T.alloc_shared((m, k), "float16")
+                x[:, :] = T.exp(X[m, k])  # 1 in the padding, which no sum may see
+                scale[:] = scale[:] + T.sum(x[:, :], dim=1)
+                top[:, :] = T.max(x[:, :], dim=1, keepdim=True)
+            for n in T.tile(N):
+                acc = T.zeros((m, n))
+                for k in T.tile(K, size=4):
+                    x = T.alloc_shared((m, k), "float16")
+                    x[:, :] = T.exp(X[m, k])
+                    acc += x[:, :] @ W[k, n]
+                Y[m, n] = acc / scale[:, None] + 0 * (top[:, :] + scale[:][:, None])
+        return Y
+
+    x, w = drawn(0, 9, 6, dtype=np.float16), drawn(1, 6, 5, dtype=np.float16)
+    e = wide(np.exp(wide(x)).astype(np.float16))
+    close(kernel(x, w), e @ wide(w) / e.sum(1, keepdims=True))
 
 
 def test_a_size_that_happens_to_be_equal_does_not_match():
@@ -483,3 +533,83 @@ def test_the_text_of_a_value_names_it():
     program = attention.attention.compile(B=1, H=1, G=1, S=256, L=256, D=64).ir()
     for name in ("q", "acc", "total", "top", "fix"):
         assert f"alloc {name}" in program
+
+
+@each_target
+def test_none_in_an_index_is_a_dimension_of_one(target):
+    @tw.jit
+    def f(A, B, ids):
+        M, N = T.const("M, N")
+        A: T.Tensor((M, N), "float32")
+        B: T.Tensor((M,), "float32")
+        ids: T.Tensor((M,), "int32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M, size=4):
+            x = A[m, :] + B[m, None] + B[None, 0:1] + A[..., m, None, :][:, 0, :]
+            Y[m, :] = x + A[ids[m], 0, None]
+        return Y
+
+    a, b = drawn(0, 5, 3, dtype=np.float32), drawn(1, 5, dtype=np.float32)
+    ids = np.array([4, 0, 0, 2, 1], np.int32)
+    want = a + b[:, None] + b[0] + a + a[ids, 0, None]
+    np.testing.assert_allclose(f.on(target)(a, b, ids), want, rtol=1e-6)
+
+
+@each_target
+def test_a_value_is_printed_without_its_padding(target, capfd):
+    @tw.jit
+    def f(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        for n in T.tile(N, size=4):
+            x = A[n] * 2
+            T.print(x, msg="twice")
+            Y[n] = x
+        return Y
+
+    f.on(target)(np.ones(5, np.float32))
+    assert "block (1,): twice x[0:1]: float32[1] = [2.]" in capfd.readouterr().out
+
+
+@each_target
+def test_a_product_reads_a_tile_where_it_lies(target):
+    @tw.jit(target=target)
+    def kernel(A, B):
+        M, N = T.const("M, N")
+        A: T.Tensor((M, M), "float16")
+        B: T.Tensor((M, N), "float16")
+        Y = T.empty((3, M, N), "float32")
+        for _ in T.tile():
+            x = T.alloc_shared((M, M), "float16")
+            T.copy(A, x)
+            Y[0, :, :] = x[:, :] @ B[:, :]
+            once, kept = x[:, :] @ B[:, :], T.load(x[:, :])
+            T.clear(x)
+            Y[1, :, :] = once
+            Y[2, :, :] = kept @ B[:, :]
+        return Y
+
+    a, b = drawn(0, 16, 16, dtype=np.float16), drawn(1, 16, 8, dtype=np.float16)
+    close(kernel(a, b), np.stack([wide(a) @ wide(b)] * 3))
+    text = kernel.compile(a, b).ir()
+    assert text.count("gemm x,") == 1
+
+
+@pytest.mark.parametrize("length", [37, 5000])
+@each_target
+def test_rows_that_are_tiles_too_are_not_cut(target, length):
+    @tw.jit(target=target)
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(T.each(M)):
+            tile = T.alloc_shared((N,), "float32")
+            x = T.load(X[m, :])
+            T.copy(x / T.sum(x, dim=0), tile)
+            Y[m, :] = tile[:] * 2 + X[m, :]
+        return Y
+
+    got = kernel(np.ones((2, length), np.float32))
+    assert np.allclose(got, 2 / length + 1)

@@ -114,12 +114,12 @@ def extent_axis(size: Any) -> Axis:
     name = size.name if isinstance(size, Extent) else str(expr.value)
     builder, total = current("a value"), int(expr.value)
     key = (len(builder.kernels), name)
-    if key not in builder.extents:
+    found: Axis | None = builder.extents.get(key)
+    if found is None:
         split = builder.splits.get(key)
-        builder.extents[key] = (
-            Axis(name, total, ("extent", name)) if split is None else _cut(name, total, split)
-        )
-    return builder.extents[key]
+        found = Axis(name, total, ("extent", name)) if split is None else _cut(name, total, split)
+        builder.extents[key] = found
+    return found
 
 
 def _cut(name: str, total: int, split: Split) -> Axis:

@@ -104,6 +104,7 @@ class Builder:
         self.threads: dict[int, int] = {}  # of these
         self.met: list[Kernel] = []  # those whose clusters have met
         self.undivided: set[int] = set()  # kernels whose rows one block must have
+        self.uncut: set[int] = set()  # kernels whose rows are tiles of other words, too
         self.shifts: dict[Var, Expr] = {}  # of axes: the element that the row begins with
         self.flat: dict[tuple[int, str], Buffer] = {}  # tensors as one row
         self.walks: list[Any] = []  # loops over pieces of long dimensions that are being built
@@ -144,7 +145,7 @@ class Builder:
         if not self.bodies:
             raise CompileError(
                 f"{word_of(op)} outside a kernel",
-                fix="put it inside `with T.Kernel(...) as ...:`",
+                fix="put it inside a `for … in T.tile(…):` loop, or `with T.Kernel(...) as ...:`",
                 code="outside-kernel",
             )
         self.step()

@@ -34,10 +34,9 @@ def carry(name: str, old: Value, new: Any) -> Value:
             f"{name!r} changes its {'shape' if shape else 'type'} inside a run-time loop or branch",
             expected=f"{shape_text(old.axes)} {old.kind}, as before it",
             got=f"{shape_text(made.axes)} {made.kind}",
-            fix=f"start with the same shape: {name} = T.zeros({shape_text(made.axes)}, "
-            f'"{made.kind}")'
-            if shape
-            else f'cast it: {name} = T.cast(…, "{old.kind}")',
+            fix=f"start with the same {'shape' if shape else 'type'}: {name} = "
+            f'T.zeros({shape_text(made.axes)}, "{made.kind}")'
+            + ("" if shape else f'; or cast it: {name} = T.cast(…, "{old.kind}")'),
             code="rebinding",
         )
     if not old.is_named:  # it may have been read as a formula

@@ -279,6 +279,14 @@ class Env(Logic, PythonWords):
             found = re.fullmatch(rf"{name}\s*=\s*([^=].*)", text)
             return f'{name} = T.alloc_var("{dtype}", init={found.group(1)})' if found else None
 
+        if isinstance(old.value, Tile):
+            raise CompileError(
+                f"{name!r} is a tensor or a tile ({where}): this would give the name to something "
+                "else",
+                fix=f"store to its elements: {name}[{', '.join(':' * old.value.ndim)}] = …, with "
+                "indices for the part",
+                code="rebinding",
+            )
         simple = old.loc is not None and dtype and declare(old.loc.text)
         said = f'"{dtype}"' if dtype else "dtype"
         fix = simple or f"{name} = T.alloc_var({said}, init=…)"

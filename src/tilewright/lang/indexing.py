@@ -10,7 +10,7 @@ from typing import Any
 from tilewright.ir.core import *
 from tilewright.ir.marks import with_loc
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
-from tilewright.lang.builder import current, current_block
+from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
 from tilewright.lang.pieces import once, over, spans, walking
 from tilewright.lang.products import Product
@@ -78,7 +78,9 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             axes.append(axis)
             starts.append(start)
             ends = axis.limit is None or is_same(axis.limit, buffer.shape[at])
-            if axis.shift is not None or not ends or axis.part != axis.size:
+            if not buffer.is_global:
+                current().uncut.add(len(current().kernels))
+            elif axis.shift is not None or not ends or axis.part != axis.size:
                 loose.append(axis)
         else:
             index = current("an index").snapshot(integer(key, f"an index of {buffer.name}"))
@@ -99,7 +101,8 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
                 )
         return tuple(found)
 
-    region, along = None, ()
+    region: Region | None = None
+    along: tuple[Axis | None, ...] = ()
     if not gathers:
         kept = iter(axes)
         along = tuple(None if how == "scalar" else next(kept) for how, _ in recipe)
@@ -146,6 +149,8 @@ def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, 
 
 def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]:
     if key.start is None and key.stop is None and key.step is None:
+        if isinstance(size, TileIndex):
+            return const(0), size.axis
         axis = extent_axis(size)
         return axis.start, axis
     if key.step is not None or any(
@@ -197,6 +202,28 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     return value
 
 
+def read_with_ones(tile: Tile, keys: tuple[Any, ...]) -> Value:
+    """`X[m, None, :]`: each None is a dimension of 1."""
+    given = tuple(k for k in keys if k is not None)
+    value = value_of(tile[given])
+    gathers = [k for k in given if isinstance(k, Value)]
+    dots = tile.buffer.rank - len(given) + 1
+    parts: list[Any] = []
+    for key in keys:
+        if key is None:
+            parts.append(None)
+        elif isinstance(key, Value):  # adjacent ones are read together
+            parts += [slice(None)] * (value.ndim - _kept(given, dots)) if key is gathers[0] else []
+        else:
+            parts += [slice(None)] * _kept((key,), dots)
+    return sliced(value, tuple(parts))  # type: ignore[no-any-return]
+
+
+def _kept(keys: tuple[Any, ...], dots: int) -> int:
+    """The dimensions that slices, tile indices and an ellipsis keep."""
+    return sum(dots if key is Ellipsis else isinstance(key, (slice, TileIndex)) for key in keys)
+
+
 def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     """The elements of a tensor there = value. Padding is not stored."""
     builder = current_block()
@@ -240,6 +267,22 @@ def _store(builder: Builder, box: Box, made: Value) -> None:
         builder, box, made,
         lambda buffer, indices, value: Store(buffer, indices, cast(value, buffer.dtype)),
     )  # fmt: skip
+
+
+def update(op: str, dst: Any, value: Any, order: str) -> None:
+    """The elements of a tensor there = themselves op value, each in one step."""
+    builder, made = current_block(), value_of(value)
+    box = value_of(dst).box
+    assert box is not None
+    broadcast([box.axes, made.axes], "an atomic update")
+    ones = tuple(const(1) for _ in box.buffer.shape)
+    with once(builder, box.axes), walking(builder, box.axes):
+        element_map(
+            builder, box, made,
+            lambda buffer, at, each: Atomic(
+                op, Region(buffer, at, ones[: buffer.rank]), cast(each, buffer.dtype), order=order
+            ),
+        )  # fmt: skip
 
 
 def element_map(
@@ -310,4 +353,4 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
     return made
 
 
-WORDS.update(read=read, store=store, slice=sliced)
+WORDS.update(update=update, read=read, read_with_ones=read_with_ones, store=store, slice=sliced)

@@ -109,12 +109,26 @@ def _operand(value: Value, axis: Axis, at: Position, left: bool) -> tuple[Buffer
     is_held = value.held((Space.FRAGMENT, ())) is not None
     flip = value.base is not None and not is_held
     inner = value.base if flip and value.base is not None else value
-    # outside the tensor it is zero anyway
-    is_zero = inner.is_zero_outside and inner.box is not None and axis not in inner.box.loose
+    box = inner.box
+    # outside a tensor it is zero anyway
+    is_zero = (
+        box is not None and box.buffer.is_global and inner.is_zero_outside and axis not in box.loose
+    )
+    if box is not None and _lies_there(inner, left and not flip) and not axis.is_ragged:
+        return box.buffer, flip
     known = inner.pad(axis, at if is_held else min(at, inner.position, key=lambda p: p.order))
     is_zero = is_zero or is_same(known, const(0, inner.kind))
-    space = Space.FRAGMENT if left and inner.box is None and not flip else Space.SHARED
+    space = Space.FRAGMENT if left and box is None and not flip else Space.SHARED
     return inner.hold(space, () if is_zero else (axis,)), flip
+
+
+def _lies_there(value: Value, from_registers: bool) -> bool:
+    """Whether it is all of a tile that a product can read where it is."""
+    if value.region is None or value.is_named or value.is_stale:
+        return False
+    buffer = value.region.buffer
+    held = buffer.is_shared or (from_registers and buffer.is_fragment)
+    return held and value.region == whole(buffer)
 
 
 WORDS["product"] = Product

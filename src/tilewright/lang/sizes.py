@@ -18,6 +18,7 @@ from tilewright.ir.expr import variables
 from tilewright.ir.target import Target
 from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN, Builder
+from tilewright.support.errors import CompileError, suggest
 
 MATRIX = 64  # along each side of a matrix product
 ELEMENTS = 4096  # of the largest value that a block keeps
@@ -26,7 +27,6 @@ VECTOR = 16  # bytes of the widest access
 SLOT = 128  # bytes: the bulk engine fills shared memory in multiples of them
 TINY = 512  # bytes of a row below which nothing is gained by bringing it to a vector's begin
 SHORT = 4096  # bytes of a row up to which a block holds several in registers
-CACHED = 65536  # bytes of the L1 cache that are left for what rows share
 HELD = 64  # bytes of rows that a thread holds in registers
 RESIDENT = 4  # blocks of a multiprocessor that hide each other's latencies
 
@@ -49,6 +49,21 @@ def choose_sizes(builder: Builder) -> Sizes:
             _choose_rows(builder, kernel, rows, found)
     found.tiles = {**_tile_sizes(builder), **found.tiles}
     return found
+
+
+def check_chosen(builder: Builder) -> None:
+    """A schedule names loop variables and whole dimensions of the text."""
+    whole = [name for _, name in builder.extents]
+    known = list(dict.fromkeys([*builder.axes.values(), *builder.open_tiles, *whole]))
+    for name in dict(CHOSEN.get().schedule.tiles):
+        if known and name not in known:
+            fix, _ = suggest(name, known, "name the variable of a loop over tiles")
+            raise CompileError(
+                f"the schedule has a size for {name!r}, and no loop over tiles has that variable",
+                expected=" or ".join(known),
+                fix=fix,
+                code="target",
+            )
 
 
 def _tile_sizes(builder: Builder) -> dict[str, int]:
@@ -86,13 +101,12 @@ class Rows:
     axis: Axis
     narrowest: int
     column: int
-    beside: int  # a column's of what all rows share
     tile: str | None  # the loop over rows whose size is open
     is_single: bool  # a block may have one, and which one depends on the block alone
 
 
 def _rows(builder: Builder, kernel: int) -> Rows | None:
-    if builder.multiplied:
+    if builder.multiplied or kernel in builder.uncut:
         return None
     axes = [axis for (number, _), axis in builder.extents.items() if number == kernel]
     boxes = [box for number, box in builder.reads_of if number == kernel and box.region is not None]
@@ -109,8 +123,7 @@ def _rows(builder: Builder, kernel: int) -> Rows | None:
     blocks = {*builder.kernels[kernel].blocks}
     rows = [i for box in mine for i in box.region.starts[:-1]]
     is_single = names <= {tile} and all(blocks.issuperset(variables(index)) for index in rows)
-    beside = sum(sizes) - sum(own)
-    return Rows(best, min(sizes), sum(own) or max(sizes), beside, tile, is_single)
+    return Rows(best, min(sizes), sum(own) or max(sizes), tile, is_single)
 
 
 def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> None:
@@ -132,15 +145,13 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
             found.splits[kernel, name] = Split(part)
         return
     chip = _chip(target)
-    # rows that share what they read beside them, where the L1 cache has no room for it
-    lines = ceil(rows.beside / rows.column) if rows.beside * total > CACHED and not ragged else 1
     room = chip.shared_per_sm // RESIDENT - chip.reserved
     divisible = kernel not in builder.undivided and Feature.CLUSTER in target.features
     blocks = 1
     if chosen.cluster != "auto":
         blocks = chosen.cluster if divisible else 1
     elif divisible:
-        while blocks < chip.cluster and ceil(total / blocks) * lines * rows.column > room:
+        while blocks < chip.cluster and ceil(total / blocks) * rows.column > room:
             blocks *= 2
     align = vector if ragged else 1
     share = ceil((total + align - 1) / blocks)
@@ -149,28 +160,24 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     threads, step = _pace(part, vector, chosen.threads)
     step = pinned or step
     if rows.tile is not None:
-        found.tiles[rows.tile] = lines
+        found.tiles[rows.tile] = 1
     found.threads[kernel] = threads
     split = Split(part, step if step < part or align > 1 else 0, blocks, True, align)
     if not split.step and blocks == 1:
         split = split._replace(part=max(part, step))
-    keeps = split.size * lines * rows.column <= chip.shared - 4096
+    keeps = split.size * rows.column <= chip.shared - 4096
     found.splits[kernel, name] = split._replace(keeps=keeps)
 
 
 def _pace(part: int, vector: int, pinned: int | str) -> tuple[int, int]:
-    """(threads, elements of a step): about 64 elements a thread, and little in the last step that
+    """(threads, elements of a step): 64 to 128 elements a thread, and little in the last step that
     does not count."""
-    wanted = min(max(part // 64, 128), 384)
-    counts = [pinned] if isinstance(pinned, int) else range(128, 385, 32)
-    near = [n for n in counts if isinstance(pinned, int) or 0.7 <= n / wanted <= 1.4]
-    forms = [(n, n * vector * each) for n in near for each in (1, 2)]
-
-    def cost(form: tuple[int, int]) -> tuple[float, int, int]:
-        idle = ceil(part / form[1]) * form[1] / part
-        return round(idle, 2), -form[1] // form[0], abs(form[0] - wanted)
-
-    return min(forms, key=cost)
+    threads = pinned if isinstance(pinned, int) else 128 if part <= 2000 * vector else 256
+    one = threads * vector
+    return min(
+        ((threads, each) for each in (2 * one, one)),
+        key=lambda form: round(ceil(part / form[1]) * form[1] / part, 2),
+    )
 
 
 def _rounded(total: int, vector: int) -> int:
@@ -182,4 +189,4 @@ def _rounded(total: int, vector: int) -> int:
 
 
 def _chip(target: Target) -> Chip:
-    return target.chip if target.kind == "cuda" else CHIPS["sm_90"]
+    return CHIPS.get(target.arch, CHIPS["sm_90"])

@@ -11,13 +11,12 @@ from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import compute, math, move
 from tilewright.lang.alloc import alloc_var
-from tilewright.lang.atomics import atomic_add as atomic_add_element
-from tilewright.lang.axes import ONE, Axis, broadcast, shape_text
+from tilewright.lang.axes import ONE, Axis, shape_text
 from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.check import check_dim
 from tilewright.lang.handles import Tile, Tiles
-from tilewright.lang.indexing import element_map, read
-from tilewright.lang.pieces import blocks_of, exchanged, once, over, walk_of, walking
+from tilewright.lang.indexing import read
+from tilewright.lang.pieces import blocks_of, exchanged, over, walk_of, walking
 from tilewright.lang.types import shape_tuple, static_int
 from tilewright.lang.values import (
     Places,
@@ -28,9 +27,10 @@ from tilewright.lang.values import (
     lift,
     value_of,
 )
+from tilewright.lang.where import locate
 from tilewright.support.errors import word
 
-_any = builtins.any
+_any, _all = builtins.any, builtins.all
 inf = float("inf")
 
 
@@ -252,26 +252,13 @@ def _extreme(op: str, a: Expr, b: Expr) -> Expr:
 def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
     builder = current_block()
     since = builder.outermost()
-    ragged, start = [x.axes[d] for d in dims if x.axes[d].is_ragged], math.identity(op, x.kind)
-    if ragged and x.is_named and not x.is_long:  # memory of its own
-        x.fill_padding(ragged, start)
-    elif ragged:
-        inner = x
-
-        def at(places: Places) -> Expr:
-            inside: Expr = TRUE
-            for axis, place in zip(inner.axes, places, strict=True):
-                if axis in ragged:
-                    inside = logical_and(inside, axis.inside(place))
-            return select(inside, inner.element(places), start)
-
-        x = Value(inner.axes, inner.kind, at, (inner,))
     reduced = [x.axes[d] for d in dims if x.axes[d] is not ONE]
     rest = tuple(axis for axis in x.real if axis not in reduced)
     if _any(axis.is_long for axis in rest):
         buffer = _folded_pieces(builder, x, op, reduced, rest)
     else:
-        source = _accumulated(builder, x, op) if x.is_long else x.hold()
+        long = _any(axis.is_long for axis in reduced)
+        source = _accumulated(builder, x, op, reduced) if long else _masked(x, op, reduced).hold()
         buffer = _fold(builder, source, x.real, op, reduced, x.kind)
     blocks = blocks_of(reduced)
     if blocks > 1:
@@ -279,6 +266,31 @@ def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
         fold = FOLDS[{"any": "max", "all": "min"}.get(op, op)]
         exchanged(builder, buffer, word_kind, blocks, fold, since)
     return buffer
+
+
+def _inside(axes: Sequence[Axis], places: Places, counted: Sequence[Axis]) -> Expr:
+    """Whether places on `axes` count along those that are `counted`."""
+    found: Expr = TRUE
+    for axis, place in zip(axes, places, strict=True):
+        if axis in counted:
+            found = logical_and(found, axis.inside(place))
+    return found
+
+
+def _masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
+    """x, with what changes nothing in its padding."""
+    ragged, unit = [axis for axis in reduced if axis.is_ragged], math.identity(op, x.kind)
+    if not ragged:
+        return x
+    if x.is_named and not x.is_long:  # memory of its own
+        x.fill_padding(ragged, unit)
+        return x
+    return Value(
+        x.axes,
+        x.kind,
+        lambda places: select(_inside(x.axes, places, reduced), x.element(places), unit),
+        (x,),
+    )
 
 
 def _word(kind: DType) -> DType:
@@ -314,7 +326,7 @@ def _fold(
     return buffer
 
 
-def _accumulated(builder: Builder, x: Value, op: str) -> Buffer:
+def _accumulated(builder: Builder, x: Value, op: str, reduced: Sequence[Axis]) -> Buffer:
     """A tile of a piece's shape: each element is the fold of those at its place in the pieces."""
     shape = tuple(const(a.split.step if a.split and a.is_long else a.size) for a in x.real)
     kind = _word(x.kind) if x.kind.is_float else x.kind  # not rounded at every step
@@ -324,7 +336,9 @@ def _accumulated(builder: Builder, x: Value, op: str) -> Buffer:
     with walking(builder, x.axes):
         vars, places = over(builder, x.axes)
         value = FOLDS[op](Load(total, vars), cast(x.element(places), kind))
-        builder.emit(Map(vars, shape, (Store(total, vars, value),)))
+        body: Op = Store(total, vars, value, loc=locate())
+        inside = _inside(x.axes, places, reduced)
+        builder.emit(Map(vars, shape, (body if inside is TRUE else If(inside, (body,)),)))
     return total
 
 
@@ -337,7 +351,11 @@ def _folded_pieces(
     builder.emit(Alloc(found))
     with walking(builder, rest):
         crossed = _any(axis.is_long for axis in reduced)
-        source = _accumulated(builder, x, op) if crossed else again(x).piece(builder)
+        source = (
+            _accumulated(builder, x, op, reduced)
+            if crossed
+            else again(_masked(x, op, reduced)).piece(builder)
+        )
         part = _fold(builder, source, x.real, op, reduced, x.kind)
         walks = [walk_of(builder, axis) for axis in rest]
         starts = tuple(const(0) if walk is None else walk.base for walk in walks)
@@ -428,11 +446,12 @@ def _folding(name: str) -> Callable[..., Any]:
         value = value_of(values[0])
         return _reduced(value, name, _dims(value, dim), keepdim)
 
+    word.__name__ = word.__qualname__ = name
     return word
 
 
-max = functools.wraps(math.max)(_folding("max"))
-min = functools.wraps(math.min)(_folding("min"))
+max, min = _folding("max"), _folding("min")
+max.__doc__, min.__doc__ = math.max.__doc__, math.min.__doc__
 
 
 def _tested(x: Any) -> Any:
@@ -623,22 +642,4 @@ def reshape(src: Any, *shape: Any) -> Any:
     return Value(axes, src.kind, at, (src,))
 
 
-def atomic_add(dst: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(dst, Value) or dst.box is None:
-        return atomic_add_element(dst, value, *args, **kwargs)
-    builder = current_block()
-    box, made = dst.box, value_of(value)
-    broadcast([box.axes, made.axes], "T.atomic_add")
-    ones = tuple(const(1) for _ in box.buffer.shape)
-    with once(builder, box.axes), walking(builder, box.axes):
-        element_map(
-            builder, box, made,
-            lambda buffer, at, value: Atomic(
-                "add", Region(buffer, at, ones[: buffer.rank]), cast(value, buffer.dtype)
-            ),
-        )  # fmt: skip
-    return None
-
-
-for _ours, _theirs in ((cumsum, compute.cumsum), (atomic_add, atomic_add_element)):
-    _ours.__doc__ = _theirs.__doc__
+cumsum.__doc__ = compute.cumsum.__doc__

@@ -208,9 +208,8 @@ def _grid(
     grid = [*reversed(folded)] or [const(1)] * (cluster > 1)
     if cluster > 1:
         grid[0] = grid[0] * cluster
-    threads = CHOSEN.get().schedule.threads
-    if threads == "auto":
-        threads = builder.threads.get(number, 128)
+    chosen = CHOSEN.get().schedule.threads
+    threads = builder.threads.get(number, 128) if chosen == "auto" else chosen
     scope = open_kernel(*grid, threads=threads, cluster_dims=cluster if cluster > 1 else None)
     scope.names, scope.loc = tuple(reversed(names))[: len(grid)], loc
     scope.unpacked = bool(folded)

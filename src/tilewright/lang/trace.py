@@ -27,7 +27,7 @@ from tilewright.lang.meanings import explained
 from tilewright.lang.params import add_parameter
 from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
 from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
-from tilewright.lang.sizes import Sizes, choose_sizes
+from tilewright.lang.sizes import Sizes, check_chosen, choose_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
@@ -266,9 +266,11 @@ def _with_sizes(
             pass
         else:
             if sizes is not None or not (builder.open_tiles or builder.extents):
+                check_chosen(builder)
                 return builder, returned
             sizes = choose_sizes(builder)
             if sizes == Sizes():
+                check_chosen(builder)
                 return builder, returned
         last, builder = builder, fresh()
         builder.carried, builder.kept = last.carried, last.kept

@@ -131,6 +131,14 @@ class Value:
     def __getitem__(self, key: Any) -> Any:
         return WORDS["slice"](self, key if isinstance(key, tuple) else (key,))
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise CompileError(
+            "a value has no elements to store to",
+            got=repr(self),
+            fix="choose elements: x = T.where(cond, new, x); or store to a tensor: Y[m, n] = x",
+            code="whole-tile",
+        )
+
     def __bool__(self) -> bool:
         raise CompileError(
             "a tile is no condition",
@@ -276,7 +284,7 @@ class Value:
         """What a fragment holds now."""
         made = Value(axes, buffer.dtype, lambda places: const(0))
         made.at, made.is_formula = partial(made._kept, buffer), False
-        made._held[Space.FRAGMENT, ()] = buffer, current().writes(buffer)
+        made._held[buffer.space, ()] = buffer, current().writes(buffer)
         return made
 
     def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
@@ -321,7 +329,12 @@ class Value:
 
 
 def filled(
-    buffer: Buffer, at: Places, vars: Places, extents: Places, value: Expr, loc: Loc | None
+    buffer: Buffer,
+    at: Places,
+    vars: tuple[Var, ...],
+    extents: Places,
+    value: Expr,
+    loc: Loc | None,
 ) -> Op:
     """buffer[at] = value, for all of `vars`."""
     if not vars:
@@ -581,6 +594,17 @@ class TileIndex:
 
     __index__ = __int__ = __float__ = __bool__
 
+    def _no_arithmetic(self, *_: Any) -> Any:
+        name = self.axis.name
+        raise CompileError(
+            f"{name} is a tile index: it is shifted by + and -",
+            fix=f"compute with its indices, the value {name}.index",
+            code="whole-tile",
+        )
+
+    __mul__ = __rmul__ = __floordiv__ = __mod__ = __truediv__ = __neg__ = _no_arithmetic
+    __lt__ = __le__ = __gt__ = __ge__ = _no_arithmetic
+
 
 def axis_of(dim: Any) -> Axis:
     """An entry of a shape: a tile index or a size."""
@@ -600,4 +624,12 @@ give_operators(Tiles)
 for _name, _op in _METHODS.items():
     setattr(Tiles, f"__i{_name}__", _operator(_op))
 setattr(Tiles, "T", property(lambda self: value_of(self).T))  # noqa: B010
-WORDS["region"] = lambda value: whole(value_of(value).hold())
+
+
+def _region(x: Any) -> Region:
+    """A value as a tile that other words read."""
+    current().uncut.add(len(current().kernels))
+    return whole(value_of(x).hold())
+
+
+WORDS["region"] = _region

@@ -286,9 +286,23 @@ def _run(tensor: Region, ranges: Ranges) -> int:
     return run
 
 
-def boxes(tensor: Region, ranges: Ranges) -> int:
-    """How many the engine takes for a tile without gaps."""
-    return prod(tensor.static_tile) // _run(tensor, ranges)
+def is_row(copy: Copy, ranges: Ranges) -> bool:
+    """Whether a load is one run of elements on both sides, which the engine moves without a map of
+    the tensor: where boxes would be several, or of rows below 256 bytes. A softmax of rows of 20032
+    elements, 313 boxes, had 0.62 of a copy's speed on an H200."""
+    tensor, tile, reason = _sides(copy)
+    if reason or tensor is not copy.src or tile is None or copy.multicast is not None:
+        return False
+    bits, layout = tensor.dtype.bits, tile.buffer.layout
+    if any(_value(extent) != 1 for extent in tensor.extents[:-1]):
+        return False
+    if isinstance(layout, ComposedLayout) or _aligned(tensor, ranges, UNIT_BITS) is not None:
+        return False
+    row, size = int(tensor.extents[-1]), multiple_of(tensor.buffer.shape[-1], ranges)
+    if row * bits % UNIT_BITS or size * bits % UNIT_BITS:
+        return False
+    inner = fold(tensor, ranges) or longest(row, MOST_BOX)
+    return _run(tensor, ranges) != row or inner * bits < 2 * SLOT_BITS
 
 
 def why_not_cp_async(copy: Copy, ranges: Ranges) -> str | None:

@@ -169,6 +169,19 @@ class Ragged:
 # ── what lies together ───────────────────────────────────────────────────────────────────────
 
 
+def common_guard(groups: Groups, cond: Expr) -> Expr | None:
+    """What a condition is for a group, where it is the same for all of its values."""
+    loop, each = groups.loop, groups.loop.low.var("e")
+    wanted = loop.expr(cond)
+    ranges = groups.ranges.where(each, 0, groups.count - 1)
+
+    def at(e: Expr, more: Expr) -> Expr:
+        return simplify(substitute(e, {loop.var: groups.first + more}), ranges, index=False)
+
+    same = holds_for_all(wanted, at, each, groups.count, ranges)
+    return at(wanted, const(0)) if same else None
+
+
 def find_access(
     groups: Groups,
     buffer: Buffer,

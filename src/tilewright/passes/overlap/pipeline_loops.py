@@ -134,7 +134,6 @@ class _Pipeliner(SingleCopies):
         super().__init__(found, gives)
         self.plans = found.plans
         self.apart = apart
-        self.rings: list[Ring] = []
         self.turns: dict[tuple[frozenset[int], int], Buffer] = {}
         self.fetches: Fetches | None = None
 

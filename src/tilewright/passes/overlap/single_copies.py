@@ -14,11 +14,9 @@ from math import prod
 from typing import TypeGuard
 
 from tilewright.passes.core import *
-from tilewright.passes.layout.shared_tiles import boxes, bulk_eligible, cp_async_bytes
+from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes, is_row
 from tilewright.passes.overlap.prefetchable import Ahead
-from tilewright.passes.overlap.rings import BULK, CP_ASYNC
-
-MOST_BOXES = 16
+from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Ring
 
 
 class SingleCopies:
@@ -30,6 +28,7 @@ class SingleCopies:
         self.found, self.kernel, self.target = found, found.kernel, found.target
         self.barriers: list[Buffer] = []
         self.counters: list[Buffer] = []
+        self.rings: list[Ring] = []
         self.in_roles = gives is not None
         self.gives = gives or (lambda op: False)
 
@@ -44,9 +43,10 @@ class SingleCopies:
         return self.counters[-1]
 
     def engaged(self, op: Copy, ranges: Ranges, looped: bool) -> Copy:
-        """`op` by the bulk engine where it can, or by `cp.async` where the text says so: loads of tensors that the kernel does not write,
+        """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
         stores of tensors that nothing else uses. (The fence that shows the engine ordinary writes
-        is for those of the block's own threads: tiles that peers write are not its.)"""
+        is for those of the block's own threads: tiles that peers write are not its.) Other loads by
+        `cp.async`, where no loop counts its groups."""
         found, load = self.found, op.src.buffer.is_global
         tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
         able = (
@@ -56,26 +56,20 @@ class SingleCopies:
             and op.multicast is None
             and op.prefer not in ("sync", "cp_async")
             and id(op) not in found.copies
-            and tensor.name in found.tensors
             and tile.name not in found.viewed
             and tile not in self.of_peers
             and (tensor.name not in found.written if load else self.is_stored_only(tensor, op))
-            and bulk_eligible(op, ranges)
+            and ((tensor.name in found.tensors and bulk_eligible(op, ranges)) or is_row(op, ranges))
         )
-        if load and not looped and op.atom is None and self.suits_threads(op, ranges, able):
-            return rebuild(op, atom=CP_ASYNC)
-        return rebuild(op, atom=BULK if load else "bulk_store") if able else op
-
-    def suits_threads(self, op: Copy, ranges: Ranges, able: bool) -> bool:
-        """Whether `cp.async` is the better way for a load: the text says so, or the engine would
-        take many boxes. A row of 20032 elements of 16 bits is 313 boxes, and a softmax of such rows
-        had 0.62 of a copy's speed on an H200; by `cp.async` 0.97."""
-        if any(ring.how == CP_ASYNC for ring in self.rings):  # whose groups are counted
-            return False
-        size = cp_async_bytes(op, ranges)
-        if op.prefer == CP_ASYNC:
-            return size > 0
-        return size == 16 and op.prefer is None and (not able or boxes(op.src, ranges) > MOST_BOXES)
+        if able:
+            return rebuild(op, atom=BULK if load else "bulk_store")
+        if looped or not load or op.atom is not None or op.prefer not in (None, CP_ASYNC):
+            return op
+        grouped = any(ring.how == CP_ASYNC for ring in self.rings)
+        least = 1 if op.prefer == CP_ASYNC else 16
+        if grouped or cp_async_bytes(op, ranges) < least:
+            return op
+        return rebuild(op, atom=CP_ASYNC)
 
     @cached_property
     def of_peers(self) -> set[Buffer]:

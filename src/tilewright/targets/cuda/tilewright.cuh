@@ -250,6 +250,28 @@ TW_DEVICE void cp_async(uint32_t to, const void* from, int amount) {
                  "l"(from), "n"(Bytes), "r"(amount), "l"(uint64_t(Kept))
                  : "memory");
 }
+// A run of bytes, of which `amount` are read; the rest are zeros, which the barrier counts, too.
+template <int Bytes, Policy Kept = normal>
+TW_DEVICE void bulk_row(uint32_t to, const void* from, int amount, uint32_t barrier) {
+  if (amount > 0) {
+    if constexpr (Kept == normal)
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+              "r"(to), "l"(from), "r"(amount), "r"(barrier) : "memory");
+    else
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+          "[%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(amount), "r"(barrier),
+          "l"(uint64_t(Kept)) : "memory");
+  }
+  if (amount < Bytes) {
+    for (int at = amount; at < Bytes; at += 16)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to + at), "r"(0) : "memory");
+    asm volatile("fence.acq_rel.cta;" ::: "memory");
+    asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                 "r"(Bytes - amount) : "memory");
+  }
+}
 TW_DEVICE void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 TW_DEVICE void pdl_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 // ── vectors of elements ─────────────────────────────────────────────────────────────────────
