@@ -42,7 +42,7 @@ for columns in (8192, 100_000):
     print(next(line.strip() for line in told.splitlines() if " x: " in line))
 
 #     shared x: float32 1×8192, 32768 B
-#     shared x: float32 1×12544, 50176 B
+#     shared x: float32 1×13312, 53248 B
 
 # A row of 8192 lies in shared memory: it is loaded once, and read in pieces for each pass. A row
 # of 100,000 is shared by the eight blocks of a *cluster*, and the maximum and the sum cross them.

@@ -18,9 +18,9 @@ def test_attention_and_gradients(target, causal, heads, kv_heads, seq_q, seq_kv,
     kind = ml_dtypes.bfloat16
     q, do = (normal(1, heads, seq_q, 32, dtype=kind, seed=s) for s in (1, 2))
     k, v = (normal(1, kv_heads, seq_kv, 32, dtype=kind, seed=s) for s in (3, 4))
-    own = {name: size for name, size in tiles.items() if name in "ij"}
-    forward = values.attention_with_sums.on(target).with_schedule(tiles=own)
     backward_ = values.attention_gradients.on(target).with_schedule(tiles=tiles)
+    tiles = {name: tiles[name] for name in ("i", "j") if tiles}
+    forward = values.attention_with_sums.on(target).with_schedule(tiles=tiles)
     o, sums = map(np.asarray, forward(q, k, v, causal))
     np.testing.assert_allclose(o.astype(np.float64), flash.reference(q, k, v, causal), atol=2e-2)
     found = backward_(q, k, v, o, do, sums, causal)

@@ -109,16 +109,13 @@ def _operand(value: Value, axis: Axis, at: Position, left: bool) -> tuple[Buffer
     is_held = value.held((Space.FRAGMENT, ())) is not None
     flip = value.base is not None and not is_held
     inner = value.base if flip and value.base is not None else value
-    box = inner.box
-    # outside a tensor it is zero anyway
-    is_zero = (
-        box is not None and box.buffer.is_global and inner.is_zero_outside and axis not in box.loose
-    )
-    if box is not None and _lies_there(inner, left and not flip) and not axis.is_ragged:
-        return box.buffer, flip
+    # outside the tensor it is zero anyway
+    is_zero = inner.is_zero_outside and inner.box is not None and axis not in inner.box.loose
     known = inner.pad(axis, at if is_held else min(at, inner.position, key=lambda p: p.order))
     is_zero = is_zero or is_same(known, const(0, inner.kind))
-    space = Space.FRAGMENT if left and box is None and not flip else Space.SHARED
+    if inner.box is not None and _lies_there(inner, left and not flip) and not axis.is_ragged:
+        return inner.box.buffer, flip
+    space = Space.FRAGMENT if left and inner.box is None and not flip else Space.SHARED
     return inner.hold(space, () if is_zero else (axis,)), flip
 
 

@@ -280,15 +280,18 @@ def _inside(axes: Sequence[Axis], places: Places, counted: Sequence[Axis]) -> Ex
 def _masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
     """x, with what changes nothing in its padding."""
     ragged, unit = [axis for axis in reduced if axis.is_ragged], math.identity(op, x.kind)
-    if not ragged:
-        return x
-    if x.is_named and not x.is_long:  # memory of its own
+    if ragged and x.is_named and not x.is_long:  # memory of its own
         x.fill_padding(ragged, unit)
-        return x
+    elif ragged:
+        return _selected(x, reduced, unit)
+    return x
+
+
+def _selected(x: Value, counted: Sequence[Axis], unit: Expr) -> Value:
     return Value(
         x.axes,
         x.kind,
-        lambda places: select(_inside(x.axes, places, reduced), x.element(places), unit),
+        lambda places: select(_inside(x.axes, places, counted), x.element(places), unit),
         (x,),
     )
 
