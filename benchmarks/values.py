@@ -364,12 +364,10 @@ def moves(rng: random.Random) -> Iterator[Race]:
         6.0 * m * n,
         "B",
     )
-    # as the other text says: threads move the tiles
-    turned = values.transpose.configured({"bulk_copies": False})
     yield race(
         name_of("transpose", (m, n)),
         (x,),
-        turned.with_schedule(tiles={"m": 128, "n": 128}, threads=512),
+        values.transpose.with_schedule(tiles={"m": 128, "n": 128}, threads=512),
         transpose_rows(n, aligned=True),
         lambda x: x.T.contiguous(),
         4.0 * m * n,
