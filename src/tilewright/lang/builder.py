@@ -168,6 +168,11 @@ class Builder:
         body = next(body for body in self.bodies if body.serial == position.body)
         body.early.setdefault(position.at, []).append(self._counted(op))
 
+    def replace_at(self, position: Position, op: Op) -> None:
+        """`op` in place of the one that was emitted at a position."""
+        body = next(body for body in self.bodies if body.serial == position.body)
+        body.ops[position.at] = self._counted(op)
+
     def skip_unless(self, cond: Expr) -> None:
         """The rest of the innermost loop over tiles runs only where `cond`."""
         self.open().guard = cond

@@ -1,4 +1,4 @@
-"""Words on tile values: loads, constants, choices, reductions, scans."""
+"""Words on tile values: loads, constants, choices, reductions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.lang import compute, math, move
+from tilewright.lang import math, move
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.atomics import atomic_add as atomic_add_element
 from tilewright.lang.axes import ONE, broadcast, shape_text
@@ -206,7 +206,7 @@ def minimum(a: Any, b: Any) -> Any:
 # ── reductions ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _dims(x: Value, dim: Any) -> list[int]:
+def dims_of(x: Value, dim: Any) -> list[int]:
     given = dim if isinstance(dim, (tuple, list)) else (dim,)
     what = f"a value of shape {shape_text(x.axes)}"
     return sorted({check_dim(static_int(d, f"dim of T.{word()}"), x.ndim, what) for d in given})
@@ -222,21 +222,30 @@ def _reduced(x: Value, op: str, dims: list[int], keepdim: bool) -> Any:
         buffer = _folded(x, op, dims)
         known = x.folded[key] = buffer, builder.position(), builder.writes(buffer)
         is_known = False
-    buffer = known[0]
-    shown = tuple(
+    made = shown(x, dims, keepdim, known[0], op)
+    # a loop may change what the first name has
+    return again(made) if is_known and isinstance(made, Value) and made.real else made
+
+
+def shown(x: Value, dims: list[int], keepdim: bool, buffer: Buffer, op: str) -> Any:
+    """What x was folded to along `dims`, as its user sees it."""
+    builder = current_block()
+    axes = tuple(
         ONE if k in dims else axis for k, axis in enumerate(x.axes) if keepdim or k not in dims
     )
-    if _any(axis is not ONE for axis in shown):
-        made = Value.of(shown, buffer)
-        return again(made) if is_known else made  # a loop may change what the first name has
+    if _any(axis is not ONE for axis in axes):
+        return Value.of(axes, buffer)
     number = builder.let(Load(buffer, (const(0),)), builder.hint or op)
-    if shown:
-        return Value(shown, buffer.dtype, lambda _: number)
+    if axes:
+        return Value(axes, buffer.dtype, lambda _: number)
     return alloc_var(str(buffer.dtype), init=number)
 
 
 def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
     builder = current_block()
+    scanned = x.scans.get((op, dims[0])) if len(dims) == 1 else None
+    if scanned is not None and scanned.is_open:  # which knows the totals of lines
+        return scanned.totals()[0]  # type: ignore[no-any-return]
     ragged = [x.axes[d] for d in dims if x.axes[d].limit is not None]
     if ragged:
         inner = x
@@ -269,7 +278,7 @@ def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
     return buffer
 
 
-def _summed(x: Any) -> Value:
+def summed(x: Any) -> Value:
     """x in the type that sums have."""
     value = value_of(x)
     narrow = value.kind.is_float and value.kind.bits < 32
@@ -295,8 +304,19 @@ def sum(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
     >>> rows(np.ones((3, 5), np.float32)).tolist()
     [5.0, 5.0, 5.0]
     """
-    value = _summed(x)
-    return _reduced(value, "sum", _dims(value, dim), keepdim)
+    value = summed(x)
+    return _reduced(value, "sum", dims_of(value, dim), keepdim)
+
+
+def prod(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """The product along one or several dimensions.
+
+    Example:
+        Y[0, :] = T.prod(T.where(X[:, :] > 60, X[:, :], 1), dim=1)
+        # Y[0]: 238266 3782 61
+    """
+    value = summed(x)
+    return _reduced(value, "prod", dims_of(value, dim), keepdim)
 
 
 def _count(value: Value, dims: list[int]) -> Expr:
@@ -314,8 +334,8 @@ def mean(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
         Y[0, :] = T.mean(X[:, :], dim=1)
         # Y[0]: 31.5 30.5 29.5
     """
-    value = _summed(x)
-    dims = _dims(value, dim)
+    value = summed(x)
+    dims = dims_of(value, dim)
     count = _count(value, dims)
     return _reduced(value, "sum", dims, keepdim) / count
 
@@ -327,8 +347,8 @@ def var(x: Any, *, dim: Any, keepdim: bool = False, correction: int = 0) -> Any:
         Y[0, :] = T.var(X[:, :], dim=1)
         # Y[0]: 341.25 341.25
     """
-    value = _summed(x)
-    dims = _dims(value, dim)
+    value = summed(x)
+    dims = dims_of(value, dim)
     if not value.is_named:
         value.is_named = True  # it is read twice
     off = value - mean(value, dim=dim, keepdim=True)
@@ -350,7 +370,7 @@ def _folding(name: str) -> Callable[..., Any]:
                 )
             return getattr(math, name)(*values)
         value = value_of(values[0])
-        return _reduced(value, name, _dims(value, dim), keepdim)
+        return _reduced(value, name, dims_of(value, dim), keepdim)
 
     return word
 
@@ -371,7 +391,7 @@ def any(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
         # M: 1 0 0
     """
     value = _tested(x)
-    return _reduced(value, "any", _dims(value, dim), keepdim)
+    return _reduced(value, "any", dims_of(value, dim), keepdim)
 
 
 def all(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
@@ -382,7 +402,7 @@ def all(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
         # M: 1 0 0
     """
     value = _tested(x)
-    return _reduced(value, "all", _dims(value, dim), keepdim)
+    return _reduced(value, "all", dims_of(value, dim), keepdim)
 
 
 def _first(name: str) -> Callable[..., Any]:
@@ -392,7 +412,7 @@ def _first(name: str) -> Callable[..., Any]:
         value = value_of(x)
         if not value.is_named:
             value.is_named = True  # it is read twice
-        dims = _dims(value, dim)
+        dims = dims_of(value, dim)
         axis = value.axes[dims[0]]
         top = _reduced(value, name, dims, True)
         last = const(axis.size)
@@ -475,42 +495,6 @@ hardsigmoid = _activation(
 # ── words that have another form ─────────────────────────────────────────────────────────────────
 
 
-def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> Any:
-    if not isinstance(src, (Value, Tiles)) or dst is not None:
-        return compute.cumsum(src, dst, dim, reverse)
-    return scan(src, "sum", dim=dim, reverse=reverse)
-
-
-def scan(x: Any, op: str, *, dim: int, reverse: bool = False) -> Value:
-    """The inclusive scan along a dimension: `op` is sum or max.
-
-    Example:
-        Y[:, :] = T.scan(X[:, :], "sum", dim=1)
-        # Y[0]: 0 1 3 6
-    """
-    builder = current_block()
-    value = _summed(x) if op == "sum" else value_of(x)
-    (at,) = _dims(value, dim)
-    axis = value.axes[at]
-    if axis is ONE or axis.size == 1:
-        return value
-    if reverse and axis.limit is not None:
-        inner = value
-        value = Value(
-            inner.axes,
-            inner.kind,
-            lambda p: select(axis.inside(p[at]), inner.element(p), math.identity(op, inner.kind)),
-            (inner,),
-        )
-    source = value.hold()
-    long = [k for k, each in enumerate(value.real) if each.size != 1]
-    dst = Buffer(builder.fresh(builder.hint, "scan"), source.shape, source.dtype, Space.FRAGMENT)
-    builder.emit(Alloc(dst))
-    dim_of = long.index(next(k for k, each in enumerate(value.real) if each is axis))
-    builder.emit(Scan(op, whole(source), whole(dst), dim_of, bool(reverse)))
-    return Value.of(value.axes, dst)
-
-
 def reshape(src: Any, *shape: Any) -> Any:
     """The same elements under another shape, row-major.
 
@@ -559,5 +543,4 @@ def atomic_add(dst: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     return None
 
 
-for _ours, _theirs in ((cumsum, compute.cumsum), (atomic_add, atomic_add_element)):
-    _ours.__doc__ = _theirs.__doc__
+atomic_add.__doc__ = atomic_add_element.__doc__

@@ -74,6 +74,7 @@ class Value:
         self.writes = 0
         self.wide: Value | None = None  # it in the type that sums have
         self.folded: dict[Any, tuple[Buffer, Position, int]] = {}  # what it was reduced to
+        self.scans: dict[Any, Any] = {}  # scans of it, by what and along which dimension
         self.is_formula = self.is_formula and all(part.is_formula for part in self.parts)
         builder.values.append(ref(self))
 
