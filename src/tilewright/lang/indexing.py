@@ -148,6 +148,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     value.box, value.is_formula = box, False
     if fill == 0:
         value.region = box.region
+        value.zeros = tuple(a for a in box.axes if box.region is not None and a not in box.loose)
     return value
 
 

@@ -197,7 +197,7 @@ def _emitted(
             given.append(
                 Value(values[0].axes, INT32, lambda p: cast(axis.inside(p[at]), INT32), values)
             )
-    elif axis.limit is not None:
+    elif axis.limit is not None and not (op == "sum" and axis in values[0].zeros):
         given = [_masked(values[0], axis, at, op)]
     sources = [value.hold() for value in given]
     real = given[0].real

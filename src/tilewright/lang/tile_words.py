@@ -287,6 +287,7 @@ def summed(x: Any) -> Value:
         return value
     if value.wide is None:
         value.wide = lift(lambda e: cast(e, FLOAT32 if narrow else INT32), value)
+        value.wide.zeros = value.zeros
     return value.wide
 
 

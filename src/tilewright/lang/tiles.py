@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -79,7 +80,7 @@ def tile(*axes: Any, size: Any = None) -> Loop:
 
     An axis is `n`, `(low, high)` or `T.each(n)`; `T.tile()` is one block. How many elements a tile
     has is left open, or pinned by `size`, a number or one for each axis. The last tile is shorter:
-    no word sees what lies behind its end.
+    no word sees what lies behind its end. `reversed(T.tile(n))` begins with the last tile.
 
     >>> @tw.jit
     ... def double(X):
@@ -104,7 +105,9 @@ def tile(*axes: Any, size: Any = None) -> Loop:
             code="arguments",
         )
 
-    def run(builder: Builder, names: tuple[str, ...], loc: Loc | None) -> Iterator[Any]:
+    def run(
+        builder: Builder, names: tuple[str, ...], loc: Loc | None, backward: bool = False
+    ) -> Iterator[Any]:
         if not axes:
             names = ()
         if len(names) == 1 and len(axes) > 1:
@@ -118,10 +121,12 @@ def tile(*axes: Any, size: Any = None) -> Loop:
                 fix="give one axis per name",
                 code="shape",
             )
-        body = _grid if builder.kernel is None else _sequential
+        body = _grid if builder.kernel is None else partial(_sequential, backward)
         yield from body(builder, names, axes, pinned, loc)
 
-    return Loop(run, "tiles")
+    loop = Loop(run, "tiles")
+    loop.backward = Loop(partial(run, backward=True), "tiles")
+    return loop
 
 
 def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -> _Range:
@@ -207,7 +212,12 @@ def _product(counts: list[Expr]) -> Expr:
 
 
 def _sequential(
-    builder: Builder, names: tuple[str, ...], axes: Any, pinned: Any, loc: Loc | None
+    backward: bool,
+    builder: Builder,
+    names: tuple[str, ...],
+    axes: Any,
+    pinned: Any,
+    loc: Loc | None,
 ) -> Iterator[Any]:
     builder.require_block("tile")
     found, opened = [], []
@@ -217,7 +227,7 @@ def _sequential(
         trips = builder.snapshot(span.trips)
         builder.open(loop=True).counters = [(var, const(0), trips, const(1))]
         opened.append((var, trips, len(builder.bodies), k == len(axes) - 1))
-        found.append(_made(builder, name, span, var))
+        found.append(_made(builder, name, span, trips - 1 - var if backward else var))
     yield found[0] if len(found) == 1 else tuple(found)
     for var, trips, depth, inner in reversed(opened):
         builder.close_skipped(depth, loc)

@@ -56,6 +56,7 @@ class Value:
     region: Region | None = None  # that it is a plain copy of
     box: Box | None = None  # that it was read from
     base: Value | None = None  # that it is the transpose of
+    zeros: tuple[Axis, ...] = ()  # in whose padding it is zero
     cache: str | None = None  # what the L2 cache is told about what it reads
     is_bound = False  # whether it has a name
     is_named = False  # whether that is memory
@@ -136,7 +137,7 @@ class Value:
         return self.source is not None and current().writes(self.source) != self.writes
 
     def _real(self, places: Places) -> Places:
-        return tuple(p for p, axis in zip(places, self.axes, strict=True) if axis is not ONE)
+        return real_places(self.axes, places)
 
     @property
     def real(self) -> tuple[Axis, ...]:
@@ -159,17 +160,14 @@ class Value:
             found = self.make(builder, space, masked)
             self._held[key] = found, builder.writes(found)
             if not masked and not self.region:
-                self.at, self.parts = partial(self._kept, found), ()
+                self.at, self.parts = kept_in(found, self.axes, self.loc), ()
         return found
-
-    def _kept(self, buffer: Buffer, places: Places) -> Expr:
-        return Load(buffer, self._real(places), self.loc)
 
     @classmethod
     def of(cls, axes: tuple[Axis, ...], buffer: Buffer) -> Value:
         """What a fragment holds now."""
-        made = Value(axes, buffer.dtype, lambda places: const(0))
-        made.at, made.is_formula = partial(made._kept, buffer), False
+        made = Value(axes, buffer.dtype, kept_in(buffer, axes, locate()))
+        made.is_formula = False
         made._held[Space.FRAGMENT, ()] = buffer, current().writes(buffer)
         return made
 
@@ -194,6 +192,16 @@ class Value:
             if axis in masked:
                 value = select(axis.inside(place), value, const(0, value.dtype))
         return filled(buffer, vars, cast(value, buffer.dtype), self.loc)
+
+
+def real_places(axes: tuple[Axis, ...], places: Places) -> Places:
+    return tuple(p for p, axis in zip(places, axes, strict=True) if axis is not ONE)
+
+
+def kept_in(buffer: Buffer, axes: tuple[Axis, ...], loc: Loc | None) -> At:
+    """Elements of a value that a buffer holds. It does not know the value, which ends with the last
+    name for it."""
+    return lambda places: Load(buffer, real_places(axes, places), loc)
 
 
 def filled(buffer: Buffer, vars: tuple[Var, ...], value: Expr, loc: Loc | None) -> Op:

@@ -406,7 +406,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
                         vectors.append((width, _bytes(memory.buffer)))
             elif isinstance(op, Reduce) and op.src.name == key:
                 reduced[op.axis] = reduced.get(op.axis, 0) + problem.turns[id(op)]
-            elif isinstance(op, Scan) and key in {r.name for r in op.sources + op.results}:
+            elif isinstance(op, Scan) and key in _scanned_like(op):
                 scanned[op.axis] = scanned.get(op.axis, 0) + problem.turns[id(op)]
             elif isinstance(op, Map):
                 nest = problem.nests[id(op)]
@@ -422,9 +422,17 @@ def _wish(problem: Problem, key: Key) -> Wish:
     exact = isinstance(key, str) and key in problem.viewed
     pairs = tuple(sorted(reduced.items()))
     lanes = LANES if key in problem.turned and Feature.LDMATRIX in problem.target.features else 0
-    widest = max(width for width, _ in vectors)
+    # of mixed types, the widest elements go in two accesses at the most
+    most = 2 * WIDEST // max(size for _, size in vectors)
+    widest = max((width for width, _ in vectors if width <= most), default=1)
     lines = tuple(sorted(scanned.items()))
     return Wish(widest, vectors[-1][1], pairs, exact, max(uses, 1), lanes, lines)
+
+
+def _scanned_like(op: Scan) -> set[str]:
+    """The tiles of a scan that have the dimensions of the first."""
+    shape = op.src.buffer.shape
+    return {r.name for r in op.sources + op.results if r.buffer.shape == shape}
 
 
 def _bytes(buffer: Buffer) -> int:

@@ -309,8 +309,9 @@ class _Registers:
         yield let
         up = "down" if self.op.reverse else "up"
         lane = self.low.instance.thread % WARP
-        rest = (const(level.extent - 1) - digit) * level.place
-        end = self.low.simplify(lane - rest if self.op.reverse else lane + rest)
+        end = 0 if self.op.reverse else level.extent - 1
+        away = const(end) - lane // level.place % level.extent
+        last_lane = self.low.simplify(lane + away * level.place)
 
         def each(block: Expr) -> Iterable[Op]:
             own, lets = self._named("own", [Load(t, (block,)) for t in self.total])
@@ -327,7 +328,7 @@ class _Registers:
             yield from ops
             yield from self._precede(block, blocks, compare(">", digit, 0), got)
             if not last:
-                ends, ops = self._shuffled("sync", own, end)
+                ends, ops = self._shuffled("sync", own, last_lane)
                 yield from (*ops, *self._store(self.total, block, ends))
 
         yield from self._loop("block", blocks, each)
