@@ -162,6 +162,14 @@ class Builder:
         """Whether the body of a position is still open."""
         return any(body.serial == position.body for body in self.bodies)
 
+    def in_turn(self, position: Position) -> bool:
+        """Whether the body of a position is still open, and no loop was opened since, whose later
+        turns may find other values."""
+        at = [body.serial for body in self.bodies]
+        if position.body not in at:
+            return False
+        return not any(body.loop for body in self.bodies[at.index(position.body) + 1 :])
+
     def emit_at(self, position: Position, op: Op) -> None:
         """`op` at an earlier position, after all that was put there."""
         self.step()

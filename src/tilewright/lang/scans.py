@@ -11,7 +11,7 @@ from tilewright.lang import compute, math
 from tilewright.lang.axes import ONE, Axis, shape_text
 from tilewright.lang.builder import Position, current_block
 from tilewright.lang.handles import Tiles
-from tilewright.lang.tile_words import dims_of, shown, summed
+from tilewright.lang.tile_words import as_result, dims_of, summed
 from tilewright.lang.values import Places, Value, value_of
 from tilewright.support.errors import word
 
@@ -28,7 +28,7 @@ class Scanned:
 
     @property
     def is_open(self) -> bool:
-        return current_block().in_scope(self.position)
+        return current_block().in_turn(self.position)
 
     def totals(self) -> list[Buffer]:
         """The folds of whole lines."""
@@ -137,7 +137,7 @@ def _reduce_by(x: Any, op: Any, *, dim: int, keepdim: bool = False) -> Any:
         is_tuple = isinstance(x, (tuple, list))
         done = _emitted(values, op, dims[0], False, is_tuple, total=True)
         pairs = zip(values, done.totals(), strict=False)
-        made = [shown(value, dims, keepdim, buffer, "fold") for value, buffer in pairs]
+        made = [as_result(value, dims, keepdim, buffer, "fold") for value, buffer in pairs]
     return tuple(made) if isinstance(x, (tuple, list)) else made[0]
 
 
@@ -211,8 +211,11 @@ def _emitted(
     first, *more = map(whole, sources)
     into, *others = map(whole, results)
     position = builder.position()
-    made = Scan("by" if by else op, first, into, dim, reverse, by, tuple(more), tuple(others))
-    builder.emit(made)
+    builder.emit(
+        Scan("by" if by else op, first, into, dim, reverse, by, tuple(more), tuple(others))
+    )
+    made = builder.trail[-1]
+    assert isinstance(made, Scan)
     rest = tuple(each for each in real if each is not axis)
     done = Scanned(made, position, rest)
     if by is None:

@@ -217,17 +217,17 @@ def _reduced(x: Value, op: str, dims: list[int], keepdim: bool) -> Any:
     builder = current_block()
     key = (op, *dims)
     known = x.folded.get(key)
-    is_known = known is not None and builder.in_scope(known[1]) and not x.is_stale
+    is_known = known is not None and builder.in_turn(known[1]) and not x.is_stale
     if known is None or not is_known or builder.writes(known[0]) != known[2]:
         buffer = _folded(x, op, dims)
         known = x.folded[key] = buffer, builder.position(), builder.writes(buffer)
         is_known = False
-    made = shown(x, dims, keepdim, known[0], op)
+    made = as_result(x, dims, keepdim, known[0], op)
     # a loop may change what the first name has
     return again(made) if is_known and isinstance(made, Value) and made.real else made
 
 
-def shown(x: Value, dims: list[int], keepdim: bool, buffer: Buffer, op: str) -> Any:
+def as_result(x: Value, dims: list[int], keepdim: bool, buffer: Buffer, op: str) -> Any:
     """What x was folded to along `dims`, as its user sees it."""
     builder = current_block()
     axes = tuple(

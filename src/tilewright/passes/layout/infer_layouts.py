@@ -400,10 +400,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
         nests: list[Nest] = []
         for op, ranges in problem.touching.get(key, ()):
             if isinstance(op, Copy):
-                for held, memory in ((op.src, op.dst), (op.dst, op.src)):
-                    if held.name == key and memory.buffer.is_global:
-                        width = vector_width(memory, ranges, anywhere)
-                        vectors.append((width, _bytes(memory.buffer)))
+                vectors += _copied(op, key, ranges, anywhere)
             elif isinstance(op, Reduce) and op.src.name == key:
                 reduced[op.axis] = reduced.get(op.axis, 0) + problem.turns[id(op)]
             elif isinstance(op, Scan) and key in _scanned_like(op):
@@ -413,6 +410,10 @@ def _wish(problem: Problem, key: Key) -> Wish:
                 own = [a for a in nest.accesses if a.buffer.name == key]
                 nests += [nest for a in own if a.indices[-1:] == op.vars[-1:]]
             uses += problem.turns[id(op)]
+        if scanned and not vectors:  # those of what it is a copy of, as in a wider type
+            for name in _copies(problem, key):
+                for op, ranges in problem.touching.get(name, ()):
+                    vectors += _copied(op, name, ranges, anywhere)
         for space in (Space.GLOBAL, Space.SHARED):
             vectors = vectors or [v for nest in nests for v in _widths(nest, anywhere, space)]
         size = _bytes(problem.fragments[key])
@@ -427,6 +428,20 @@ def _wish(problem: Problem, key: Key) -> Wish:
     widest = max((width for width, _ in vectors if width <= most), default=1)
     lines = tuple(sorted(scanned.items()))
     return Wish(widest, vectors[-1][1], pairs, exact, max(uses, 1), lanes, lines)
+
+
+def _copied(op: Op, name: str, ranges: Ranges, anywhere: bool) -> Iterator[tuple[int, int]]:
+    """How wide a copy moves a fragment from or to a tensor, and the bytes of its elements."""
+    if isinstance(op, Copy):
+        for held, memory in ((op.src, op.dst), (op.dst, op.src)):
+            if held.name == name and memory.buffer.is_global:
+                yield vector_width(memory, ranges, anywhere), _bytes(memory.buffer)
+
+
+def _copies(problem: Problem, name: str) -> list[str]:
+    """Fragments that are copied to or from one."""
+    found = [op for op, _ in problem.touching.get(name, ()) if isinstance(op, Copy)]
+    return [r.name for op in found for r in (op.src, op.dst) if r.buffer.is_fragment]
 
 
 def _scanned_like(op: Scan) -> set[str]:

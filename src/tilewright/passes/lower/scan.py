@@ -107,11 +107,12 @@ def deal(fragment: Fragment, dim: int) -> Dealt | None:
         unit = stride * level.extent
     if not np.array_equal(expected, places[0]):
         return None
-    rows, real = np.zeros((fragment.threads, lines), np.int64), True
+    rows = np.zeros((fragment.threads, lines), np.int64)
+    real = np.ones_like(rows, dtype=bool)
     tile = [e for d, e in enumerate(fragment.tile) if d != dim]
     for c, size in zip(others, tile, strict=True):
         at = c[:, table[:, 0]]
-        real = real & (at < size)
+        real &= at < size
         rows = rows * size + at
     run, *around = levels
     return Dealt(
