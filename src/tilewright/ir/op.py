@@ -258,7 +258,7 @@ class Reduce(Op):
 
     op: sum prod max min abssum absmax and or xor any all. NaN is kept; max_num, min_num, absmax_num
     skip it, and give what an empty reduction gives where there is nothing else. dst may keep the
-    reduced dimension as 1.
+    reduced dimension as 1. `masked`: zeros that src has from outside a tensor are meant.
     """
 
     syntax = "reduce {op} {src} -> {dst} dim {dim}"
@@ -267,6 +267,7 @@ class Reduce(Op):
     dst: Region = arg(reads=True, writes=True)
     dim: int = attr()
     clear: bool = attr(default=True)
+    masked: bool = attr(default=False)
 
     @property
     def axis(self) -> int:

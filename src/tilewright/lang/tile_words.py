@@ -273,7 +273,7 @@ def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
         if axis.size == 1:
             builder.emit(Copy(whole(buffer), whole(dst)))
         else:
-            builder.emit(Reduce(op, whole(buffer), whole(dst), long.index(where)))
+            builder.emit(Reduce(op, whole(buffer), whole(dst), long.index(where), masked=True))
         axes, buffer = rest, dst
     return buffer
 

@@ -139,7 +139,7 @@ def mark_reduce(
     axis: int,
 ) -> None:  # fmt: skip
     """Warn where a reduction takes elements from outside for data."""
-    if marks is None:
+    if marks is None or op.masked:
         return
     marks = marks.reshape(tile.shape)
     out = _outside(marks)
