@@ -196,7 +196,10 @@ def run_reduce(builder: Builder, op: Reduce, src: TileRegion, dst: TileRegion, f
 @tile_meaning(Scan)
 def run_scan(b: Builder, op: Scan) -> Run:
     sources, results, totals = (b.operands(*each) for each in (op.sources, op.results, op.totals))
-    by = None if op.by is None else (op.by.vars, b.operands(*op.by.result))
+    by = None
+    if op.by is not None:  # a name of its own for each variable: fr.vars has those of the kernel
+        names = [Var(f"{var.name} of an operator", var.dtype) for var in op.by.vars]
+        by = names, b.operands(*op.by(*names))
 
     def run(fr: Frame) -> None:
         require_collective(fr)
