@@ -174,6 +174,8 @@ def judge(program: Program, target: str, default: bool = False) -> tuple[str, st
         got = dict(given)
         made = kernel(*got.values())
     except Exception as error:
+        if target == THREADS and "has no meaning" in str(error):
+            return "refused", "the interpreter does not know all of the thread code", None
         return "found", "", Finding("crash", f"{said}: {type(error).__name__}: {error}", program)
     results = made if isinstance(made, (tuple, list)) else (made,)
     for name, result in zip(outs, results, strict=True):

@@ -144,6 +144,32 @@ def totals(X):
     return Y, S
 
 
+@tw.jit
+def two_types(X, L):
+    """The last element with a label that is not negative, and a fold over cut tiles."""
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), "float64")
+    L: T.Tensor((M, N), "int32")
+    Y = T.empty((M, N), "float64")
+    S = T.empty((M,), "int32")
+    for r in T.tile(M):
+        last = lambda a, b: (T.where(b[1] >= 0, b[0], a[0]), T.where(b[1] >= 0, b[1], a[1]))
+        Y[r, :], _ = T.scan((X[r, :], L[r, :]), last, dim=1)
+        S[r] = T.reduce(L[r, :], lambda a, b: T.where(b >= 0, b, a), dim=1)
+    return Y, S
+
+
+@pytest.mark.parametrize("columns, threads", [(1024, 128), (999, 64), (64, 32)])
+def test_elements_of_two_types_cross_warps(columns, threads):
+    x, labels = drawn(3, columns).astype(np.float64), drawn(3, columns, seed=1) * 9
+    labels = labels.astype(np.int32)
+    labels[:, 0] = 1
+    got, last = run(two_types, HOPPER, {"r": 1}, x, labels, threads=threads)
+    for row in range(3):
+        at = np.maximum.accumulate(np.where(labels[row] >= 0, np.arange(columns), 0))
+        assert (got[row] == x[row][at]).all() and last[row] == labels[row][at[-1]]
+
+
 # tile, threads: shuffles alone; shared memory between warps, one barrier before and one after
 @pytest.mark.parametrize(
     "rows, columns, threads, barriers",

@@ -23,7 +23,7 @@ from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll
 from tilewright.passes.lower.map_loops import MapLoop, coordinates, dimensions, region_loop, used
 from tilewright.passes.lower.reduce import FOLDS, accumulates_in, chooses, identity, within_tile
-from tilewright.passes.lower.relayout import through_scratch, tile_map
+from tilewright.passes.lower.relayout import tile_map
 
 Exprs = Sequence[Expr]
 Fold = Callable[[Exprs, Exprs], Exprs]
@@ -357,28 +357,36 @@ class _Registers:
         low.ranges = low.ranges.where(digit, 0, extent - 1).where(mine, 0, groups - 1)
         yield from (let, let_mine)
 
-        def place(block: Expr, part: Expr) -> tuple[Expr, ...]:
-            return (low.simplify((block * extent + part) * groups + mine),)
+        each_one = blocks * extent * groups
 
-        scratches: list[Buffer] = []
-        for total in self.total:
+        def place(number: int, block: Expr, part: Expr) -> tuple[Expr, ...]:
+            return (low.simplify((block * extent + part) * groups + mine + number * each_one),)
 
-            def tell(scratch: Buffer, total: Buffer = total) -> Iterable[Op]:
-                flat = low.flat(scratch)
-                stores = self._loop(
-                    "block",
-                    blocks,
-                    lambda b: (Store(flat, place(b, digit), Load(total, (b,))),),
-                )
-                once = TRUE if first.all() else chooses(low, first)
-                return guarded(once, tuple(stores))
+        kind = widest_of(self.kinds)
 
-            scratch, told = low.exchange(total.dtype, (blocks * extent * groups,), tell)
-            scratches.append(low.flat(scratch))
-            yield from told
+        def tell(scratch: Buffer) -> Iterable[Op]:
+            flat = low.flat(scratch)
+
+            def stores(block: Expr) -> Iterable[Op]:
+                for number, total in enumerate(self.total):
+                    value = packed(Load(total, (block,)), kind)
+                    yield Store(flat, place(number, block, digit), value)
+
+            once = TRUE if first.all() else chooses(low, first)
+            return guarded(once, tuple(self._loop("block", blocks, stores)))
+
+        scratch, told = low.exchange(kind, (len(self.total) * each_one,), tell)
+        flat = low.flat(scratch)
+        yield from told
+
+        def told_by(block: Expr, part: int) -> list[Expr]:
+            return [
+                unpacked(Load(flat, place(number, block, const(part))), own)
+                for number, own in enumerate(self.kinds)
+            ]
 
         def each(block: Expr) -> Iterable[Op]:
-            total, lets = self._named("sum", [Load(s, place(block, const(0))) for s in scratches])
+            total, lets = self._named("sum", told_by(block, 0))
             ahead = total
             yield from lets
             for k in range(1, extent):
@@ -388,8 +396,7 @@ class _Registers:
                     ahead, lets = self._named("ahead", [select(past, t, a) for t, a in pairs])
                     yield from lets
                 if not last or k < extent - 1:
-                    parts = [Load(s, place(block, const(k))) for s in scratches]
-                    total, lets = self._named("sum", self.fold(total, parts))
+                    total, lets = self._named("sum", self.fold(total, told_by(block, k)))
                     yield from lets
             yield from self._precede(block, blocks, compare(">", digit, 0), ahead)
             if not last:
@@ -453,60 +460,98 @@ def _direct(low: Lowering, region: Region, dealt: Dealt) -> list[int] | None:
 # ── through shared memory ────────────────────────────────────────────────────────────────────
 
 
+def widest_of(kinds: Sequence[DType]) -> DType:
+    """A type in whose bits elements of all `kinds` fit."""
+    return max(kinds, key=lambda kind: (kind.bits, kind.is_float))
+
+
+def packed(value: Expr, kind: DType) -> Expr:
+    """`value` in the bits of another type."""
+    if value.dtype.bits == kind.bits or kind.is_float or not value.dtype.is_float:
+        return _same_bits(value, kind)
+    return cast(_same_bits(value, DTYPES[f"int{value.dtype.bits}"]), kind)
+
+
+def unpacked(value: Expr, kind: DType) -> Expr:
+    """What was `packed`."""
+    if value.dtype.bits == kind.bits or value.dtype.is_float or not kind.is_float:
+        return _same_bits(value, kind)
+    return _same_bits(cast(value, DTYPES[f"int{kind.bits}"]), kind)
+
+
+def _same_bits(value: Expr, kind: DType) -> Expr:
+    if value.dtype == kind or value.dtype.bits != kind.bits:
+        return cast(value, kind)
+    return Call("reinterpret", (value,), kind)
+
+
 def _through_shared(low: Lowering, op: Scan) -> Iterable[Op]:
     tile = op.src.static_tile or (1,)
     unit = not op.src.extents or int(op.src.extents[op.axis]) == 1
     dim = -1 if unit else within_tile(op.src, op.axis)
     _, kinds = scan_fold(op)
-    scratches: list[Buffer] = []
-    for source, kind in zip(op.sources, kinds, strict=True):
-        into = partial(_into, low, source)
-        scratch, told = low.exchange(kind, tile, into)
-        scratches.append(scratch)
-        yield from told
+    kind = widest_of(kinds)
+
+    def place(number: int, coords: Exprs) -> tuple[Expr, ...]:
+        return (const(number), *(coords or (const(0),)))
+
+    def into(scratch: Buffer) -> Iterable[Op]:
+        for number, (source, own) in enumerate(zip(op.sources, kinds, strict=True)):
+
+            def tell(coords: tuple[Expr, ...], number=number, source=source, own=own) -> Body:
+                value = cast(Load(source.buffer, source.at(coords)), own)
+                return (Store(scratch, place(number, coords), packed(value, kind)),)
+
+            yield from low.op(tile_map(low, source, tell))
+
+    scratch, told = low.exchange(kind, (len(kinds), *tile), into)
+    yield from told
     if dim >= 0:
-        yield from low.op(_lines(low, op, scratches, tile, dim))
+        yield from low.op(_lines(low, op, scratch, tile, dim))
         yield from low.join()
-    end = 0 if op.reverse or unit else tile[dim] - 1
-    for scratch, result in zip(scratches, op.results, strict=True):
-        yield from low.op(through_scratch(low, result, scratch, False))
-    for scratch, region in zip(scratches, op.totals, strict=False):
+    end = const(0 if op.reverse or unit else tile[dim] - 1)
+    for regions in (op.results, op.totals):
+        for number, (region, own) in enumerate(zip(regions, kinds, strict=False)):
+            is_total = regions is op.totals and not unit
 
-        def total(
-            coords: tuple[Expr, ...], scratch: Buffer = scratch, region: Region = region
-        ) -> Body:
-            at = coords if unit else (*coords[:dim], const(end), *coords[dim:])
-            value = cast(Load(scratch, at or (const(0),)), region.dtype)
-            return (Store(region.buffer, region.at(coords), value),)
+            def keep(
+                coords: tuple[Expr, ...], number=number, region=region, own=own, is_total=is_total
+            ) -> Body:
+                at = (*coords[:dim], end, *coords[dim:]) if is_total else coords
+                value = unpacked(Load(scratch, place(number, at)), own)
+                return (Store(region.buffer, region.at(coords), cast(value, region.dtype)),)
 
-        yield from low.op(tile_map(low, region, total))
-
-
-def _into(low: Lowering, source: Region, scratch: Buffer) -> Iterable[Op]:
-    return low.op(through_scratch(low, source, scratch, True))
+            yield from low.op(tile_map(low, region, keep))
 
 
-def _lines(
-    low: Lowering, op: Scan, scratches: Sequence[Buffer], tile: tuple[int, ...], dim: int
-) -> Op:
+def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim: int) -> Op:
     """Every line along `dim` by one thread, in place."""
     layout = coalesced(tile[:dim] + tile[dim + 1 :], low.instance.threads)
     names = tuple(low.var(f"i{d}") for d in range(len(tile) - 1))
     k, last = low.var("k"), tile[dim] - 1
     fold, kinds = scan_fold(op)
 
-    def at(step: Expr) -> tuple[Expr, ...]:
-        return (*names[:dim], const(last) - step if op.reverse else step, *names[dim:])
+    def elements(step: Expr) -> list[tuple[Expr, ...]]:
+        """Where those of a step lie."""
+        at = const(last) - step if op.reverse else step
+        return [(const(n), *names[:dim], at, *names[dim:]) for n in range(len(kinds))]
+
+    def found(step: Expr) -> list[Expr]:
+        pairs = zip(elements(step), kinds, strict=True)
+        return [unpacked(Load(scratch, place), kind) for place, kind in pairs]
 
     totals = [low.local("total", kind) for kind in kinds]
-    more = fold([Load(t, ()) for t in totals], [Load(s, at(k)) for s in scratches])
+    more = fold([Load(t, ()) for t in totals], found(k))
     lets = [low.let("new", value) for value in more] if len(totals) > 1 else []
     news = [var for var, _ in lets] or more
     steps = (
         *(let for _, let in lets),
         *(Store(t, (), new) for t, new in zip(totals, news, strict=True)),
-        *(Store(s, at(k), Load(t, ())) for s, t in zip(scratches, totals, strict=True)),
+        *(
+            Store(scratch, place, packed(Load(t, ()), scratch.dtype))
+            for place, t in zip(elements(k), totals, strict=True)
+        ),
     )
-    starts = [Alloc(t, Load(s, at(const(0)))) for t, s in zip(totals, scratches, strict=True)]
+    starts = [Alloc(t, value) for t, value in zip(totals, found(const(0)), strict=True)]
     body: Body = (*starts, For(k, const(1), const(tile[dim]), steps))
     return Map(names or (low.var("i"),), tuple(map(const, layout.tile)), body, layout=layout)
