@@ -4,8 +4,8 @@
     python benchmarks/scans.py --seed 7 --count 3 --only cumsum
 
 32768×32768 and `--count` sizes that the seed draws, float32 and bfloat16. Contenders: our kernels
-at a few tiles (rows × columns / threads); a plain copy; PyTorch, also compiled. The bar is 0.85 of
-the copy's speed.
+at a few tiles (rows × columns / threads) and stages of loads; a plain copy; PyTorch, also compiled.
+The bar is 0.85 of the copy's speed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,21 @@ from race import ROOT, Race, command_line, main, name_of
 
 sys.path.insert(0, str(ROOT))
 
-ROWS = ((4, 1024, 128), (8, 512, 128), (4, 2048, 128), (1, 4096, 256))
-COLUMNS = ((64, 32, 128), (64, 64, 128), (32, 128, 128), (32, 256, 128))
+# rows, columns, threads, stages of loads that run ahead (1: other blocks hide them)
+ROWS = (
+    (4, 1024, 128, 1),
+    (8, 512, 128, 1),
+    (4, 1024, 128, 3),
+    (4, 2048, 128, 2),
+    (1, 4096, 256, 3),
+)
+COLUMNS = (
+    (64, 32, 128, 1),
+    (64, 64, 128, 1),
+    (64, 64, 128, 3),
+    (32, 128, 128, 1),
+    (32, 128, 128, 4),
+)
 SQUARE = (32768, 32768)
 CHECKED = 64  # lines that are compared with a float64 result
 
@@ -68,6 +81,11 @@ def races(seed: int = 0, count: int = 1, square: int = 1) -> Iterator[Race]:
                 yield race(name, kind, dtype, size, seed)
 
 
+def label(choice: tuple[int, int, int, int]) -> str:
+    r, n, threads, stages = choice
+    return f"{r}x{n}/{threads}" + (f" {stages} stages" if stages > 1 else "")
+
+
 def race(name: str, kind: Kind, dtype: str, size: tuple[int, int], seed: int) -> Race:
     import torch
 
@@ -86,12 +104,13 @@ def race(name: str, kind: Kind, dtype: str, size: tuple[int, int], seed: int) ->
 
     def kernels() -> dict[str, Callable[[], Any]]:
         given, found = inputs(), {}
-        for r, n, threads in ROWS if kind.dim else COLUMNS:
-            kernel = getattr(scans, kind.kernel).with_schedule(
-                tiles={"r": r, "n": n}, threads=threads
-            )
+        for choice in ROWS if kind.dim else COLUMNS:
+            r, n, threads, stages = choice
+            fields: dict[str, Any] = {"tiles": {"r": r, "n": n}, "threads": threads}
+            fields |= {"stages": stages} if stages > 1 else {}
+            kernel = getattr(scans, kind.kernel).with_schedule(**fields)
             ready = kernel.compile(*given, dtype=dtype)
-            found[f"{r}x{n}/{threads}"] = lambda ready=ready: ready(*given)
+            found[label(choice)] = lambda ready=ready: ready(*given)
         return found
 
     def checks() -> Iterator[dict[str, Any]]:
@@ -99,11 +118,11 @@ def race(name: str, kind: Kind, dtype: str, size: tuple[int, int], seed: int) ->
         part = [x[:CHECKED] if kind.dim else x[:, :CHECKED] for x in given]
         want = kind.torch(*(x.double() if x.is_floating_point() else x for x in part))
         near = 2e-4 if dtype == "float32" else 2e-2
-        for label, run in kernels().items():
+        for name_, run in kernels().items():
             got = run()
             got = (got[:CHECKED] if kind.dim else got[:, :CHECKED]).double()
             error = ((got - want).abs() / (want.abs() + want.abs().mean())).max().item()
-            yield {"contender": label, "ok": error < near, "error": error}
+            yield {"contender": name_, "ok": error < near, "error": error}
 
     def contenders() -> dict[str, Callable[[], Any]]:
         given, found = inputs(), kernels()
@@ -115,7 +134,7 @@ def race(name: str, kind: Kind, dtype: str, size: tuple[int, int], seed: int) ->
 
     width = 4 if dtype == "float32" else 2
     moved = float(size[0] * size[1] * (2 * width + kind.bytes))
-    ours = [f"{r}x{n}/{threads}" for r, n, threads in (ROWS if kind.dim else COLUMNS)]
+    ours = [label(choice) for choice in (ROWS if kind.dim else COLUMNS)]
     shown = name_of(f"{name} {dtype}", size)
     return Race(shown, contenders, checks, work=moved, unit="B", ours=ours)
 

@@ -159,7 +159,7 @@ def judge(program: Program, target: str, default: bool = False) -> tuple[str, st
         if default:
             used = chosen
     except CompileError as error:
-        if re.match(r"\w+(Error|Iteration|Exception): ", error.message):
+        if re.match(r"\w+(Error|Iteration|Exception): |generated CUDA", error.message):
             return "found", "", Finding("crash", error.message, program)
         return "refused", error.message, None
     except Exception as error:

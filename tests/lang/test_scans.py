@@ -8,7 +8,7 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tilewright import machine
-from tilewright.ir.op import Intrinsic, Program, Scan, Sync, walk_ops
+from tilewright.ir.op import Alloc, Intrinsic, Program, Scan, Sync, walk_ops
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
@@ -168,6 +168,34 @@ def test_elements_of_two_types_cross_warps(columns, threads):
     for row in range(3):
         at = np.maximum.accumulate(np.where(labels[row] >= 0, np.arange(columns), 0))
         assert (got[row] == x[row][at]).all() and last[row] == labels[row][at[-1]]
+
+
+@pytest.mark.parametrize("columns", [96, 70])
+def test_loads_run_ahead_where_stages_are_asked_for(columns):
+    x = drawn(5, columns)
+    kernel = scans.cumsum_rows.on(HOPPER).with_schedule(tiles={"r": 4, "n": 16}, stages=3)
+    program = kernel.compile(x).program
+    target = Target.parse(HOPPER).choosing(stages=3)
+    code = lower(program, target).result
+    arrays = {"X": x, "Y": np.zeros_like(x)}
+    machine.run(code, arrays)
+    near(arrays["Y"], x.cumsum(1))
+    assert any(op.buffer.is_shared for op in walk_ops(code.kernels[0], Alloc))
+
+
+@tw.jit
+def negated(X):
+    N = T.const("N")
+    X: T.Tensor((N,), "float32")
+    Y = T.empty((N,), "float32")
+    for n in T.tile(N):
+        Y[n] = abs(X[n]) * 0 - T.maximum(X[n], 0).__neg__().__neg__()
+    return Y
+
+
+def test_a_minus_of_a_minus():
+    kernel = negated.on(HOPPER).compile(np.zeros(8, np.float32))
+    assert "--" not in kernel.get_kernel_source().replace("-->", "")
 
 
 # tile, threads: shuffles alone; shared memory between warps, one barrier before and one after
