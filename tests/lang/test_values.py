@@ -505,3 +505,20 @@ def counted(X):
 def test_values_of_rank_0_are_carried(target):
     x = np.arange(10, dtype=np.float32)
     assert run(counted, target, {"n": 4}, x).tolist() == [8 + 9 + 7]
+
+
+@tw.jit
+def scattered(L):
+    M, N, K = T.const("M, N, K")
+    L: T.Tensor((M, N, K), "int32")
+    Y = T.empty((M, N, K), "int32")
+    for m, n, k in T.tile(M, N, K):
+        Y[M - 1 - m.index, n, k] = k.index + T.zeros((m, n, k), "int32")
+    return Y
+
+
+def test_default_tiles_of_what_is_only_stored():
+    x = np.zeros((40, 40, 40), np.int32)
+    (kernel,) = scattered.on("interp").compile(x).program.kernels
+    assert np.prod([int(n) for n in kernel.grid]) >= 10
+    assert (scattered.on("interp")(x) == np.arange(40)).all()

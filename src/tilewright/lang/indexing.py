@@ -183,6 +183,7 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
 
 def guarded_map(vars: tuple[Var, ...], box: Box, places: Places, op: Op) -> Op:
     """`op` for all places that count."""
+    current_block().footprints.append(tuple(axis for axis in box.axes if axis is not ONE))
     inside: Expr = TRUE
     for axis, place in zip(box.axes, places, strict=True):
         if axis in box.loose:
