@@ -349,10 +349,10 @@ class Model:
         return Val(wide.astype(computed(x)))
 
     def cumsum(self, x: Val, *, dim: int, reverse: bool = False) -> Val:
-        return self.scan(x, lambda a, b: a + b, dim=dim, reverse=reverse)
+        return self.scan(x, lambda a, b: a + b, dim=dim, reverse=reverse)  # type: ignore[no-any-return]
 
     def cumprod(self, x: Val, *, dim: int, reverse: bool = False) -> Val:
-        return self.scan(x, lambda a, b: a * b, dim=dim, reverse=reverse)
+        return self.scan(x, lambda a, b: a * b, dim=dim, reverse=reverse)  # type: ignore[no-any-return]
 
     def scan(self, x: Any, op: Any, *, dim: int, reverse: bool = False) -> Any:
         """One step after the other."""

@@ -490,38 +490,43 @@ def _through_shared(low: Lowering, op: Scan) -> Iterable[Op]:
     unit = not op.src.extents or int(op.src.extents[op.axis]) == 1
     dim = -1 if unit else within_tile(op.src, op.axis)
     _, kinds = scan_fold(op)
-    kind = widest_of(kinds)
-
-    def place(number: int, coords: Exprs) -> tuple[Expr, ...]:
-        return (const(number), *(coords or (const(0),)))
 
     def into(scratch: Buffer) -> Iterable[Op]:
-        for number, (source, own) in enumerate(zip(op.sources, kinds, strict=True)):
+        for k, source in enumerate(op.sources):
+            yield from low.op(tile_map(low, source, partial(_told, source, scratch, k, kinds[k])))
 
-            def tell(coords: tuple[Expr, ...], number=number, source=source, own=own) -> Body:
-                value = cast(Load(source.buffer, source.at(coords)), own)
-                return (Store(scratch, place(number, coords), packed(value, kind)),)
-
-            yield from low.op(tile_map(low, source, tell))
-
-    scratch, told = low.exchange(kind, (len(kinds), *tile), into)
+    scratch, told = low.exchange(widest_of(kinds), (len(kinds), *tile), into)
     yield from told
     if dim >= 0:
         yield from low.op(_lines(low, op, scratch, tile, dim))
         yield from low.join()
-    end = const(0 if op.reverse or unit else tile[dim] - 1)
-    for regions in (op.results, op.totals):
-        for number, (region, own) in enumerate(zip(regions, kinds, strict=False)):
-            is_total = regions is op.totals and not unit
-
-            def keep(
-                coords: tuple[Expr, ...], number=number, region=region, own=own, is_total=is_total
-            ) -> Body:
-                at = (*coords[:dim], end, *coords[dim:]) if is_total else coords
-                value = unpacked(Load(scratch, place(number, at)), own)
-                return (Store(region.buffer, region.at(coords), cast(value, region.dtype)),)
-
+    last = None if unit else (dim, 0 if op.reverse else tile[dim] - 1)
+    for regions, end in ((op.results, None), (op.totals, last)):
+        for k, region in enumerate(regions):
+            keep = partial(_kept, region, scratch, k, kinds[k], end)
             yield from low.op(tile_map(low, region, keep))
+
+
+def _told(
+    source: Region, scratch: Buffer, number: int, kind: DType, coords: tuple[Expr, ...]
+) -> Body:
+    """An element of a source, into its part of `scratch`."""
+    value = packed(cast(Load(source.buffer, source.at(coords)), kind), scratch.dtype)
+    return (Store(scratch, (const(number), *(coords or (const(0),))), value),)
+
+
+def _kept(
+    region: Region,
+    scratch: Buffer,
+    number: int,
+    kind: DType,
+    end: tuple[int, int] | None,
+    coords: tuple[Expr, ...],
+) -> Body:
+    """An element out of `scratch`; of totals, the one at the end of its line."""
+    at = coords if end is None else (*coords[: end[0]], const(end[1]), *coords[end[0] :])
+    value = unpacked(Load(scratch, (const(number), *(at or (const(0),)))), kind)
+    return (Store(region.buffer, region.at(coords), cast(value, region.dtype)),)
 
 
 def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim: int) -> Op:
