@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import runpy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def test_links_lead_somewhere():
                 assert anchor in anchors(found), f"{page.relative_to(ROOT)}: {link}#{anchor}"
 
 
+@cache
 def anchors(page):
     """What Markdown makes of a page's headings; of equal ones, the second ends in -1."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)

@@ -78,19 +78,23 @@ def test_solution_on_cuda(puzzle, target):
 
 
 WRONG = [
-    (1, "X[bx * 128 + i] + 10", "X[bx * 128 + i] + 11", ["the first is Y[0]", "expected"]),
-    (1, "Y[bx * 128 + i] =", "Y[i] =", ["block-race"]),
-    (1, "T.Parallel(128)", "T.Parallel(100)", ["Y[100]: nothing wrote it"]),
-    (3, "            T.clear(total)\n", "", ["uninitialized", "T.clear(total)"]),
-    (3, "clear=False", "clear=True", ["with sizes (8, 128)"]),
-    (4, "T.atomic_add(out[i], part[i])", "out[i] = out[i] + part[i]", ["block-race"]),
-    (5, "x[i + k]", "x[i + k + 1]", ["index 132 is outside dimension 0 of x", "fix:"]),
-    (6, "            T.sync_threads()\n", "", ["race", "T.sync_threads()"]),
-    (7, "T.atomic_add(Y[ids[bx * 16 + i], j], X[bx * 16 + i, j])",
-     "Y[ids[bx * 16 + i], j] += X[bx * 16 + i, j]", ["parallel-conflict"]),
-    (9, " - 8", "", ["elements of C are wrong"]),
-    (10, "T.Pipelined(steps, num_stages=3)", "T.serial(steps)",
+    (1, "X[n] + 10", "X[n] + 11", ["the first is Y[0]", "expected"]),
+    (1, "T.tile(N)", "T.tile(N - 9)", ["Y[247]: nothing wrote it"]),
+    (1, "X[n] + 10", "X + 10", ["X is a whole tile", "X[:], or with tile indices"]),
+    (2, "A[m, None]", "A[m]", ["the shapes do not broadcast", "(m,) and (n,)"]),
+    (3, "total += ", "total = ", ["with sizes (8, 128)"]),
+    (3, "n in T.tile(N, size=64)", "n in T.tile(T.each(N))", ["no dimension 1"]),
+    (4, "T.atomic_add(out[0], T.sum(A[n] * B[n], dim=0))", "out[0] += T.sum(A[n] * B[n], dim=0)",
+     ["block-race"]),
+    (6, "T.atomic_add(Y[ids[m], :], X[m, :])", "Y[ids[m], :] += X[m, :]", ["parallel-conflict"]),
+    (7, "total * T.exp(top - new)", "total", ["elements of Y are wrong"]),
+    (8, " - 8", "", ["elements of C are wrong"]),
+    (8, 'T.cast(w, "float16").T', "w.T", ["the sides have different types", "float16 @ float32"]),
+    (10, "x[i + k]", "x[i + k + 1]", ["index 132 is outside dimension 0 of x", "fix:"]),
+    (11, "            T.clear(c)\n", "", ["uninitialized", "T.clear(c)"]),
+    (11, "T.Pipelined(T.ceildiv(K, 32), num_stages=3)", "T.serial(T.ceildiv(K, 32))",
      ["nothing in the kernel is pipelined"]),
+    (12, "            T.sync_threads()\n", "", ["race", "T.sync_threads()"]),
 ]  # fmt: skip
 
 

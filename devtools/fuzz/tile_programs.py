@@ -362,6 +362,13 @@ class Maker(Terms):
         return array, text, [*setup, f"{name}[{', '.join(keys)}] = {term.text}"]
 
 
+def tile_names(body: list[Any]) -> list[str]:
+    """The variables of loops over tiles, those that count by ones aside."""
+    loops = [m.group(1) for line in lines(body, 0) if (m := HEAD.match(line))]
+    names = [name.strip() for names in loops for name in names.split(",")]
+    return [name for name in dict.fromkeys(names) if name in AXES or name[0] == "j"]
+
+
 def make(seed: int) -> Program:
     """The program of a seed."""
     r = Random(f"tile values {seed}")
@@ -373,7 +380,7 @@ def make(seed: int) -> Program:
         if not any(size in a.dims for a in maker.params.values()):
             maker.params[f"S{size}"] = Array_((size,), "int32")
     loops = [m.group(1) for line in lines(body, 0) if (m := HEAD.match(line))]
-    names = list(dict.fromkeys(n.strip() for names in loops for n in names.split(",")))
+    names = tile_names(body)
     grids = [[n for n in names.split(", ") if n in AXES] for names in loops]
     for _ in range(99):  # of few blocks, which are not large
         tiles = {n: r.choice(TILES) for n in names}

@@ -28,7 +28,7 @@ import tilewright as tw
 import tilewright.language as T
 from devtools.fuzz.python_meaning import shrink
 from devtools.fuzz.tile_model import DTYPES, Array, Model, Tensor, TooLarge, is_float
-from devtools.fuzz.tile_programs import HEAD, WITHIN, Program, lines, make
+from devtools.fuzz.tile_programs import HEAD, WITHIN, Program, lines, make, tile_names
 from devtools.fuzz.tile_terms import Array_
 from tilewright import machine
 from tilewright.ir.target import Target
@@ -103,18 +103,18 @@ class Finding:
 @contextmanager
 def watched(chosen: dict[str, int]) -> Iterator[None]:
     """Default sizes of tiles are noted."""
-    was = vars(trace)["default_sizes"]
+    was = vars(trace)["choose_sizes"]
 
-    def noted(builder: Any) -> dict[str, int]:
-        found: dict[str, int] = was(builder)
-        chosen.update(found)
+    def noted(builder: Any) -> Any:
+        found = was(builder)
+        chosen.update(found.tiles)
         return found
 
-    vars(trace)["default_sizes"] = noted
+    vars(trace)["choose_sizes"] = noted
     try:
         yield
     finally:
-        vars(trace)["default_sizes"] = was
+        vars(trace)["choose_sizes"] = was
 
 
 def differs(want: Tensor, got: Array, exact: bool) -> str:
@@ -215,7 +215,8 @@ def less(program: Program, body: list[Any]) -> Program:
         if not any(size in a.dims for a in used.values()):
             used[f"S{size}"] = Array_((size,), "int32")
     outs = {n: a for n, a in program.outs.items() if f"{n} = T.empty" in text}
-    return replace(program, body=body, params=used, outs=outs)
+    tiles = {n: program.tiles[n] for n in tile_names(body)}
+    return replace(program, body=body, params=used, outs=outs, tiles=tiles)
 
 
 @dataclass

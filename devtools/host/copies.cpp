@@ -131,6 +131,23 @@ static void check_box(const Map& map, const int* corner, uint32_t start) {
   if (int64_t(corner[0]) * int64_t(map.element) % 16)
     fail("a bulk copy begins at element %d of a row", corner[0]);
 }
+void bulk_row(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+  at_shared(to, 16);
+  if (bytes <= 0 || bytes % 16 || uintptr_t(from) % 16)
+    fail("a bulk copy of %d bytes is not of whole units of 16 bytes", bytes);
+  barrier_at(barrier);
+  Block* block = current().block->cluster->blocks[to >> 24].get();
+  const int64_t offset = int64_t(to & ((1u << 24) - 1)) - 1024;
+  if (offset < 0 || offset + bytes > block->shared_bytes) fail("a bulk copy leaves shared memory");
+  launch([=] {
+    memcpy(block->shared + offset, from, size_t(bytes));
+    complete(*block, barrier, bytes);
+  });
+}
+void barrier_complete(uint32_t barrier, int bytes) {
+  barrier_at(barrier);
+  complete(*current().block->cluster->blocks[barrier >> 24], barrier, bytes);
+}
 void bulk_load(uint32_t to, const void* given, const int* where, uint32_t barrier, int mask) {
   Map map;
   memcpy(&map, given, sizeof map);

@@ -76,9 +76,11 @@ class Ready:
         seed: int = 0,
         seconds: float = 60.0,
         only: Collection[int] | None = None,
+        scratch: Collection[str] = (),
     ) -> dict[str, Array]:
         """The arrays after a launch, in the order of threads that `seed` says; those that were
-        given stay as they are. `only`: the numbers of the kernels that run."""
+        given stay as they are. `only`: the numbers of the kernels that run; `scratch`: the names of
+        scratch tensors that are shown, too."""
         given = {t.name: np.asarray(arguments[t.name]) for t in self.program.tensors}
         kinds = {t.name: t.dtype for t in self.program.tensors if _apart(given[t.name], t.dtype)}
         packed = {name: _packed(given[name], kind) for name, kind in kinds.items()}
@@ -87,7 +89,7 @@ class Ready:
         request.write_bytes(call.request(range(len(self.specs)) if only is None else only))
         answer = Path(self.folder.name) / "answer"
         _execute([str(self.executable), str(request), str(answer), str(seed)], seconds)
-        found = call.results(answer.read_bytes())
+        found = call.results(answer.read_bytes(), scratch)
         return found | {name: unpack(found[name], kind)[0] for name, kind in kinds.items()}
 
 
@@ -204,7 +206,7 @@ class _Call:
                 tensor, data = self.numbers[spec.tensor], _map(found, spec.dtype.bytes)
         return struct.pack("<QQ", tensor, len(data)) + data
 
-    def results(self, answer: bytes) -> dict[str, Array]:
+    def results(self, answer: bytes, scratch: Collection[str] = ()) -> dict[str, Array]:
         found, at = {}, 0
         for name, data in self.memory.items():
             if name in self.arrays:
@@ -216,6 +218,10 @@ class _Call:
                     )
                     array[...] = strided
                 found[name] = array
+            elif name in scratch:
+                view = self.views[name]
+                words = np.frombuffer(answer, np.uint8, len(data), at)
+                found[name] = words.view(view.dtype.numpy).reshape(view.shape)
             at += len(data)
         return found
 

@@ -104,6 +104,13 @@ inline void min_NaN_f32(float& r, float a, float b) {
 inline uint32_t tid_x() { return threadIdx.x; }
 inline uint32_t laneid() { return uint32_t(host::lane()); }
 inline uint32_t cluster_ctarank() { return uint32_t(host::cluster_rank()); }
+inline uint32_t smid() { return 0; }
+inline uint32_t globaltimer_lo() { return 0; }
+inline uint32_t clock() {  // counts how often it was read
+  static uint32_t read = ~0u - 1000;
+  return ++read;
+}
+inline void add_u32(uint32_t& r, uint32_t a, uint32_t b) { r = a + b; }
 template <class To, class From>
 void mov_u32(To& r, From x) { r = To(x); }
 inline void setp_ne_b32(bool& p, int a, int b) { p = a != b; }
@@ -280,6 +287,13 @@ inline void cp_async_wait_group(int pending) { host::wait_copies(pending); }
 inline void cp_async_bulk_commit_group() { host::commit_bulk(); }
 inline void cp_async_bulk_wait_group(int pending) { host::wait_bulk(pending); }
 inline void cp_async_bulk_wait_group_read(int pending) { host::wait_bulk(pending); }
+inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(
+    uint32_t to, const void* from, int bytes, uint32_t barrier, uint64_t = 0) {
+  host::bulk_row(to, from, bytes, barrier);
+}
+inline void mbarrier_complete_tx_relaxed_cta_shared_cta_b64(uint32_t at, int bytes) {
+  host::barrier_complete(at, bytes);
+}
 template <int Rank, bool Several, class... More>
 void bulk_load(uint32_t to, const void* map, std::initializer_list<int> corner, uint32_t barrier,
                More... more) {

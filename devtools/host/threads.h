@@ -53,6 +53,8 @@ void commit_copies();
 void wait_copies(int pending);
 
 struct Map;
+void bulk_row(uint32_t to, const void* from, int bytes, uint32_t barrier);
+void barrier_complete(uint32_t barrier, int bytes);
 void bulk_load(uint32_t to, const void* map, const int* corner, uint32_t barrier, int mask);
 void bulk_store(const void* map, const int* corner, uint32_t from, const char* reduce);
 void commit_bulk();

@@ -1,6 +1,7 @@
 """An outer product.
 
-C[i, j] = A[i] * B[j]. Each block computes a tile of 32 × 64; the grid has two axes.
+C[i, j] = A[i] * B[j]. The grid has two axes, and a value of one dimension has to become one of
+two.
 """
 
 import tilewright.language as T

@@ -95,6 +95,10 @@ def quantized(rng, m, n, k):
     return [a, packed, scale, np.full((m, n), np.nan, np.float32)], {3: a.astype(np.float32) @ w.T}
 
 
+def product(rng, m, n, k):
+    return split_k(rng, m, n, k, 1)
+
+
 def split_k(rng, m, n, k, splits):
     a, b = whole(rng, m, k, kind="float16"), whole(rng, k, n, kind="float16")
     return [a, b, np.zeros((m, n), np.float32)], {2: a.astype(np.float32) @ b.astype(np.float32)}
@@ -102,51 +106,60 @@ def split_k(rng, m, n, k, splits):
 
 PUZZLES = (
     Puzzle("01_add_constant", ((256,), (300,)), add_constant, (
-        "A loop over the block's elements is `for i in T.Parallel(128):`.",
-        "Element i of block bx is number bx * 128 + i. The tail needs no guard.",
+        "`for n in T.tile(N):` is the grid: each block gets a tile of N.",
+        "X[n] is the tile's elements as a value; Y[n] = … stores. The last tile needs no guard.",
     )),
     Puzzle("02_outer_product", ((64, 128), (50, 70)), outer_product, (
-        "`with T.Kernel(columns, rows, threads=128) as (bx, by):` gives two indices.",
-        "How many blocks: `T.ceildiv(N, 64)` along the columns, `T.ceildiv(M, 32)` along the rows.",
-        "`for i, j in T.Parallel(32, 64):` goes over a tile.",
+        "`for m, n in T.tile(M, N):` is a grid of two axes.",
+        "A[m] has one dimension. A[m, None] has two: the second is a 1, which broadcasts.",
     )),
     Puzzle("03_long_rows", ((8, 128), (6, 200)), long_rows, (
-        "`for k in T.serial(T.ceildiv(N, 64)):` walks over the columns; T.copy brings a tile.",
-        "T.reduce_sum(x, total, dim=1) replaces what total holds; `clear=False` adds to it.",
-        "What nothing has written must not be read: T.clear(total) first.",
-    )),
+        "Start with `total = T.zeros((m,))`: one number for each row.",
+        "A T.tile inside a kernel is a loop: `for n in T.tile(N, size=64):`.",
+        "T.sum(X[m, n], dim=1) sums the rows of a tile; `total += …` carries it through the loop.",
+    ), ("pipelined",)),
     Puzzle("04_dot_product", ((512,), (1000,)), dot_product, (
-        "T.reduce_sum with dim=0 leaves one number in `part`.",
-        "T.atomic_add(out[i], part[i]), in a T.Parallel(1): elements of a fragment are read there.",
+        "T.sum(A[n] * B[n], dim=0) is a scalar.",
+        "T.atomic_add(out[0], value) adds to an element that other blocks add to as well.",
     ), ("atomic",)),
     Puzzle("05_convolution", ((256, 5), (300, 4)), convolution, (
+        "`n + 1` is the tile shifted by one; a shift may be negative, and a run-time number.",
+        "Reads outside of X give 0: that is the padding.",
+        "W[k] with a number k is a scalar. `for k in range(K):` is a loop.",
+    )),
+    Puzzle("06_segments", ((32, 16, 4), (45, 20, 7)), segments, (
+        "ids[m] is an integer value. Y[ids[m], :] is a row of Y for each of its elements.",
+        "Rows of one segment meet there: T.atomic_add(Y[…], value).",
+    ), ("atomic",)),
+    Puzzle("07_online_softmax", ((2, 256), (3, 300)), online_softmax, (
+        "The new maximum is T.maximum(top, T.max(x, dim=1)). Bind it to a name of its own: the old "
+        "one is still needed.",
+        "The sum so far counts T.exp(top - new) of what it did; the tile adds its exp(x - new).",
+        "x has two dimensions, new has one: new[:, None].",
+    )),
+    Puzzle("08_quantized", ((64, 64, 64), (40, 50, 96)), quantized, (
+        "Q[n, k] - 8 is int32; times a float it is float32.",
+        "k.index are the indices of the tile: scale[n, k.index // 32] has the shape (n, k).",
+        "Both sides of @ have one type, T.cast(w, 'float16'), and W is N × K: `.T`.",
+    )),
+    Puzzle("09_split_k", ((64, 64, 128, 2), (40, 50, 100, 3)), split_k, (
+        "A third axis of the grid, `T.each(splits)`, counts by ones: s is a number.",
+        "T.tile((low, high)) walks over a range; the last one ends at T.min(s * run + run, K).",
+        "T.atomic_add(C[m, n], acc) adds a tile.",
+    ), ("atomic", "gemm")),
+    Puzzle("10_window", ((256, 5), (300, 4)), convolution, (
         "The first element that block bx needs is number bx * 128 - K // 2; T.copy takes a corner "
         "outside of X, too.",
         "Clear y, then loop over k with T.serial and over i with T.Parallel.",
     ), ("shared",)),
-    Puzzle("06_threads", ((256,), (1000,)), threads, (
+    Puzzle("11_pipeline", ((64, 64, 64), (40, 70, 50)), product, (
+        "`for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):` means the same as T.serial.",
+        "T.copy(A[row, column], a) takes the corner from A and the extent from a.",
+        "T.gemm(a, b, c) adds to c: clear it first.",
+    ), ("pipelined", "gemm")),
+    Puzzle("12_threads", ((256,), (1000,)), threads, (
         "`x += T.shfl_xor(x, 16)` adds the value of the lane 16 away; then 8, 4, 2, 1.",
         "One lane of each warp writes its sum to warps[t // 32].",
         "Before anybody reads what another warp wrote: T.sync_threads(), for all threads.",
     ), ("shfl_xor",)),
-    Puzzle("07_segments", ((32, 16, 4), (45, 20, 7)), segments, (
-        "Rows of one segment meet at one row of Y: T.atomic_add(Y[s, j], value).",
-        "Reads outside of `ids` give zero, which is a segment, too: guard with `if`, or see that "
-        "what is added there is zero.",
-    ), ("atomic",)),
-    Puzzle("08_online_softmax", ((2, 256), (3, 300)), online_softmax, (
-        "Keep the old maximum: T.copy(top, before); then T.reduce_max(x, top, dim=1, clear=False).",
-        "total = total * exp(before - top), in a T.Parallel(1).",
-        "Then add exp(x - top): compute it in x, and T.reduce_sum(x, total, dim=1, clear=False).",
-    )),
-    Puzzle("09_quantized", ((64, 64, 64), (70, 80, 96)), quantized, (
-        "T.cast(q[i, j], 'float16') is the number, 0 … 15.",
-        "Row i of the tile is row bx * 64 + i of `scale`; its column is k.",
-        "W is N × K: T.gemm(a, w, c, transpose_B=True).",
-    )),
-    Puzzle("10_split_k", ((64, 64, 256, 2), (50, 70, 300, 3)), split_k, (
-        "A third grid axis: T.Kernel(columns, rows, splits, threads=128) as (bx, by, bz).",
-        "Block bz walks over the steps from bz * steps on; what lies behind K is zero.",
-        "T.atomic_add(C[r : r + 64, s : s + 64], c) adds a tile.",
-    ), ("atomic", "pipelined")),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from tilewright.lang.alloc import (
     alloc_var,
 )
 from tilewright.lang.atomics import (
+    atomic_add,
     atomic_addx2,
     atomic_addx4,
     atomic_and,
@@ -237,7 +238,6 @@ from tilewright.lang.tile_words import (
     arange,
     argmax,
     argmin,
-    atomic_add,
     full,
     gelu,
     hardsigmoid,

@@ -180,6 +180,21 @@ class FakeApi:
         self.done.append(("free", self.live.pop(address), stream))
         return (Status(0),)
 
+    def cuMemsetD8Async(self, address, byte, size, stream):
+        assert self.contexts and size <= self.live[address], "not allocated"
+        self.done.append(("fill", byte, size, stream))
+        return (Status(0),)
+
+    def cuStreamSynchronize(self, stream):
+        self.done.append(("wait", stream))
+        return (Status(0),)
+
+    def cuMemcpyDtoH(self, to, address, size):
+        assert self.contexts and size <= self.live[address], "not allocated"
+        ctypes.memset(to, 0x11, size)
+        self.done.append(("read", size))
+        return (Status(0),)
+
     def cuEventCreate(self, flags):
         return Status(0), SimpleNamespace(stream=None)
 

@@ -195,3 +195,134 @@ def names_and_axes():
             Y[a, b] = X[a, b]
         return Y
     main(np.ones((4, 4), np.float32))
+
+
+@case(CompileError, "T.gemm writes to memory, and this is a value", "acc += a @ b")
+def a_value_as_accumulator():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        for m, n in T.tile(64, 64):
+            acc = T.zeros((m, n))
+            for k in T.tile(64):
+                T.gemm(A[m, k], A[k, n], acc)
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+              acc += A[m, k] @ A[k, n]
+            C[m, n] = acc
+
+
+@case(CompileError, "T.copy writes to memory, and this is a value", "Y[m, n] = x")
+def a_copy_into_a_tile_of_a_tensor():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), C: T.Tensor((64, 64), "float32")):
+        for m in T.tile(64):
+            T.copy(A[m, :], C[m, :])
+#           ^^^^^^^^^^^^^^^^^^^^^^^^
+#+          C[m, :] = A[m, :]
+
+
+@case(CompileError, "'C' is a tensor or a tile", "C[:] = …")
+def a_name_in_place_of_a_store():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), C: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            C = A[m] * 2
+#           ^^^^^^^^^^^^
+#+          C[m] = A[m] * 2
+
+
+@case(CompileError, "A is a whole tile", "A[:], or with tile indices")
+def a_tensor_without_an_index():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), C: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            C[m] = A * 2
+#                  ^^^^^
+#+          C[m] = A[m] * 2
+
+
+@case(CompileError, "a value has no elements to store to", "T.where(cond, new, x)")
+def a_store_to_a_value():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            x = A[m] * 2
+            x[0] = 1
+#           ^^^^
+#+          x = T.where(m.index == m.start, 1, x)
+            A[m] = x
+
+
+@case(CompileError, "a value has no attribute 'sum'", "T.sum(x, dim=1)")
+def a_method_of_arrays():
+    @T.prim_func
+    def main(A: T.Tensor((64, 8), "float32"), C: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            C[m] = A[m, :].sum(1)
+#                  ^^^^^^^^^^^
+#+          C[m] = T.sum(A[m, :], dim=1)
+
+
+@case(CompileError, "does not support", "NumPy runs at compile time", "T.exp(x)")
+def a_function_of_numpy():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            A[m] = np.exp(A[m])
+#                  ^^^^^^^^^^^^
+#+          A[m] = T.exp(A[m])
+
+
+@case(CompileError, "Python's max takes numbers", "T.maximum(a, b)")
+def a_function_of_python():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            A[m] = max(A[m], 0)
+#                  ^^^^^^^^^^^^
+#+          A[m] = T.maximum(A[m], 0)
+
+
+@case(CompileError, "unexpected keyword argument 'axis'", "did you mean 'dim'?")
+def a_dimension_by_its_name_in_numpy():
+    @T.prim_func
+    def main(A: T.Tensor((64, 8), "float32"), C: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            C[m] = T.max(A[m, :], axis=1)
+#                  ^^^^^^^^^^^^^^^^^^^^^^
+#+          C[m] = T.max(A[m, :], dim=1)
+
+
+@case(CompileError, "the schedule has a size for 'rows'", "r", "the variable of a loop over tiles")
+def a_size_for_a_loop_that_is_not_there():
+    @tw.jit
+    def main(X):
+        M = T.const("M")
+        X: T.Tensor((M,), "float32")
+        Y = T.empty((M,), "float32")
+        for r in T.tile(M):
+            Y[r] = X[r]
+        return Y
+    main.with_schedule(tiles={"rows": 4})(np.ones(4, np.float32))
+#   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+  main.with_schedule(tiles={"r": 4})(np.ones(4, np.float32))
+
+
+@case(CompileError, "m is a tile index: it is shifted by + and -", "m.index")
+def a_tile_index_that_is_multiplied():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((32,), "float32")):
+        for m in T.tile(32):
+            Y[m] = X[m * 2]
+#                    ^^^^^
+#+          Y[m] = X[m.index * 2]
+
+
+@case(CompileError, "T.atomic_add writes to memory, and this is a value", "Y[m, n] = x")
+def an_atomic_update_of_a_value():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            x = X[m] * 2
+            T.atomic_add(x, 1)
+#           ^^^^^^^^^^^^^^^^^^
+#+          T.atomic_add(Y[m], x + 1)

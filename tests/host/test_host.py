@@ -67,8 +67,8 @@ def drop(pattern):
         ('asm volatile("fence.acq_rel.gpu;" ::: "memory");', "ptx::nothing();"),
         ('asm volatile("" : "+f"(x)::"memory");', ""),
         (
-            'asm("mov.u32 %0, %%smid;" : "=r"(sm));',
-            'ptx::mov_u32((sm), (host::excluded("smid"), 0));',
+            'asm("mov.u32 %0, %%nsmid;" : "=r"(sm));',
+            'ptx::mov_u32((sm), (host::excluded("nsmid"), 0));',
         ),
         ('asm("vadd.u32 %0, %1;" : "=r"(a) : "r"(b));', 'host::excluded("vadd.u32");'),
     ],

@@ -198,12 +198,18 @@ def test_a_minus_of_a_minus():
     assert "--" not in kernel.get_kernel_source().replace("-->", "")
 
 
-# tile, threads: shuffles alone; shared memory between warps, one barrier before and one after
+# tile, threads: shuffles alone, or shared memory between warps
 @pytest.mark.parametrize(
-    "rows, columns, threads, barriers",
-    [(4, 512, 128, 0), (1, 2048, 128, 1), (2, 1024, 256, 1), (4, 100, 64, 0), (1, 37, 32, 0)],
+    "rows, columns, threads, meets",
+    [
+        (4, 512, 128, False),
+        (1, 2048, 128, True),
+        (2, 1024, 256, True),
+        (4, 100, 64, False),
+        (1, 37, 32, False),
+    ],
 )
-def test_how_a_scan_is_dealt(rows, columns, threads, barriers):
+def test_how_a_scan_is_dealt(rows, columns, threads, meets):
     x = drawn(rows, columns)
     program = program_of(totals, x, tiles={"r": rows}, threads=threads)
     assert sum(1 for k in program.kernels for _ in walk_ops(k, Scan)) == 1
@@ -211,7 +217,7 @@ def test_how_a_scan_is_dealt(rows, columns, threads, barriers):
     near(got, x.cumsum(1), 1e-3)
     near(sums, x.sum(1), 1e-3)
     (kernel,) = code.kernels
-    assert sum(op.scope == "block" for op in walk_ops(kernel, Sync)) == barriers
+    assert any(op.scope == "block" for op in walk_ops(kernel, Sync)) == meets
     shuffles = {op.name for op in walk_ops(kernel, Intrinsic)}
     assert {"shfl_up", "shfl_sync"} >= {s for s in shuffles if s.startswith("shfl")}
     assert not any("reduce" in name for name in shuffles)  # the sum is the scan's

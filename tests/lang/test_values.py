@@ -10,6 +10,8 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from zoo import values
+from zoo.attention import values as attention
+from zoo.gemm import values as products
 
 TARGETS = ["interp -sanitize", "cpu"]
 BF16 = ml_dtypes.bfloat16
@@ -73,7 +75,7 @@ def test_linear(target, tiles):
 
     x = wide(a) @ wide(b) + bias
     close(
-        run(values.linear, target, tiles, a, b, bias), x / 2 * (1 + np.vectorize(erf)(x / 2**0.5))
+        run(products.linear, target, tiles, a, b, bias), x / 2 * (1 + np.vectorize(erf)(x / 2**0.5))
     )
 
 
@@ -85,7 +87,7 @@ def test_attention(target, tiles, length):
     q, k, v = (drawn(seed, 1, 2, length, 32) for seed in range(3))
     scores = wide(q) @ wide(k).swapaxes(-1, -2) * 32**-0.5
     scores = np.where(np.tril(np.ones((length, length), bool)), scores, -np.inf)
-    close(run(values.attention, target, tiles, q, k, v), normal(scores) @ wide(v))
+    close(run(attention.attention, target, tiles, q, k, v), normal(scores) @ wide(v))
 
 
 @each_target
@@ -94,7 +96,7 @@ def test_convolution(target):
     padded = np.pad(wide(x), ((0, 0), (1, 1), (1, 1), (0, 0)))
     taps = ((y, z) for y in range(3) for z in range(3))
     want = sum(padded[:, y : y + 5, z : z + 7] @ wide(f)[y, z] for y, z in taps)
-    close(run(values.convolution, target, {"p": 16, "o": 16, "c": 16}, x, f), want)
+    close(run(products.convolution, target, {"p": 16, "o": 16, "c": 16}, x, f), want)
 
 
 @each_target
@@ -102,7 +104,7 @@ def test_rows_of_a_group_do_not_see_their_neighbours(target):
     offset = np.array([0, 30, 30, 50], np.int32)
     a, b = drawn(0, 50, 40), drawn(1, 3, 40, 24)
     a[29] = np.nan
-    got = run(values.grouped, target, {"m": 16, "n": 16, "k": 16}, a, b, offset, 30)
+    got = run(products.grouped, target, {"m": 16, "n": 16, "k": 16}, a, b, offset, 30)
     want = np.concatenate(
         [wide(a[low:high]) @ wide(b[e]) for e, (low, high) in enumerate(pairwise(offset))]
     )
@@ -116,7 +118,7 @@ def test_pages_beyond_the_end_are_not_seen(target):
     q, k, v = drawn(0, 2, 2, 16, 32), drawn(1, 16, 8, 2, 32), drawn(2, 16, 8, 2, 32)
     k[table[0, 4], 5:] = v[table[0, 4], 5:] = np.nan  # positions 37 … of the first sequence
     table = np.ascontiguousarray(table)
-    part, lse = run(values.paged_decode, target, {"j": 16}, q, k, v, table, lens, 2)
+    part, lse = run(attention.paged_decode, target, {"j": 16}, q, k, v, table, lens, 2)
     weight = np.exp(lse - lse.max(2, keepdims=True))
     got = (part * (weight / weight.sum(2, keepdims=True))[..., None]).sum(2)
     for b, length in enumerate(lens):
@@ -327,6 +329,49 @@ def test_padding_takes_part_in_nothing(target):
 
 
 @each_target
+@pytest.mark.parametrize("size", [4, 16])
+def test_a_range_that_ends_inside_a_tensor(target, size):
+    @tw.jit(target=target)
+    def kernel(X, ends):
+        B, M, N = T.const("B, M, N")
+        X: T.Tensor((B, M, N), "float32")
+        ends: T.Tensor((B,), "int32")
+        Y, Z = T.empty((B, M, N), partial=True), T.empty((B, M, N), partial=True)
+        total, first = T.empty((B, M)), T.empty((B, M), "int32")
+        gram = T.empty((B, M, M))
+        for b, m in T.tile(T.each(B), M):
+            best, at, sums = T.full((m,), T.inf), T.full((m,), 0, "int32"), T.zeros((m,))
+            for n in T.tile(ends[b]):
+                x = T.load(X[b, m, n])
+                here = T.min(x, dim=1)
+                at = T.where(here < best, T.argmin(x, dim=1) + n.start, at)
+                best = T.minimum(best, here)
+                Y[b, m, n], Z[b, m, n] = T.cumsum(x, dim=1) + sums[:, None], X[b, m, n + 1]
+                sums += T.mean(x, dim=1) * T.cast(n.stop - n.start, "float32")
+            total[b, m], first[b, m] = sums, at
+        for b in T.tile(T.each(B)):
+            acc = T.zeros((M, M))
+            for n in T.tile(ends[b]):
+                x = T.exp(X[b, :, n])  # 1 in the padding
+                acc += x @ X[b, :, n].T
+            gram[b, :, :] = acc
+        return Y, Z, total, first, gram
+
+    x, ends = drawn(0, 4, 16, 40, dtype=np.float32), np.array([37, 16, 1, 40], np.int32)
+    for b, end in enumerate(ends):
+        x[b, :, end + 1 :] = np.nan
+    found = kernel.with_schedule(tiles={"m": 16, "n": size})(x, ends)
+    y, z, total, first, gram = map(np.asarray, found)
+    for b, end in enumerate(ends):
+        part, after = x[b, :, :end], np.append(x[b], np.zeros((16, 1), np.float32), 1)
+        np.testing.assert_allclose(y[b, :, :end], part.cumsum(1), rtol=1e-4, atol=1e-4)
+        assert (z[b, :, :end] == after[:, 1 : end + 1]).all()
+        np.testing.assert_allclose(total[b], part.sum(1), rtol=1e-4, atol=1e-4)
+        assert (first[b] == part.argmin(1)).all()
+        np.testing.assert_allclose(gram[b], np.exp(part) @ part.T, rtol=1e-3, atol=1e-3)
+
+
+@each_target
 def test_integers_and_types(target):
     @tw.jit(target=target)
     def kernel(X, Y):
@@ -399,6 +444,25 @@ def test_scatters_and_atomics(target):
 
 
 @each_target
+def test_blocks_add_to_a_whole_tensor(target):
+    @tw.jit(target=target)
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y, top = T.empty((N,), "float32"), T.empty((2,), "float32")
+        for _ in T.tile():
+            Y[:], top[:] = T.zeros((N,)), T.full((2,), -1)
+        for m in T.tile(M, size=4):
+            T.atomic_add(Y[:], T.sum(X[m, :], dim=0))
+            T.atomic_max(top[m.index % 2], T.max(X[m, :], dim=1))
+        return Y, top
+
+    x = np.arange(54, dtype=np.float32).reshape(9, 6)
+    total, top = kernel(x)
+    assert total.tolist() == x.sum(0).tolist() and top.tolist() == [53, 47]
+
+
+@each_target
 def test_values_and_words_mix(target):
     @tw.jit(target=target)
     def kernel(X):
@@ -418,6 +482,37 @@ def test_values_and_words_mix(target):
     assert kernel(x).tolist() == (2 * x + 1 - x.max(1, keepdims=True)).tolist()
 
 
+@each_target
+def test_tiles_are_allocated_over_tile_indices(target):
+    @tw.jit(target=target)
+    def kernel(X, W):
+        M, N, K = T.const("M, N, K")
+        X: T.Tensor((M, K), "float16")
+        W: T.Tensor((K, N), "float16")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M, size=4):
+            scale = T.alloc_fragment((m,), "float32")
+            top = T.alloc_shared((m, 1), "float16")
+            T.clear(scale)
+            for k in T.tile(K, size=4):
+                x = T.alloc_shared((m, k), "float16")
+                x[:, :] = T.exp(X[m, k])  # 1 in the padding, which no sum may see
+                scale[:] = scale[:] + T.sum(x[:, :], dim=1)
+                top[:, :] = T.max(x[:, :], dim=1, keepdim=True)
+            for n in T.tile(N):
+                acc = T.zeros((m, n))
+                for k in T.tile(K, size=4):
+                    x = T.alloc_shared((m, k), "float16")
+                    x[:, :] = T.exp(X[m, k])
+                    acc += x[:, :] @ W[k, n]
+                Y[m, n] = acc / scale[:, None] + 0 * (top[:, :] + scale[:][:, None])
+        return Y
+
+    x, w = drawn(0, 9, 6, dtype=np.float16), drawn(1, 6, 5, dtype=np.float16)
+    e = wide(np.exp(wide(x)).astype(np.float16))
+    close(kernel(x, w), e @ wide(w) / e.sum(1, keepdims=True))
+
+
 def test_a_size_that_happens_to_be_equal_does_not_match():
     @tw.jit(target="interp")
     def kernel(X):
@@ -435,9 +530,89 @@ def test_a_size_that_happens_to_be_equal_does_not_match():
 
 
 def test_the_text_of_a_value_names_it():
-    program = values.attention.compile(B=1, H=1, S=256, D=64).ir()
+    program = attention.attention.compile(B=1, H=1, G=1, S=256, L=256, D=64).ir()
     for name in ("q", "acc", "total", "top", "fix"):
         assert f"alloc {name}" in program
+
+
+@each_target
+def test_none_in_an_index_is_a_dimension_of_one(target):
+    @tw.jit
+    def f(A, B, ids):
+        M, N = T.const("M, N")
+        A: T.Tensor((M, N), "float32")
+        B: T.Tensor((M,), "float32")
+        ids: T.Tensor((M,), "int32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M, size=4):
+            x = A[m, :] + B[m, None] + B[None, 0:1] + A[..., m, None, :][:, 0, :]
+            Y[m, :] = x + A[ids[m], 0, None]
+        return Y
+
+    a, b = drawn(0, 5, 3, dtype=np.float32), drawn(1, 5, dtype=np.float32)
+    ids = np.array([4, 0, 0, 2, 1], np.int32)
+    want = a + b[:, None] + b[0] + a + a[ids, 0, None]
+    np.testing.assert_allclose(f.on(target)(a, b, ids), want, rtol=1e-6)
+
+
+@each_target
+def test_a_value_is_printed_without_its_padding(target, capfd):
+    @tw.jit
+    def f(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        for n in T.tile(N, size=4):
+            x = A[n] * 2
+            T.print(x, msg="twice")
+            Y[n] = x
+        return Y
+
+    f.on(target)(np.ones(5, np.float32))
+    assert "block (1,): twice x[0:1]: float32[1] = [2.]" in capfd.readouterr().out
+
+
+@each_target
+def test_a_product_reads_a_tile_where_it_lies(target):
+    @tw.jit(target=target)
+    def kernel(A, B):
+        M, N = T.const("M, N")
+        A: T.Tensor((M, M), "float16")
+        B: T.Tensor((M, N), "float16")
+        Y = T.empty((3, M, N), "float32")
+        for _ in T.tile():
+            x = T.alloc_shared((M, M), "float16")
+            T.copy(A, x)
+            Y[0, :, :] = x[:, :] @ B[:, :]
+            once, kept = x[:, :] @ B[:, :], T.load(x[:, :])
+            T.clear(x)
+            Y[1, :, :] = once
+            Y[2, :, :] = kept @ B[:, :]
+        return Y
+
+    a, b = drawn(0, 16, 16, dtype=np.float16), drawn(1, 16, 8, dtype=np.float16)
+    close(kernel(a, b), np.stack([wide(a) @ wide(b)] * 3))
+    text = kernel.compile(a, b).ir()
+    assert text.count("gemm x,") == 1
+
+
+@pytest.mark.parametrize("length", [37, 5000])
+@each_target
+def test_rows_that_are_tiles_too_are_not_cut(target, length):
+    @tw.jit(target=target)
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(T.each(M)):
+            tile = T.alloc_shared((N,), "float32")
+            x = T.load(X[m, :])
+            T.copy(x / T.sum(x, dim=0), tile)
+            Y[m, :] = tile[:] * 2 + X[m, :]
+        return Y
+
+    got = kernel(np.ones((2, length), np.float32))
+    assert np.allclose(got, 2 / length + 1)
 
 
 @tw.jit

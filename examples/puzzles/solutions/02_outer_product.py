@@ -1,6 +1,7 @@
 """An outer product.
 
-C[i, j] = A[i] * B[j]. Each block computes a tile of 32 × 64; the grid has two axes.
+C[i, j] = A[i] * B[j]. The grid has two axes, and a value of one dimension has to become one of
+two.
 """
 
 import tilewright.language as T
@@ -12,9 +13,8 @@ def puzzle(M, N):
         A: T.Tensor((M,), "float32"), B: T.Tensor((N,), "float32"), C: T.Tensor((M, N), "float32")
     ):
         # ── your part ──
-        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 32), threads=128) as (bx, by):
-            for i, j in T.Parallel(32, 64):
-                C[by * 32 + i, bx * 64 + j] = A[by * 32 + i] * B[bx * 64 + j]
+        for m, n in T.tile(M, N):
+            C[m, n] = A[m, None] * B[n]
         # ── end ──
 
     return main

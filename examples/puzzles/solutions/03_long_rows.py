@@ -1,7 +1,7 @@
 """Sums of long rows.
 
-S[i] = the sum of row i of X. A row does not fit into a tile: a block has four rows, and takes 64
-columns at a time.
+S[i] = the sum of row i of X. Take the rows to be too long for a tile: walk over their columns,
+and carry the sums.
 """
 
 import tilewright.language as T
@@ -10,15 +10,12 @@ import tilewright.language as T
 def puzzle(M, N):
     @T.prim_func
     def main(X: T.Tensor((M, N), "float32"), S: T.Tensor((M,), "float32")):
-        with T.Kernel(T.ceildiv(M, 4), threads=128) as bx:
-            x = T.alloc_fragment((4, 64), "float32")
-            total = T.alloc_fragment((4,), "float32")
+        for m in T.tile(M):
             # ── your part ──
-            T.clear(total)
-            for k in T.serial(T.ceildiv(N, 64)):
-                T.copy(X[bx * 4, k * 64], x)
-                T.reduce_sum(x, total, dim=1, clear=False)
+            total = T.zeros((m,))
+            for n in T.tile(N, size=64):
+                total += T.sum(X[m, n], dim=1)
+            S[m] = total
             # ── end ──
-            T.copy(total, S[bx * 4])
 
     return main

@@ -24,9 +24,16 @@ Figures = Sequence[Mapping[str, Any]]
 Trace = Sequence[tuple[str, Program]]
 
 
-def explanation(name: str, target: Target, trace: Trace, figures: Figures) -> dict[str, Any]:
+def explanation(
+    name: str,
+    target: Target,
+    trace: Trace,
+    figures: Figures,
+    timelines: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Plain data, fit for JSON. `trace` are the programs after every pass, the input first;
-    `figures` what a block of each kernel takes, where that is known."""
+    `figures` what a block of each kernel takes, where that is known; `timelines` those of a call
+    that was measured."""
     laid, last = _laid_out(trace), trace[-1][1]
     reasons = getattr(trace, "reasons", {})
     threads = transactions(last) if target.kind == "cuda" else {}
@@ -61,7 +68,8 @@ def explanation(name: str, target: Target, trace: Trace, figures: Figures) -> di
                 "barriers": sum(op.scope == "block" for op in walk_ops(kernel, Sync)),
                 "registers": _registers(kernel, takes),
                 "shared": _shared(kernel, told),
-                "timeline": timeline(laid, kernel, target, takes.get("blocks_per_sm") or 1),
+                "timeline": (timelines or {}).get(kernel.name)
+                or timeline(laid, kernel, target, takes.get("blocks_per_sm") or 1),
                 "takes": takes,
             }
         )
@@ -195,9 +203,16 @@ GRID = (
 # ── text ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def explain(name: str, target: Target, trace: Trace, figures: Figures, more: str = "") -> str:
+def explain(
+    name: str,
+    target: Target,
+    trace: Trace,
+    figures: Figures,
+    more: str = "",
+    timelines: Mapping[str, Any] | None = None,
+) -> str:
     """The same in words; `more` is said at the end."""
-    told = explanation(name, target, trace, figures)
+    told = explanation(name, target, trace, figures, timelines)
     lines = [f"{name} for {target}"]
     for kernel in told["kernels"]:
         grid = " × ".join(kernel["grid"]) or "1"

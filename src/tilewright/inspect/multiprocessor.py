@@ -26,6 +26,7 @@ from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.machine.sync import Blocked, Cell, Clocks, Meeting
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
+from tilewright.passes.lower.stamp_ops import is_quiet
 from tilewright.passes.overlap import unit_times as rates
 
 ENOUGH = 1 << 13
@@ -65,18 +66,6 @@ def trips(op: For, env: Env) -> range:
 
 
 # ── what is asked about ──────────────────────────────────────────────────────────────────────
-
-_LOUD = (Wait, Arrive, Commit, WaitGroup, Sync, Turn, Break, Continue, While, Atomic)
-
-
-def is_quiet(op: Op) -> bool:
-    """Whether nobody else has to do with an op: no barriers, nothing asynchronous, no tensors."""
-    return not any(
-        isinstance(inner, _LOUD)
-        or (isinstance(inner, Gemm) and inner.atom == "wgmma")
-        or any(b.space is Space.GLOBAL for b in (*read_buffers(inner), *written_buffers(inner)))
-        for inner in walk_ops(op)
-    )
 
 
 def _works(op: Op) -> bool:

@@ -23,6 +23,7 @@ from tilewright.ir.gather import filled_by
 from tilewright.ir.layout.fragment import reach
 from tilewright.ir.target import Target
 from tilewright.machine.sync import Blocked, Groups, Meeting, Party, Transfer
+from tilewright.passes.lower.stamp_ops import is_quiet
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import linecache
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tilewright.inspect.explain_ops import first_line
+from tilewright.inspect.measured import Agent, Loop, drawn, longest, steady_window
 from tilewright.inspect.multiprocessor import COPIES, WAITS, Span, Who
 from tilewright.inspect.simulate import (
     EACH_OTHER,
@@ -23,6 +24,7 @@ from tilewright.inspect.simulate import (
 )
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
+from tilewright.passes.lower.stamp_ops import planned, waits
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
 
@@ -33,21 +35,44 @@ BUSY = 0.85  # of the time: a unit that is busier is what limits
 LONG = 0.1  # of an iteration: what waits for less is not worth a word
 UNITS = (TENSOR, THREADS, COPIES)
 _UNIT = {TENSOR: TENSOR, THREADS: THREADS, COPIES: "memory"}
-_SHORT = {TENSOR: "tensor", THREADS: "threads", COPIES: "copies"}
+CLOCK = "clock"  # what was measured
+_SHORT = {TENSOR: "tensor", THREADS: "threads", COPIES: "copies", CLOCK: CLOCK}
 
 
 def timeline(
-    program: Program, kernel: Kernel, target: Target, blocks: int = 1
+    program: Program,
+    kernel: Kernel,
+    target: Target,
+    blocks: int = 1,
+    agents: Sequence[Agent] = (),
 ) -> dict[str, Any] | None:
     """Plain data; None where the kernel has no loop with products or rings. Up to `blocks` share a
-    multiprocessor."""
+    multiprocessor. `agents` are those of a launch that was traced: what they did is told under
+    `measured`, of a whole block where no iterations are modelled and measured."""
     if target.kind != "cuda":
         return None
     if all(isinstance(size, Const) for size in kernel.grid):  # there may be fewer than fit
         tiles = prod(int(size) for size in kernel.grid)
         blocks = min(blocks, -(-tiles // target.chip.multiprocessors))
     run = simulate(program, kernel, target, max(1, blocks))
-    return None if run is None else _Told(run, max(1, blocks)).data()
+    told = None if run is None else _Told(run, max(1, blocks))
+    data = None if told is None else told.data()
+    if agents:
+        plan = planned(kernel)[0]
+        found = told and Loop(told.run, plan, agents).data(told.names.of)
+        data = {**data, "measured": found} if data and found else _whole(plan.sites, agents)
+    return data
+
+
+def _whole(sites: Sequence[Sequence[Op]], agents: Sequence[Agent]) -> dict[str, Any]:
+    """The first block that was traced."""
+    own = [agent for agent in agents if agent.block == agents[0].block]
+    start, end = min(a.clocks[0] for a in own), max(a.clocks[-1] for a in own)
+    ops = {site: longest(sites[site - 1]) for agent in own for site, *_ in agent.spans()}
+    names = _Names(_on(_units(op)[0], op) for op in ops.values() if not waits(op))
+    spans = drawn(own, sites, own[0].block, (start, end), names.of)
+    measured = {"block": own[0].block, "length": max(1, end - start), "spans": spans}
+    return {"loop": None, "measured": measured, "statements": names.legend()}
 
 
 @dataclass(frozen=True)
@@ -66,9 +91,7 @@ class Window:
 
 def steady(who: Who) -> Window:
     """The iterations of an agent that count: not the first ones, where there are enough."""
-    last = len(who.starts) - 1
-    first = WARM if last > WARM else min(1, last - 1)
-    return Window(who.starts[first], who.starts[last], last - first)
+    return Window(*steady_window(who.starts))
 
 
 def interval(run: Simulation) -> float:
@@ -275,9 +298,23 @@ class _Names:
     def letter(self, span: Span) -> str:
         return self.found[self._key(span)][0]
 
+    def of(self, op: Op) -> str:
+        """The letter of an op whatever unit it is drawn for; none where it is not."""
+        keys = (self._key(_on(unit, op)) for unit in _units(op))
+        return next((self.found[key][0] for key in keys if key in self.found), " ")
+
     def legend(self) -> dict[str, str]:
         found = sorted(self.found.values(), key=lambda each: _line(next(iter(each[1].values()))))
         return {letter: _source(ops.values()) for letter, ops in found}
+
+
+def _units(op: Op) -> tuple[str, ...]:
+    """Those that an op may be drawn for."""
+    return (TENSOR,) if isinstance(op, Gemm) else (THREADS, COPIES)
+
+
+def _on(unit: str, op: Op) -> Span:
+    return Span(0, unit, op, 0.0, 0.0)
 
 
 def _line(op: Op) -> int:
@@ -315,8 +352,15 @@ def _source(ops: Iterable[Op]) -> str:
 
 def drawing(told: Mapping[str, Any]) -> Iterator[str]:
     """Lines of text: what an iteration takes, what limits it, and two of them drawn."""
+    measured = told.get("measured") or {}
+    if told["loop"] is None:
+        yield f"timeline of block {measured['block']}, {measured['length']} cycles (measured)"
+        yield from _drawn(told)
+        return
     few = "" if told["steady"] else f"; it has {told['iterations']} only"
     cycles = f"{told['interval']} cycles an iteration (modelled{few})"
+    if measured:
+        cycles += f", {measured['interval']} measured"
     yield f"timeline of loop {told['loop']}, {cycles}"
     if told["blocks"] > 1:
         yield f"  {told['blocks']} blocks share a multiprocessor, one of them is drawn"
@@ -325,6 +369,15 @@ def drawing(told: Mapping[str, Any]) -> Iterator[str]:
     )
     yield f"  busy: {used}"
     yield from _wrapped(f"  limit: {told['limit']}")
+    for each in measured.get("differences", ()):
+        figures = f"{each['measured']} cycles an iteration, modelled {each['modelled']}"
+        yield f"  differs: {each['role']}, {each['what']}: {figures}"
+    yield from _drawn(told)
+    for note in told["notes"]:
+        yield from _wrapped(f"  {note}")
+
+
+def _drawn(told: Mapping[str, Any]) -> Iterator[str]:
     rows = _rows(told)
     shown: set[str] = set()
     before = ""
@@ -338,8 +391,6 @@ def drawing(told: Mapping[str, Any]) -> Iterator[str]:
             yield _cut(f"    {letter}  {source}")
     if "." in shown:
         yield "    .  waits"
-    for note in told["notes"]:
-        yield from _wrapped(f"  {note}")
 
 
 def _wrapped(text: str) -> list[str]:
@@ -351,21 +402,25 @@ def _cut(text: str) -> str:
 
 
 def _rows(told: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    spans = told["spans"]
-    end = 2 * told["interval"]
-    roles = list(dict.fromkeys(span["role"] for span in spans))
-    producers = [r for r in roles if not any(a["role"] == r for a in told["agents"])]
+    measured = told.get("measured") or {"spans": [], "length": 0}
+    modelled = told.get("spans", [])
+    spans = [*modelled, *measured["spans"]]
+    ends = {CLOCK: measured["length"]}
+    roles = list(dict.fromkeys(span["role"] for span in modelled or spans))
+    agents = told.get("agents", [])
+    producers = [r for r in roles if agents and not any(a["role"] == r for a in agents)]
     shown = producers + [r for r in roles if r not in producers][:SHOWN]
     found = []
     for role in shown:
-        for unit in UNITS[::-1] if role in producers else UNITS:
+        for unit in (*(UNITS[::-1] if role in producers else UNITS), CLOCK):
             own = [s for s in spans if s["role"] == role]
             if any(s["unit"] == unit for s in own):
-                found.append((role, unit, _row(own, unit, end)))
+                end = ends.get(unit) or 2 * told["interval"]
+                found.append((role, unit, _row(own, unit, end, halves=bool(modelled))))
     return found
 
 
-def _row(spans: list[dict[str, Any]], unit: str, end: float) -> str:
+def _row(spans: list[dict[str, Any]], unit: str, end: float, halves: bool) -> str:
     """A letter for what took most of each column; a bar between the iterations."""
     step = end / COLUMNS
     text = ""
@@ -378,6 +433,6 @@ def _row(spans: list[dict[str, Any]], unit: str, end: float) -> str:
             if inside > most:
                 best, most = span["statement"], inside
         text += best
-        if column == COLUMNS // 2 - 1:
+        if halves and column == COLUMNS // 2 - 1:
             text += "|"
     return text

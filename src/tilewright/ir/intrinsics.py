@@ -88,6 +88,7 @@ INTRINSICS: dict[str, Effect] = {
         Effect("elect", convergent=True, yields=True),
         Effect("prefetch_map"),
         Effect("bulk_load"),
+        Effect("bulk_row"),
         Effect("bulk_store"),
         Effect("store_remote"),
         Effect("store_cluster"),

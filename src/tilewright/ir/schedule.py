@@ -74,9 +74,10 @@ class Schedule(Choices):
     """How a kernel runs on a GPU. The compiler chooses what is `auto`; no field changes results
     beyond the order of sums.
 
-    - `tiles`: sizes of `T.tile` by loop variable: {"m": 128}
+    - `tiles`: sizes of `T.tile` by loop variable: {"m": 128}; and how much of a whole dimension is
+      worked on at a time, by its name: {"N": 4096}
     - `threads`: of the kernels that `T.tile` opens
-    - `cluster`: blocks that share what they load
+    - `cluster`: blocks that share what they load, or a row
     - `persistent`: blocks that walk over the grid's tiles
     - `order`: of the grid's tiles
     - `stages`: slots of rings: as many as the text says, few (`least`), fewer than the text says
@@ -94,8 +95,8 @@ class Schedule(Choices):
     """
 
     tiles: tuple[tuple[str, int], ...] | Mapping[str, int] = ()
-    threads: Literal["auto", 32, 64, 128, 256, 384, 512, 1024] = "auto"
-    cluster: Literal["auto", 1, 2, 4] = "auto"
+    threads: Literal["auto", 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 1024] = "auto"
+    cluster: Literal["auto", 1, 2, 4, 8, 16] = "auto"
     persistent: Switch = "auto"
     order: Literal["auto", "plain", "grouped", "hilbert", "longest"] = "auto"
     stages: Literal["auto", "text", "least", "fewest", 1, 2, 3, 4, 5, 6] = "auto"
@@ -143,6 +144,7 @@ class Internal(Choices):
     async_gathers: Switch = "auto"
     inline_rows: Switch = "auto"
     split_gemms: Switch = "auto"
+    stamps: Literal[True, False] = False  # a traced build (`kernel.trace`)
 
 
 RECORDS = {"schedule": Schedule, "numerics": Numerics, "internal": Internal}

@@ -6,10 +6,12 @@ from typing import Any
 
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.lang.axes import ONE
 from tilewright.lang.builder import Builder, current, current_kernel
 from tilewright.lang.handles import Tile, Variable, fitting
 from tilewright.lang.params import check_addressable, check_packed, sizes
 from tilewright.lang.types import check_one_shape, one_of, shape_tuple, size_expr, static_int
+from tilewright.lang.values import TileIndex, axis_of
 from tilewright.support import limits
 from tilewright.support.errors import swap, word
 
@@ -46,15 +48,19 @@ def _alloc(shape: Any, dtype: Any, space: Space, default: str) -> Tile:
     kernel = builder.require_kernel() if local else builder.require_block()
     check_one_shape(f"T.{word()}", shape, dtype)
     shape = shape_tuple(shape)  # before the dtype: the two are easily exchanged
-    buffer = new_buffer(builder, shape, find_dtype(dtype), space, default)
+    sizes = tuple(s.size if isinstance(s, TileIndex) else s for s in shape)
+    buffer = new_buffer(builder, sizes, find_dtype(dtype), space, default)
     builder.emit(Alloc(buffer))
+    if any(isinstance(s, TileIndex) for s in shape):
+        builder.footprints.append(tuple(axis for s in shape if (axis := axis_of(s)) is not ONE))
     return Tile(buffer, kernel, shape)
 
 
 def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared") -> Tile:
     """A tile in the block's shared memory, uninitialised.
 
-    All threads of the block see it; what nothing has written yet must not be read.
+    All threads of the block see it; what nothing has written yet must not be read. A tile index in
+    the shape is a dimension of its size, which values of the tile match: `tile[:, :]`.
 
     Example:
         tile = T.alloc_shared((64, 64), "float16")
@@ -147,12 +153,12 @@ def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> T
         # Y[0]: 126 124 122
     """
     builder = current()
-    name = builder.fresh(builder.hint, "scratch")
-    buffer = Buffer(name, sizes(builder, shape_tuple(shape), name), find_dtype(dtype), Space.GLOBAL)
+    name, declared = builder.fresh(builder.hint, "scratch"), shape_tuple(shape)
+    buffer = Buffer(name, sizes(builder, declared, name), find_dtype(dtype), Space.GLOBAL)
     check_packed(buffer)
     check_addressable(buffer)
     builder.scratch.append(buffer)
-    return Tile(buffer)
+    return Tile(buffer, declared=declared)
 
 
 def _barrier(arrive_count: Any) -> Tile:

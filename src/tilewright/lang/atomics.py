@@ -8,7 +8,17 @@ from typing import Any
 from tilewright.ir.core import *
 from tilewright.lang.alloc import REDUCERS
 from tilewright.lang.builder import current, current_block, current_kernel
-from tilewright.lang.handles import WORDS, Access, Done, Tile, describe, fitting, region_of
+from tilewright.lang.handles import (
+    WORDS,
+    Access,
+    Done,
+    Tile,
+    Tiles,
+    describe,
+    fitting,
+    region_of,
+    written_region,
+)
 from tilewright.lang.math import identity
 from tilewright.lang.move import tiles
 from tilewright.lang.types import named, one_of
@@ -23,7 +33,8 @@ def _order(order: str | None, default: str = "relaxed") -> str:
 
 
 def _target(dst: Any) -> Region:
-    region = region_of(dst)
+    box = getattr(dst, "box", None)  # of a tile of a tensor: Y[m, :]
+    region = written_region(dst) if box is None else region_of(box.tile)
     if region.buffer.space not in (Space.GLOBAL, Space.SHARED):
         raise CompileError(
             f"T.{word()}: {region.buffer.name} lives in {region.buffer.space.value} memory",
@@ -42,14 +53,19 @@ def _target(dst: Any) -> Region:
 def _atomic(op: str, dst: Any, value: Any, order: str | None, return_prev: bool) -> Var | None:
     builder = current_kernel()
     to = _target(dst)
-    if isinstance(value, Tile):
+    is_value = hasattr(value, "tile_value") and not isinstance(value, Tile)
+    of_values = hasattr(dst, "box") or (isinstance(dst, Tiles) and is_value)
+    if of_values or isinstance(value, Tile):
         builder.require_block()
-        src, to = tiles(value, dst)
         if return_prev:
             raise CompileError(
                 f"T.{word()}: a tile has no single previous value",
                 fix="leave return_prev out, or update single elements",
             )
+        if of_values:
+            WORDS["update"](op, dst, value, _order(order))
+            return None
+        src, to = tiles(value, dst)
         builder.emit(Atomic(op, to, src=src, order=_order(order)))
         return None
     if to.tile:

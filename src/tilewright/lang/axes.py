@@ -4,33 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilewright.ir.core import *
+from tilewright.lang.builder import current
 from tilewright.lang.types import Extent
+
+
+class Split(NamedTuple):
+    """How a whole dimension is cut: the places of a block, of a step (0: all of them), blocks of a
+    cluster, and whether a block keeps what it loads of its part for a second use.
+
+    `align`, where rows do not begin on vectors: places are counted from the last multiple of so
+    many elements before the row."""
+
+    part: int
+    step: int = 0
+    blocks: int = 1
+    keeps: bool = True
+    align: int = 1
+
+    @property
+    def size(self) -> int:
+        """The places that a block visits."""
+        return -(-self.part // self.step) * self.step if self.step else self.part
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
     """A dimension of a value. Dimensions match where `key` is the same. `start` and `limit` are
-    those of a tile index: places from `limit - start` on are padding."""
+    those of a tile index: places from `limit - start` on are padding, and those before
+    `first - start`.
+
+    A whole dimension of `total` places may be cut, as `split` says; `size` are those of a block.
+    Then its first places may be padding too, as many as `shift`."""
 
     name: str
     size: int
     key: Any
     start: Expr = field(default_factory=lambda: const(0))
     limit: Expr | None = None
+    first: Expr | None = None
+    split: Split | None = None
+    total: int = 0
+    shift: Var | None = None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a block works on a part of it at a time."""
+        return self.split is not None and self.split.step != 0
+
+    @property
+    def part(self) -> int:
+        """The places of a block, without those that fill its last step."""
+        return self.size if self.split is None else self.split.part
 
     def inside(self, place: Expr) -> Expr:
         """Whether the place counts."""
-        return TRUE if self.limit is None else compare("<", self.start + place, self.limit)
+        found = TRUE if self.first is None else compare("<=", self.first, self.start + place)
+        if self.limit is None:
+            return found
+        found = logical_and(found, compare("<", self.start + place, self.limit))
+        if self.split is not None and self.split.blocks > 1 and self.part != self.size:
+            mine = compare("<", place, const(self.part))
+            covers = self.part * self.split.blocks == self.total
+            found = mine if covers else logical_and(mine, found)
+        if self.shift is not None:
+            found = logical_and(compare("<=", const(0), self.start + place), found)
+        return found
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether some places may be padding."""
+        return self.limit is not None or self.first is not None
+
+    @property
+    def skipped(self) -> Expr:
+        """How many places come before the first that counts."""
+        return const(0) if self.first is None else binary("max", self.first - self.start, const(0))
 
     @property
     def count(self) -> Expr:
         """How many places count."""
-        if self.limit is None:
-            return const(self.size)
-        return binary("min", const(self.size), self.limit - self.start)
+        if self.limit is None or self.total:
+            return const(self.total or self.size) - self.skipped
+        return binary("min", const(self.size), self.limit - self.start) - self.skipped
+
+    def index(self, place: Expr) -> Expr:
+        """Which place of the whole dimension that is."""
+        return self.start + place if self.total else place - self.skipped
 
 
 ONE = Axis("1", 1, None)
@@ -50,7 +112,25 @@ def extent_axis(size: Any) -> Axis:
     if expr.value == 1 and not isinstance(size, Extent):
         return ONE
     name = size.name if isinstance(size, Extent) else str(expr.value)
-    return Axis(name, int(expr.value), ("extent", name))
+    builder, total = current("a value"), int(expr.value)
+    key = (len(builder.kernels), name)
+    found: Axis | None = builder.extents.get(key)
+    if found is None:
+        split = builder.splits.get(key)
+        found = Axis(name, total, ("extent", name)) if split is None else _cut(name, total, split)
+        builder.extents[key] = found
+    return found
+
+
+def _cut(name: str, total: int, split: Split) -> Axis:
+    builder = current()
+    rank = builder.require_kernel().rank
+    start = const(0) if rank is None else rank * split.part
+    shift = builder.var("shift") if split.align > 1 else None
+    if shift is not None:
+        start = start - shift
+    limit = const(total) if split.size * split.blocks != total else None
+    return Axis(name, split.size, ("extent", name), start, limit, None, split, total, shift)
 
 
 def shape_text(axes: Sequence[Axis]) -> str:

@@ -9,15 +9,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from tilewright.ir.analysis.bounds import Ranges
+from tilewright.ir.analysis.effects import mentioned, written_in
 from tilewright.ir.bind import given_sizes
 from tilewright.ir.core import *
 from tilewright.ir.expr import written_size
 from tilewright.ir.marks import with_loc
 from tilewright.ir.op import Parameter
 from tilewright.ir.rewrite import TakenNames
-from tilewright.ir.schedule import Schedule
 from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
+from tilewright.ir.target import Target
 from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads
 from tilewright.lang.where import locate
 from tilewright.support import limits
@@ -49,6 +50,7 @@ class Position(NamedTuple):
 
     body: int  # its serial number
     at: int  # how many ops come before
+    order: int = 0  # among places between the same ops
 
 
 class Builder:
@@ -78,6 +80,7 @@ class Builder:
         self._names = TakenNames()
         self.bodies: list[OpenBody] = []
         self._steps = 0
+        self._positions = 0
         self._writes: dict[Buffer, int] = {}
         self._log: list[Buffer] = []  # what was written, in order
         self._roots: dict[Buffer, Buffer] = {}  # of views: the buffer whose memory they show
@@ -92,9 +95,22 @@ class Builder:
         self.open_tiles: dict[str, Any] = {}  # the axes whose size was left open
         self.multiplied: set[Any] = set()  # the axes of operands of `@`
         self.axes: dict[Any, str] = {}  # the loop variable of each axis
-        # ends of tiles, by identity: a multiple of …, or … where that is less; and the end itself
-        self.stops: dict[int, tuple[int, Expr | None, Expr]] = {}
         self.footprints: list[tuple[Any, ...]] = []  # the axes of values that were kept
+        # whole dimensions, by kernel and name: how they are to be cut, and their axes
+        self.splits: dict[tuple[int, str], Any] = {}
+        self.extents: dict[tuple[int, str], Any] = {}
+        self.reads_of: list[tuple[int, Any]] = []  # kernel and box of what was read
+        self.tiled: set[int] = set()  # kernels that `T.tile` opened
+        self.threads: dict[int, int] = {}  # of these
+        self.met: list[Kernel] = []  # those whose clusters have met
+        self.undivided: set[int] = set()  # kernels whose rows one block must have
+        self.uncut: set[int] = set()  # kernels whose rows are tiles of other words, too
+        self.shifts: dict[Var, Expr] = {}  # of axes: the element that the row begins with
+        self.flat: dict[tuple[int, str], Buffer] = {}  # tensors as one row
+        self.walks: list[Any] = []  # loops over pieces of long dimensions that are being built
+        self.passes = 0  # how many there were
+        self.loads = 0  # of long dimensions
+        self.kept: set[int] = set()  # those that are used by several passes
 
     # ── names ──
 
@@ -124,11 +140,12 @@ class Builder:
 
     # ── ops ──
 
-    def emit(self, op: Op) -> None:
+    def emit(self, op: Op, seen: bool = True) -> None:
+        """`op` here; not `seen`: it writes only where nobody looks."""
         if not self.bodies:
             raise CompileError(
                 f"{word_of(op)} outside a kernel",
-                fix="put it inside `with T.Kernel(...) as ...:`",
+                fix="put it inside a `for … in T.tile(…):` loop, or `with T.Kernel(...) as ...:`",
                 code="outside-kernel",
             )
         self.step()
@@ -137,15 +154,15 @@ class Builder:
         for expr in expressions(op):
             check_expression(expr)
         op = self._settled(op)
-        op = self._counted(op)
+        op = self._counted(op, seen)
         self.bodies[-1].ops.append(op)
         self.trail.append(op)
 
-    def _counted(self, op: Op) -> Op:
+    def _counted(self, op: Op, seen: bool = True) -> Op:
         """`op`, with what it writes remembered, and its place given to what a word put in it."""
         if isinstance(op, View):
             self._roots[op.buffer] = self._roots.get(op.source, op.source)
-        for buffer in _written(op):
+        for buffer in _written(op) if seen else ():
             root = self._roots.get(buffer, buffer)
             self._writes[root] = self._writes.get(root, 0) + 1
             self._log.append(root)
@@ -155,8 +172,14 @@ class Builder:
 
     def position(self) -> Position:
         """Here."""
-        body = self.bodies[-1] if self.bodies else None
-        return Position(body.serial, len(body.ops)) if body is not None else Position(0, 0)
+        if not self.bodies:
+            return Position(0, 0)
+        self._positions += 1
+        return Position(self.bodies[-1].serial, len(self.bodies[-1].ops), self._positions)
+
+    def outermost(self) -> Position:
+        """Here, before the loops and branches that are open."""
+        return Position(self.bodies[0].serial, len(self.bodies[0].ops))
 
     def in_scope(self, position: Position) -> bool:
         """Whether the body of a position is still open."""
@@ -171,10 +194,17 @@ class Builder:
         return not any(body.loop for body in self.bodies[at.index(position.body) + 1 :])
 
     def emit_at(self, position: Position, op: Op) -> None:
-        """`op` at an earlier position, after all that was put there."""
+        """`op` at an earlier position: after what was put there or before, and what it reads."""
         self.step()
         body = next(body for body in self.bodies if body.serial == position.body)
-        body.early.setdefault(position.at, []).append(self._counted(op))
+        queue = body.early.setdefault(position.at, [])
+        needed, place = mentioned(op), len(queue)
+        while place and queue[place - 1][0] > position.order:
+            before = queue[place - 1][1]
+            if isinstance(before, (Let, Sync)) or needed & written_in((before,)):
+                break
+            place -= 1
+        queue.insert(place, (position.order, self._counted(op)))
 
     def replace_at(self, position: Position, op: Op) -> None:
         """`op` in place of the one that was emitted at a position."""
@@ -271,7 +301,8 @@ class Builder:
             var = self._named[read] = self.var(None, read.dtype)
             body = next(b for b in self.bodies if b.serial == read.moment.body)
             load = Load(read.buffer, read.indices, read.loc)
-            body.early.setdefault(read.moment.at, []).append(Let(var, load, loc=read.loc))
+            queue = body.early.setdefault(read.moment.at, [])
+            queue.append((self._positions, Let(var, load, loc=read.loc)))
         return var
 
     def enter_macro(self, name: str) -> None:
@@ -447,8 +478,8 @@ def word_of(op: Op) -> str:
     }.get(type(op).__name__, f"T.{type(op).__name__.lower()}")
 
 
-# what is chosen about kernels that are traced: sizes of tiles, threads
-CHOSEN: ContextVar[Schedule] = ContextVar("chosen", default=Schedule())  # noqa: B039
+# what kernels are traced for, with what is chosen about them: sizes of tiles, threads
+CHOSEN: ContextVar[Target] = ContextVar("chosen", default=Target("interp"))  # noqa: B039
 _CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
 
 

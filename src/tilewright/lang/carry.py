@@ -7,7 +7,9 @@ from typing import Any
 from tilewright.ir.core import *
 from tilewright.lang.axes import shape_text
 from tilewright.lang.builder import Builder, TracedAgain, current, current_block
-from tilewright.lang.values import Product, Value, again, depends, filled, live, over, value_of
+from tilewright.lang.pieces import over, spans, walking
+from tilewright.lang.products import Product
+from tilewright.lang.values import Value, again, depends, filled, live, value_of
 from tilewright.lang.where import locate
 
 
@@ -32,16 +34,20 @@ def carry(name: str, old: Value, new: Any) -> Value:
             f"{name!r} changes its {'shape' if shape else 'type'} inside a run-time loop or branch",
             expected=f"{shape_text(old.axes)} {old.kind}, as before it",
             got=f"{shape_text(made.axes)} {made.kind}",
-            fix=f"start with the same shape: {name} = T.zeros({shape_text(made.axes)}, "
-            f'"{made.kind}")'
-            if shape
-            else f'cast it: {name} = T.cast(…, "{old.kind}")',
+            fix=f"start with the same {'shape' if shape else 'type'}: {name} = "
+            f'T.zeros({shape_text(made.axes)}, "{made.kind}")'
+            + ("" if shape else f'; or cast it: {name} = T.cast(…, "{old.kind}")'),
             code="rebinding",
         )
     if not old.is_named:  # it may have been read as a formula
         builder.carried.add(name)
         raise TracedAgain
     buffer = old.hold()
+
+    def start(value: Value) -> None:
+        if value is not old:
+            _elementwise(builder, value, buffer)
+
     own = {id(made)} | ({id(made.init)} if isinstance(made, Product) else set())
     for value in live(builder):
         if not builder.in_scope(value.position):  # no name stands for it any more
@@ -50,25 +56,23 @@ def carry(name: str, old: Value, new: Any) -> Value:
         if needed and value is not old and id(value) not in own and depends(value, old):
             value.hold()
     if isinstance(made, Product) and made.held((Space.FRAGMENT, ())) is None:
-        if made.init is None:
-            builder.emit(Fill(whole(buffer), const(0, buffer.dtype)))
-        elif made.init is not old:
-            builder.emit(_elementwise(builder, made.init, old, buffer))
-        builder.emit(made.gemm_into(buffer))
-    elif made is not old:
-        builder.emit(_elementwise(builder, made, old, buffer))
+        made.sum_into(buffer, builder.emit, start)
+    else:
+        start(made)
     held = Value.of(old.axes, buffer)
     held.name, held.is_named = old.name, True
     if not made.is_named and not isinstance(made, Product):  # what it was made of may change
-        made.at, made.parts = held.element, (held,)
+        made.at, made.parts, made.pad_of = held.element, (held,), None
     return held
 
 
-def _elementwise(builder: Builder, value: Value, old: Value, buffer: Buffer) -> Op:
+def _elementwise(builder: Builder, value: Value, buffer: Buffer) -> None:
     """buffer = value, which may read each element of the old content where it writes it."""
-    vars, places = over(builder, value.axes)
-    element = value.element(places)
-    real = value._real(places)
-    if any(x.buffer == buffer and x.indices != real for x in loads(element)):
-        element = Load(value.hold(), real)
-    return filled(buffer, vars, cast(element, buffer.dtype), locate())
+    with walking(builder, value.axes):
+        vars, places = over(builder, value.axes)
+        element = value.element(places)
+        real = value._real(places)
+        if any(x.buffer == buffer and x.indices != real for x in loads(element)):
+            element = Load(value.hold(), real)
+        extents = spans(builder, value.axes)
+        builder.emit(filled(buffer, real, vars, extents, cast(element, buffer.dtype), locate()))

@@ -18,7 +18,7 @@ from tilewright.lang.check import (
     is_const,
     shape_text,
 )
-from tilewright.lang.handles import region_of
+from tilewright.lang.handles import region_of, written_region
 from tilewright.lang.types import GemmWarpPolicy, named, one_of, static_int
 from tilewright.support.errors import word
 
@@ -69,7 +69,7 @@ def _gemm(
     meta: Any = None,
 ) -> None:
     builder = current_block()
-    a, b, c = (region_of(x) for x in (A, B, C))
+    a, b, c = region_of(A), region_of(B), written_region(C)
     for flag, name in ((transpose_A, "transpose_A"), (transpose_B, "transpose_B")):
         if isinstance(flag, Expr):
             raise CompileError(
@@ -218,7 +218,7 @@ def reduce(
     builder = current_block()
     fix = "a mean is a sum that is divided afterwards" if kind in ("mean", "avg") else ""
     op = one_of(kind, KINDS, f"T.{word()}: unknown kind", fix)
-    frm, to = region_of(src), region_of(dst)
+    frm, to = region_of(src), written_region(dst)
     at = _axis(src, frm, dim)
     check_reduce(frm, to, at)
     if op in ("and", "or", "xor") and not (frm.dtype.is_int or frm.dtype.is_bool):
@@ -293,8 +293,8 @@ reduce_bitxor = _kind("bitxor", "0 -64 0")
 
 def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
     builder = current_block()
-    frm = region_of(src)
-    to = frm if dst is None else region_of(dst)
+    frm = region_of(src) if dst is not None else written_region(src)
+    to = frm if dst is None else written_region(dst)
     at = _axis(src, frm, dim)
     if not fits(frm.tile, to.tile):
         raise CompileError(

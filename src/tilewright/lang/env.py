@@ -24,9 +24,10 @@ from tilewright.lang.logic import KINDS, Binding, Branch, Frame, Logic, PythonWo
 from tilewright.lang.loops import Loop, serial
 from tilewright.lang.math import OPERATORS
 from tilewright.lang.params import declare_argument
+from tilewright.lang.products import Product
 from tilewright.lang.scalar import Lost, is_number, is_runtime, not_lost, quoting, reads
 from tilewright.lang.types import ScalarType, TensorType
-from tilewright.lang.values import Product, TileIndex, Value, again, value_of
+from tilewright.lang.values import TileIndex, Value, again, value_of
 from tilewright.lang.where import locate
 
 VALUES = (Value, Product)
@@ -282,6 +283,14 @@ class Env(Logic, PythonWords):
             found = re.fullmatch(rf"{name}\s*=\s*([^=].*)", text)
             return f'{name} = T.alloc_var("{dtype}", init={found.group(1)})' if found else None
 
+        if isinstance(old.value, Tile):
+            raise CompileError(
+                f"{name!r} is a tensor or a tile ({where}): this would give the name to something "
+                "else",
+                fix=f"store to its elements: {name}[{', '.join(':' * old.value.ndim)}] = …, with "
+                "indices for the part",
+                code="rebinding",
+            )
         simple = old.loc is not None and dtype and declare(old.loc.text)
         said = f'"{dtype}"' if dtype else "dtype"
         fix = simple or f"{name} = T.alloc_var({said}, init=…)"

@@ -84,6 +84,8 @@ class Tile(Handle):
         )
 
     def __getitem__(self, key: Any) -> Any:
+        if _adds_ones(key):
+            return WORDS["read_with_ones"](self, key if isinstance(key, tuple) else (key,))
         keys = expand_key(self.buffer, key)
         if any(hasattr(k, "tile_value") for k in keys):
             return WORDS["read"](self, keys)
@@ -133,10 +135,11 @@ def no_operator(self: Any, *_: Any) -> Any:
             fix=f"index all of them: {self.name}[{', '.join('ijklmn'[:rank])}]",
             code="index",
         )
+    loop = ", ".join("ijklmn"[: self.buffer.rank])
     raise CompileError(
         f"{self.name} is a whole tile: arithmetic works on its elements",
-        fix=f"loop over it: `for {', '.join('ijklmn'[: self.buffer.rank])} in T.Parallel(…)`, and "
-        f"use {self.name}[{', '.join('ijklmn'[: self.buffer.rank])}]",
+        fix=f"read it as a value: {self.name}[{', '.join(':' * self.buffer.rank)}], or with tile "
+        f"indices; or loop over it: `for {loop} in T.Parallel(…)`, and use {self.name}[{loop}]",
         code="whole-tile",
     )
 
@@ -254,6 +257,8 @@ class Tiles(Tile):
         return tuple(keys)
 
     def __getitem__(self, key: Any) -> Any:
+        if _adds_ones(key):
+            return WORDS["read"](self.tile, self.keys)[key]
         return self.tile[self._within(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -332,6 +337,11 @@ for _operator in "add sub mul truediv floordiv mod pow and or xor lshift rshift"
 
 
 # ── indices ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _adds_ones(key: Any) -> bool:
+    """Whether a None is among the indices: a dimension of 1."""
+    return key is None or (isinstance(key, tuple) and any(k is None for k in key))
 
 
 def _items(key: Any) -> list[Any]:
@@ -491,6 +501,19 @@ def region_of(value: Any) -> Region:
         else "pass the data as a parameter of the kernel, or T.fill a tile",
         code="arguments",
     )
+
+
+def written_region(value: Any) -> Region:
+    """The region that a word writes to: memory, not a value."""
+    if not isinstance(value, Handle) and hasattr(value, "tile_value"):
+        raise CompileError(
+            f"T.{word()} writes to memory, and this is a value",
+            got=repr(value),
+            fix="store with an index: Y[m, n] = x; add products by `acc += a @ b`; or write to a "
+            "tile of T.alloc_fragment or T.alloc_shared",
+            code="arguments",
+        )
+    return region_of(value)
 
 
 def describe(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from tilewright.ir.op import Hint, Intrinsic
 from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.handles import Tile, describe, region_of, usable
 from tilewright.lang.types import shape_tuple, static_int
+from tilewright.lang.values import value_of
 from tilewright.support.errors import CompileError, word
 
 Fragment = _Fragment
@@ -279,6 +281,10 @@ def print(value: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int
         builder.emit(Intrinsic("print", (), text=msg))
     elif isinstance(value, Tile):
         builder.emit(Intrinsic("print", (region_of(value),), text=msg))
+    elif hasattr(value, "tile_value"):
+        counts = tuple(axis.count for axis in value_of(value).real)  # without its padding
+        region = replace(region_of(value), extents=counts)
+        builder.emit(Intrinsic("print", (region,), text=msg))
     else:
         builder.emit(Intrinsic("print", (wrap(value),), text=msg))
 

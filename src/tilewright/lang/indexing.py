@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from tilewright.ir.core import *
 from tilewright.ir.marks import with_loc
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
-from tilewright.lang.builder import current, current_block
+from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
+from tilewright.lang.pieces import once, over, spans, walking
+from tilewright.lang.products import Product
 from tilewright.lang.types import integer
 from tilewright.lang.values import (
     Box,
     Places,
-    Product,
     TileIndex,
     Value,
+    is_same,
     lift,
-    over,
     own_places,
     value_of,
 )
@@ -57,22 +60,28 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             if at == where[0]:
                 first = len(axes)
                 axes += joint
-                loose += [axis for axis in joint if axis.limit is not None]
+                loose += [axis for axis in joint if axis.is_ragged]
             recipe.append(("gather", (key, first)))
         elif isinstance(key, TileIndex):
-            recipe.append(("tile", (len(axes), key.start)))
+            recipe.append(("tile", (len(axes), key.base)))
             axes.append(key.axis)
-            starts.append(key.start)
-            end = key.axis.limit
-            if end is not None and not (
-                key.start is key.axis.start and same(end, buffer.shape[at])
-            ):
+            starts.append(key.base)
+            low, end = key.axis.first, key.axis.limit
+            own = key.base is key.axis.start
+            before = low is not None and not (own and is_same(low, const(0)))
+            behind = end is not None and not (own and is_same(end, buffer.shape[at]))
+            if before or behind:
                 loose.append(key.axis)
         elif isinstance(key, slice):
             start, axis = _slice_axis(tile, at, key, size)
             recipe.append(("tile", (len(axes), start)))
             axes.append(axis)
             starts.append(start)
+            ends = axis.limit is None or is_same(axis.limit, buffer.shape[at])
+            if not buffer.is_global:
+                current().uncut.add(len(current().kernels))
+            elif axis.shift is not None or not ends or axis.part != axis.size:
+                loose.append(axis)
         else:
             index = current("an index").snapshot(integer(key, f"an index of {buffer.name}"))
             recipe.append(("scalar", index))
@@ -92,23 +101,58 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
                 )
         return tuple(found)
 
-    region = None
+    region: Region | None = None
+    along: tuple[Axis | None, ...] = ()
     if not gathers:
         kept = iter(axes)
-        extents = tuple(
-            const(1) if how == "scalar" else const(next(kept).size) for how, _ in recipe
-        )
+        along = tuple(None if how == "scalar" else next(kept) for how, _ in recipe)
+        extents = tuple(const(1 if axis is None else axis.part) for axis in along)
         region = Region(buffer, tuple(starts), extents)
-    return Box(tile, keys, tuple(axes), indices, region, tuple(loose), tuple(gathers))
+        if any(axis is not None and axis.shift is not None for axis in along):
+            region, along = _flat(region, along)
+    return Box(tile, keys, tuple(axes), indices, region, along, tuple(loose), tuple(gathers))
 
 
-def same(a: Expr, b: Expr) -> bool:
-    return a is b or (isinstance(a, Const) and isinstance(b, Const) and a.value == b.value)
+def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, Any]:
+    """The same elements of a tensor seen as one row, where its rows begin at the places that the
+    shift of its last axis was made for."""
+    buffer, axis = region.buffer, along[-1]
+    single = all(extent is const(1) for extent in region.extents[:-1])
+    if axis is None or axis.shift is None or axis.split is None or not single:
+        return None, ()
+    if buffer.rank == 1 or buffer.strides is not None or not buffer.is_global:
+        return None, ()
+    builder = current()
+    row: Expr = const(0)
+    for index, size in zip(region.starts[:-1], buffer.shape[:-1], strict=True):
+        row = row * size + index
+    first = row * axis.total
+    known = builder.shifts.get(axis.shift)
+    if known is None:
+        known = builder.shifts[axis.shift] = first
+        begin = builder.outermost()._replace(at=0)
+        builder.emit_at(begin, Let(axis.shift, first % axis.split.align))
+    if known is not first:
+        return None, ()
+    name = (len(builder.kernels), buffer.name)
+    if name not in builder.flat:
+        size = reduce(lambda a, b: a * b, buffer.shape)
+        flat = Buffer(builder.fresh(f"{buffer.name}_flat"), (size,), buffer.dtype, buffer.space)
+        builder.flat[name] = flat
+        builder.emit_at(builder.outermost()._replace(at=0), View(flat, buffer))
+    align, rank = axis.split.align, builder.require_kernel().rank
+    start = first // align * align
+    if rank is not None:
+        start = start + rank * axis.part
+    return Region(builder.flat[name], (start,), (const(axis.part),)), (axis,)
 
 
 def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]:
     if key.start is None and key.stop is None and key.step is None:
-        return const(0), extent_axis(size)
+        if isinstance(size, TileIndex):
+            return const(0), size.axis
+        axis = extent_axis(size)
+        return axis.start, axis
     if key.step is not None or any(
         not isinstance(wrap(b or 0), Const) for b in (key.start, key.stop)
     ):
@@ -119,9 +163,9 @@ def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]
         )
     start = 0 if key.start is None else key.start
     stop = size if key.stop is None else key.stop
-    if int(wrap(start)) == 0:
-        return const(0), extent_axis(stop)
-    return const(int(wrap(start))), extent_axis(int(wrap(stop)) - int(wrap(start)))
+    first = int(wrap(start))
+    axis = extent_axis(stop if first == 0 else int(wrap(stop)) - first)
+    return axis.start + first, axis
 
 
 def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
@@ -131,10 +175,10 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     buffer, loc = box.buffer, locate()
 
     def at(places: Places) -> Expr:
+        if fill == 0 and not isinstance(fill, Expr):
+            return Load(*box.where(places), loc)
         indices = box.indices(places)
         load = Load(buffer, indices, loc)
-        if fill == 0 and not isinstance(fill, Expr):
-            return load
         inside: Expr = TRUE
         for index, size in zip(indices, buffer.shape, strict=True):
             low = compare("<=", const(0), index)
@@ -145,11 +189,40 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
         return builder.let(at(()))  # type: ignore[return-value]
     value = Value(box.axes, buffer.dtype, at, box.parts)
     value.source, value.writes = buffer, builder.writes(buffer)
+    number = len(builder.kernels)
+    builder.reads_of.append((number, box))
+    if value.writes:  # perhaps by another block, where several have a row
+        builder.undivided.add(number)
+    if value.is_long and box.region is not None:
+        builder.loads += 1
+        value.serial = builder.loads
     value.box, value.is_formula = box, False
     if fill == 0:
-        value.region = box.region
+        value.region, value.is_zero_outside = box.region, True
         value.zeros = tuple(a for a in box.axes if box.region is not None and a not in box.loose)
     return value
+
+
+def read_with_ones(tile: Tile, keys: tuple[Any, ...]) -> Value:
+    """`X[m, None, :]`: each None is a dimension of 1."""
+    given = tuple(k for k in keys if k is not None)
+    value = value_of(tile[given])
+    gathers = [k for k in given if isinstance(k, Value)]
+    dots = tile.buffer.rank - len(given) + 1
+    parts: list[Any] = []
+    for key in keys:
+        if key is None:
+            parts.append(None)
+        elif isinstance(key, Value):  # adjacent ones are read together
+            parts += [slice(None)] * (value.ndim - _kept(given, dots)) if key is gathers[0] else []
+        else:
+            parts += [slice(None)] * _kept((key,), dots)
+    return sliced(value, tuple(parts))  # type: ignore[no-any-return]
+
+
+def _kept(keys: tuple[Any, ...], dots: int) -> int:
+    """The dimensions that slices, tile indices and an ellipsis keep."""
+    return sum(dots if key is Ellipsis else isinstance(key, (slice, TileIndex)) for key in keys)
 
 
 def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
@@ -166,30 +239,66 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
             fix="index the tensor with a tile index for each dimension of the value",
             code="shape",
         )
+    with once(builder, box.axes), walking(builder, box.axes):
+        _store(builder, box, made)
+
+
+def _store(builder: Builder, box: Box, made: Value) -> None:
     if not box.axes:
         builder.emit(Store(box.buffer, box.indices(()), cast(made.element(()), box.buffer.dtype)))
         return
     if box.region is not None and not box.loose and len(made.real) == len(box.axes):
+        is_turned = made.is_turned
         if made.held((Space.FRAGMENT, ())) is None and not isinstance(made, Product):
             made = lift(lambda x: cast(x, box.buffer.dtype), made)
-            made.name = f"{tile.name}_tile"
-        builder.emit(Copy(whole(made.hold()), box.region))
+            made.name = f"{box.buffer.name}_tile"
+        if made.is_long:
+            builder.emit(Copy(whole(made.piece(builder)), box.piece(builder)))
+            return
+        source = made.hold()
+        if is_turned:  # written in rows too
+            name = builder.fresh(None, f"{box.buffer.name}_rows")
+            rows = replace(source, name=name, space=Space.SHARED)
+            builder.emit(Alloc(rows))
+            builder.emit(Copy(whole(source), whole(rows)))
+            source = rows
+        builder.emit(Copy(whole(source), box.region))
         return
+    element_map(
+        builder, box, made,
+        lambda buffer, indices, value: Store(buffer, indices, cast(value, buffer.dtype)),
+    )  # fmt: skip
+
+
+def update(op: str, dst: Any, value: Any, order: str) -> None:
+    """The elements of a tensor there = themselves op value, each in one step."""
+    builder, made = current_block(), value_of(value)
+    box = value_of(dst).box
+    assert box is not None
+    broadcast([box.axes, made.axes], "an atomic update")
+    ones = tuple(const(1) for _ in box.buffer.shape)
+    with once(builder, box.axes), walking(builder, box.axes):
+        element_map(
+            builder, box, made,
+            lambda buffer, at, each: Atomic(
+                op, Region(buffer, at, ones[: buffer.rank]), cast(each, buffer.dtype), order=order
+            ),
+        )  # fmt: skip
+
+
+def element_map(
+    builder: Builder, box: Box, made: Value, make: Callable[[Buffer, Places, Expr], Op]
+) -> None:
+    """The op that `make` gives, for all places of the box that count."""
+    builder.footprints.append(tuple(axis for axis in box.axes if axis is not ONE))
     vars, places = over(builder, box.axes)
-    element = made.element(own_places(made, box.axes, places))
-    op: Op = Store(box.buffer, box.indices(places), cast(element, box.buffer.dtype))
-    builder.emit(guarded_map(vars, box, places, op))
-
-
-def guarded_map(vars: tuple[Var, ...], box: Box, places: Places, op: Op) -> Op:
-    """`op` for all places that count."""
-    current_block().footprints.append(tuple(axis for axis in box.axes if axis is not ONE))
+    op = make(*box.where(places), made.element(own_places(made, box.axes, places)))
     inside: Expr = TRUE
     for axis, place in zip(box.axes, places, strict=True):
         if axis in box.loose:
             inside = logical_and(inside, axis.inside(place))
     body: Body = (op,) if inside is TRUE else (If(inside, (with_loc(op, locate()),)),)
-    return Map(vars, tuple(const(a.size) for a in box.axes if a is not ONE), body)
+    builder.emit(Map(vars, spans(builder, box.axes), body))
 
 
 def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
@@ -219,12 +328,15 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
             inner.append((len(axes), const(0)))
             axes.append(axis)
             continue
+        current().undivided.add(len(current().kernels))
         if isinstance(key, slice):
-            start, stop = (0 if key.start is None else key.start, key.stop or axis.size)
-            if axis.limit is not None or key.step is not None or not 0 <= start < stop <= axis.size:
+            size = axis.total or axis.size
+            start, stop = (0 if key.start is None else key.start, key.stop or size)
+            ragged = axis.is_ragged and not axis.total
+            if ragged or key.step is not None or not 0 <= start < stop <= size:
                 raise CompileError(
                     f"a slice of a value along {axis.name}",
-                    expected=f"constant bounds between 0 and {axis.size}, of a whole dimension",
+                    expected=f"constant bounds between 0 and {size}, of a whole dimension",
                     got=f"{start}:{stop}",
                     fix="slice what it was read from, or choose with T.where",
                     code="index",
@@ -243,4 +355,4 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
     return made
 
 
-WORDS.update(read=read, store=store, slice=sliced)
+WORDS.update(update=update, read=read, read_with_ones=read_with_ones, store=store, slice=sliced)

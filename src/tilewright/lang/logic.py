@@ -398,7 +398,14 @@ class PythonWords(Scopes):
                 fix="loop over it: `for i in range(n):`",
                 code="not-constant",
             )
-        if function is builtins.print and (runtime or any(isinstance(a, Tile) for a in args)):
+        has_tile = any(isinstance(a, Tile) or is_value(a) for a in args)
+        if function in _OF_TILES and has_tile:
+            raise CompileError(
+                f"Python's {function.__name__} takes numbers, and this is a tile",
+                fix=_OF_TILES[function],
+                code="whole-tile",
+            )
+        if function is builtins.print and (runtime or has_tile):
             raise CompileError(
                 "Python's print runs once, at compile time, and a run-time value has none then",
                 fix="use T.print",
@@ -478,6 +485,16 @@ def _fold(op: str) -> Callable[[Any], Any]:
 
 
 _FOLDED = (max, min, any, all)
+_OF_TILES = {  # what says the same of tile values
+    max: "T.maximum(a, b) of two tiles; T.max(x, dim=1) along a dimension",
+    min: "T.minimum(a, b) of two tiles; T.min(x, dim=1) along a dimension",
+    any: "T.any(x, dim=1) along a dimension",
+    all: "T.all(x, dim=1) along a dimension",
+    int: 'T.cast(x, "int32")',
+    float: 'T.cast(x, "float32")',
+    bool: "x != 0",
+    round: "T.round(x)",
+}
 _BUILTINS: dict[Any, Callable[..., Any]] = {
     max: entry(math.max),
     min: entry(math.min),

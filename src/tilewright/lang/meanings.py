@@ -17,6 +17,7 @@ from tilewright.lang import math
 from tilewright.lang.handles import Tile
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import ScalarType
+from tilewright.lang.values import is_value
 from tilewright.lang.where import locate_traceback
 from tilewright.support.errors import CompileError, Loc, Repair, at, entry, suggest, swap
 
@@ -86,10 +87,10 @@ shift_right: rshift
 """
 # words elsewhere, and what says the same here; what is indented belongs to the line above
 _SAID = """
-leaky_relu: T.if_then_else(x > 0, x, slope * x)
+leaky_relu: T.where(x > 0, x, slope * x)
 relu6: T.clamp(x, 0, 6)
 hardtanh: T.clamp(x, -1, 1)
-elu: T.if_then_else(x > 0, x, T.expm1(x))
+elu: T.where(x > 0, x, T.expm1(x))
 square: x * x
 reciprocal rcp: 1 / x
 div: x / y, or T.floordiv for integers
@@ -97,7 +98,7 @@ mul: x * y
 add: x + y; T.atomic_add where several threads add to one element
 sub: x - y
 neg: -x
-sign: T.if_then_else(x > 0, 1, T.if_then_else(x < 0, -1, 0))
+sign: T.where(x > 0, 1, T.where(x < 0, -1, 0))
 lerp: a + t * (b - a)
 nan: T.cast(float("nan"), dtype), or the number float("nan") itself
 pi: the number 3.141592653589793
@@ -113,8 +114,9 @@ rms_norm: x * T.rsqrt(T.mean(x * x, dim=1, keepdim=True) + eps)
 reduce_mean: T.mean(x, dim=1) of a value; T.reduce_sum(tile, out, dim), and divide by the number of
     elements
 reduce_prod: T.prod(x, dim=1) of a value
-topk top_k sort argsort: k times T.reduce_max, each time clearing the element that was found
-histogram bincount: T.alloc_reducer(bins), and `acc[bin] += 1` in T.Parallel
+topk top_k sort argsort: k times T.argmax(x, dim=1), each time hiding the element that was found:
+    x = T.where(T.arange(N) == place[:, None], -T.inf, x)
+histogram bincount: T.atomic_add(H[bins], 1), where bins is an integer value
 memset: T.fill(tile, value)
 memcpy: T.copy(src, dst)
 eye: T.where(i.index[:, None] == j.index, 1, 0)
@@ -125,29 +127,30 @@ expand_dims expand unsqueeze broadcast broadcast_to: v[:, None] of a value; `f[i
     T.Parallel loop
 squeeze: T.reshape(tile, shape), or index it: tile[0, i]
 flatten ravel: T.reshape(tile, (n,))
-cat concat concatenate: T.copy each tile into a part of a larger one: T.copy(a, c[0:m, :])
-stack: T.copy each tile into a part of a larger one: T.copy(a, c[0, :, :])
+cat concat concatenate: store each part: Y[m, 0:4] = a; Y[m, 4:8] = b; of tiles, T.copy(a, c[0:m])
+stack: store each part: Y[0, m] = a; Y[1, m] = b; of tiles, T.copy(a, c[0, :, :])
 split chunk: T.copy a part: tile[0:m, :]
-gather index_select: loop over elements: `for i, j in T.Parallel(m, n):`, and index both tiles:
-    y[i] = x[index[i]]
-scatter: loop over elements: `for i, j in T.Parallel(m, n):`, and index both tiles: y[index[i]] =
-    x[i]; T.atomic_add where indices meet
-flip: loop over elements: `for i, j in T.Parallel(m, n):`, and index both tiles: y[i] = x[n - 1 - i]
-roll: loop over elements: `for i, j in T.Parallel(m, n):`, and index both tiles: y[i] = x[(i - k) %
-    n]
+gather index_select: index with integer values: X[ids[m], :]; of elements, y[i] = x[index[i]] in a
+    T.Parallel loop
+scatter: store by integer values: Y[ids[m], :] = x; of elements, y[index[i]] = x[i] in a T.Parallel
+    loop; T.atomic_add where indices meet
+flip: index with integer values: X[N - 1 - n.index]; of elements, y[i] = x[n - 1 - i] in a
+    T.Parallel loop
+roll: index with integer values: X[(n.index - k) % N]; of elements, y[i] = x[(i - k) % n] in a
+    T.Parallel loop
 trans: transpose_A=True or transpose_B=True of T.gemm, or T.transpose(src, dst)
 dot matmul mm einsum mma wgmma tensordot: A[m, k] @ B[k, n] of values; T.gemm(A, B, C) adds the
     product of two tiles to the tile C
-bmm: T.gemm(A, B, C) adds the product of two tiles to the tile C; give each batch a block: `with
-    T.Kernel(m, n, batch)`
-outer: loop over elements: `for i, j in T.Parallel(m, n):`, and index both tiles: c[i, j] = a[i] *
-    b[j]
-conv2d: read the window with T.Parallel into a tile, and T.gemm it
+bmm: A[b, m, k] @ B[b, k, n], where b is an axis T.each(batch) of T.tile; T.gemm(A, B, C) adds the
+    product of two tiles to the tile C
+outer: a[m, None] * b[n] of values; c[i, j] = a[i] * b[j] in a T.Parallel loop
+conv2d: acc += X[n, y + dy, x + dx, c] @ F[dy, dx, c, o], where n, y, x are integer values
 im2col c2d_im2col: read the window with T.Parallel: reads outside a tensor give zero
 ldg: T.load(A[m, :]) reads a tile, A[i, j] an element
-store: T.copy(tile, A[i, j]) writes a tile, A[i, j] = value an element
-make_block_ptr make_tensor_descriptor: T.copy(A[i, j], tile) reads a tile that begins there
-advance: index the next tile: T.copy(A[i, k * block], tile)
+store: A[m, n] = x stores a value, T.copy(tile, A[i, j]) a tile, A[i, j] = x an element
+make_block_ptr make_tensor_descriptor: A[m, k] with tile indices is a value; T.copy(A[i, j], tile)
+    reads a tile that begins there
+advance: index the next tile: `for k in T.tile(K):` gives A[m, k]; or T.copy(A[i, k * block], tile)
 alloc_buffer: T.alloc_global holds what passes between kernels, T.alloc_shared a tile
 alloc_tmem: T.alloc_fragment holds accumulators on every target
 shared_memory: T.alloc_shared(shape, dtype)
@@ -159,7 +162,8 @@ max_contiguous multiple_of: contracts of sizes say this: T.dynamic(name, multipl
 blockIdx block_idx: `with T.Kernel(grid) as bx:` names the block's index
 blockDim: T.get_thread_extent(axis)
 gridDim num_programs: T.get_block_extent(axis)
-program_id: `with T.Kernel(grid) as bx:` names the block's index; T.get_block_binding(axis)
+program_id: `for m in T.tile(M):` gives each block a tile; `with T.Kernel(grid) as bx:` names the
+    block's index; T.get_block_binding(axis)
 threadIdx thread_idx tid: T.get_thread_binding(0) is the thread's index
 laneid lane_id: T.get_lane_idx()
 warp_id: T.get_warp_idx()
@@ -343,6 +347,8 @@ bx by bz pid blockIdx: name it: `with T.Kernel(…) as bx:`
 _FIXES = dict(
     _table("""
 'NoneType' object: T.copy and its kin return nothing: use the tile that they write to
+loop of ufunc: NumPy runs at compile time: use the word of T, as in T.exp(x)
+must be real number: Python's math runs at compile time: use the word of T, as in T.exp(x)
 subscript: a run-time value is a number: index a tensor or a tile
 context manager: `with` opens T.Kernel, T.ws and the like
 for @: T.gemm(A, B, C) adds the product of two tiles to the tile C
@@ -356,25 +362,41 @@ abs: loop over it with T.Parallel, and use T.abs
 exp: loop over it with T.Parallel, and use T.exp
 fill_: T.fill(tile, value)
 item: index it: A[0]
-max: T.reduce_max(tile, out, dim)
-mean: T.reduce_sum(tile, out, dim), divided by the number of elements
-min: T.reduce_min(tile, out, dim)
+max: T.max(x[:, :], dim=1) is a value; T.reduce_max(tile, out, dim)
+mean: T.mean(x[:, :], dim=1) is a value; T.reduce_sum(tile, out, dim), divided by the number of
+    elements
+min: T.min(x[:, :], dim=1) is a value; T.reduce_min(tile, out, dim)
 numel: multiply the extents of its shape
 size: its extents are in .shape
-sum: T.reduce_sum(tile, out, dim)
+sum: T.sum(x[:, :], dim=1) is a value; T.reduce_sum(tile, out, dim)
 to: T.copy into a tile of the other type casts
 transpose: read it transposed: transpose_A=True or transpose_B=True of T.gemm
 zero_: T.clear(tile)
 """)
+_OF_VALUES = {
+    **{n: f"T.{n}(x, dim=1)" for n in "sum mean var max min any all argmax argmin cumsum".split()},
+    **{n: f"T.{n}(x)" for n in "exp log sqrt rsqrt abs tanh sigmoid relu gelu round".split()},
+    **_each("""
+to type cast half float bfloat16: T.cast(x, "float16")
+view: T.reshape(x, shape)
+t transpose permute swapaxes: x.T
+unsqueeze expand: x[:, None]
+size: its extents are in .shape
+clamp clip: T.clamp(x, low, high)
+"""),
+}
 _NAMES = {"Tile": "a tensor or tile", "Tiles": "a region", "Access": "an element",
-          "Variable": "a variable", "KernelScope": "T.Kernel"}  # fmt: skip
+          "Variable": "a variable", "Value": "a value", "Product": "a value",
+          "KernelScope": "T.Kernel"}  # fmt: skip
 
 
 def _bad_attribute(error: AttributeError, name: str) -> CompileError:
     owner = getattr(error, "obj", None)
     kind = (owner if isinstance(owner, type) else type(owner)).__name__
-    runtime = isinstance(owner, Tile) or is_runtime(owner)
-    fix, repair = _ELSEWHERE.get(name, "") if runtime else "", None
+    of_value = is_value(owner)
+    runtime = isinstance(owner, Tile) or of_value or is_runtime(owner)
+    known = _OF_VALUES if of_value else _ELSEWHERE
+    fix, repair = known.get(name, "") if runtime else "", None
     if not fix:
         have = [a for a in dir(owner) if not a.startswith("_")]
         if owner is None:

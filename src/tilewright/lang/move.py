@@ -27,6 +27,7 @@ from tilewright.lang.handles import (
     describe,
     region_of,
     usable,
+    written_region,
 )
 from tilewright.lang.roles import barrier_region
 from tilewright.lang.types import one_of, shape_tuple
@@ -46,13 +47,13 @@ _PREFER = {
 def tiles(src: Any, dst: Any) -> tuple[Region, Region]:
     """Both sides as regions of one shape: a corner takes the other side's extents."""
     if isinstance(src, Access) and not isinstance(dst, Access):
-        to = region_of(dst)
+        to = written_region(dst)
         frm = _from_corner(src, to)
     elif isinstance(dst, Access) and not isinstance(src, Access):
         frm = region_of(src)
         to = _from_corner(dst, frm)
     else:
-        frm, to = region_of(src), region_of(dst)
+        frm, to = region_of(src), written_region(dst)
         if not fits(frm.tile, to.tile):
             frm, to = _corner_of(src, frm, dst, to), _corner_of(dst, to, src, frm)
     check_copy(frm, to)
@@ -311,7 +312,7 @@ def _fill(buffer: Any, value: Any) -> None:
             code="arguments",
             repair=swap(f"{buffer}, {value.name}", f"{value.name}, {buffer}"),
         )
-    to = region_of(buffer)
+    to = written_region(buffer)
     check_regions(to)
     if isinstance(value, Tile):
         raise CompileError(
@@ -350,7 +351,7 @@ def transpose(src: Any, dst: Any) -> None:
         # Y[0]: 0 -1 -2
     """
     builder = current_block()
-    frm, to = region_of(src), region_of(dst)
+    frm, to = region_of(src), written_region(dst)
     have, want = matrix_extents(frm), matrix_extents(to)
     if len(have) != 2 or not fits(have[::-1], want):
         raise CompileError(

@@ -202,16 +202,18 @@ class OpenBody:
     counters: Sequence[tuple[Var, Expr, Expr, Expr]] = ()  # of loops: start, stop, step
     warps: tuple[int, int] | None = None  # of a placement: the first, and how many
     ops: list[Op] = field(default_factory=list)
-    early: dict[int, list[Op]] = field(default_factory=dict)  # what to put before op number …
+    # what to put before op number …, with its order
+    early: dict[int, list[tuple[int, Op]]] = field(default_factory=dict)
     crossing: list[Read] = field(default_factory=list)  # reads from before the loop
 
     def closed(self) -> tuple[Op, ...]:
         if not self.early:
             return tuple(self.ops)
         found: list[Op] = []
-        for at, op in enumerate(self.ops):
-            found += [*self.early.get(at, ()), op]
-        return (*found, *self.early.get(len(self.ops), ()))
+        for at in range(len(self.ops) + 1):
+            found += [op for _, op in self.early.get(at, ())]
+            found += self.ops[at : at + 1]
+        return tuple(found)
 
 
 # ── what Python itself does with run-time values ─────────────────────────────────────────────────

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir.core import *
-from tilewright.lang import compute, math
+from tilewright.lang import compute
 from tilewright.lang.axes import ONE, Axis, shape_text
 from tilewright.lang.builder import Position, current_block
 from tilewright.lang.handles import Tiles
-from tilewright.lang.tile_words import as_result, dims_of, summed
-from tilewright.lang.values import Places, Value, value_of
+from tilewright.lang.tile_words import as_result, dims_of, masked, summed
+from tilewright.lang.values import Value, value_of
 from tilewright.support.errors import word
 
 NAMED = ("sum", "prod", "max", "min")
@@ -189,16 +189,24 @@ def _emitted(
     nor in the totals of a scan by name, nor in those asked for."""
     builder = current_block()
     axis, by = values[0].axes[at], None
+    if any(value.is_long for value in values):
+        raise CompileError(
+            f"T.{word()} of a row that does not fit the registers of a block",
+            got=f"a value of shape {shape_text(values[0].axes)}",
+            fix=f"loop over pieces of it, with what came before: for j in T.tile({axis.name}): "
+            "y = T.cumsum(x, dim=1) + before[:, None]; before += T.sum(x, dim=1)",
+            code="shape",
+        )
     given = list(values)
     if callable(op):
         by = _operator(op, [value.kind for value in values], is_tuple)
-        if axis.limit is not None and (reverse or total):
+        if axis.is_ragged and (reverse or total or axis.first is not None):
             by = _optional(by)
             given.append(
                 Value(values[0].axes, INT32, lambda p: cast(axis.inside(p[at]), INT32), values)
             )
-    elif axis.limit is not None and not (op == "sum" and axis in values[0].zeros):
-        given = [_masked(values[0], axis, at, op)]
+    elif not (op == "sum" and axis in values[0].zeros and not values[0].padding):
+        given = [masked(values[0], op, [axis])]
     sources = [value.hold() for value in given]
     real = given[0].real
     where = next(k for k, each in enumerate(real) if each is axis)
@@ -221,16 +229,6 @@ def _emitted(
     if by is None:
         values[0].scans[op, at] = done
     return done
-
-
-def _masked(value: Value, axis: Axis, at: int, op: str) -> Value:
-    """`value` with what changes no fold in its padding."""
-
-    def element(places: Places) -> Expr:
-        neutral = math.identity(op, value.kind)
-        return select(axis.inside(places[at]), value.element(places), neutral)
-
-    return Value(value.axes, value.kind, element, (value,))
 
 
 def _operator(function: Callable[..., Any], kinds: list[DType], is_tuple: bool) -> Operator:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import math, move
 from tilewright.lang.alloc import alloc_var
-from tilewright.lang.atomics import atomic_add as atomic_add_element
-from tilewright.lang.axes import ONE, broadcast, shape_text
-from tilewright.lang.builder import current, current_block
+from tilewright.lang.axes import ONE, Axis, shape_text
+from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.check import check_dim
 from tilewright.lang.handles import Tile, Tiles
-from tilewright.lang.indexing import guarded_map, read
+from tilewright.lang.indexing import read
+from tilewright.lang.pieces import blocks_of, exchanged, over, walk_of, walking
 from tilewright.lang.types import shape_tuple, static_int
 from tilewright.lang.values import (
     Places,
@@ -25,13 +25,12 @@ from tilewright.lang.values import (
     axis_of,
     is_tile,
     lift,
-    over,
-    own_places,
     value_of,
 )
+from tilewright.lang.where import locate
 from tilewright.support.errors import word
 
-_any = builtins.any
+_any, _all = builtins.any, builtins.all
 inf = float("inf")
 
 
@@ -159,7 +158,8 @@ def arange(n: Any, *more: Any) -> Value:
             fix="write T.arange(n) + start",
             code="arguments",
         )
-    return Value((axis_of(n),), INT32, lambda places: places[0])
+    axis = axis_of(n)
+    return Value((axis,), INT32, lambda places: axis.index(places[0]))
 
 
 def where(cond: Any, a: Any, b: Any) -> Any:
@@ -241,41 +241,139 @@ def as_result(x: Value, dims: list[int], keepdim: bool, buffer: Buffer, op: str)
     return alloc_var(str(buffer.dtype), init=number)
 
 
+FOLDS: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
+    "max": lambda a, b: _extreme("max", a, b),
+    "min": lambda a, b: _extreme("min", a, b),
+    "any": lambda a, b: binary("or", a, b),
+    "all": lambda a, b: binary("and", a, b),
+}
+
+
+def _extreme(op: str, a: Expr, b: Expr) -> Expr:
+    """As reductions have it: NaN stays."""
+    return Call(f"{op}_nan", (a, b), a.dtype) if a.dtype.is_float else binary(op, a, b)
+
+
 def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
     builder = current_block()
     scanned = x.scans.get((op, dims[0])) if len(dims) == 1 else None
     if scanned is not None and scanned.is_open:  # which knows the totals of lines
         return scanned.totals()[0]  # type: ignore[no-any-return]
-    ragged = [x.axes[d] for d in dims if x.axes[d].limit is not None]
-    if ragged:
-        inner = x
+    since = builder.outermost()
+    reduced = [x.axes[d] for d in dims if x.axes[d] is not ONE]
+    rest = tuple(axis for axis in x.real if axis not in reduced)
+    if _any(axis.is_long for axis in rest):
+        buffer = _folded_pieces(builder, x, op, reduced, rest)
+    else:
+        long = _any(axis.is_long for axis in reduced)
+        source = _accumulated(builder, x, op, reduced) if long else masked(x, op, reduced).hold()
+        buffer = _fold(builder, source, x.real, op, reduced, x.kind)
+    blocks = blocks_of(reduced)
+    if blocks > 1:
+        word_kind = _word(x.kind)
+        fold = FOLDS[{"any": "max", "all": "min"}.get(op, op)]
+        exchanged(builder, buffer, word_kind, blocks, fold, since)
+    return buffer
 
-        def at(places: Places) -> Expr:
-            inside: Expr = TRUE
-            for axis, place in zip(inner.axes, places, strict=True):
-                if axis in ragged:
-                    inside = logical_and(inside, axis.inside(place))
-            return select(inside, inner.element(places), math.identity(op, inner.kind))
 
-        x = Value(inner.axes, inner.kind, at, (inner,))
-    axes, buffer = list(x.real), x.hold()
-    for dim in reversed(dims):
-        axis = x.axes[dim]
-        if axis is ONE:
-            continue
+def _inside(axes: Sequence[Axis], places: Places, counted: Sequence[Axis]) -> Expr:
+    """Whether places on `axes` count along those that are `counted`."""
+    found: Expr = TRUE
+    for axis, place in zip(axes, places, strict=True):
+        if axis in counted:
+            found = logical_and(found, axis.inside(place))
+    return found
+
+
+def masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
+    """x, with what changes nothing in its padding."""
+    ragged, unit = [axis for axis in reduced if axis.is_ragged], math.identity(op, x.kind)
+    if ragged and x.is_named and not x.is_long:  # memory of its own
+        x.fill_padding(ragged, unit)
+    elif ragged:
+        return _selected(x, reduced, unit)
+    return x
+
+
+def _selected(x: Value, counted: Sequence[Axis], unit: Expr) -> Value:
+    return Value(
+        x.axes,
+        x.kind,
+        lambda places: select(_inside(x.axes, places, counted), x.element(places), unit),
+        (x,),
+    )
+
+
+def _word(kind: DType) -> DType:
+    """A type of 32 bits or more that holds the same numbers."""
+    return kind if kind.bits >= 32 else FLOAT32 if kind.is_float else INT32
+
+
+def _fold(
+    builder: Builder,
+    buffer: Buffer,
+    axes: Sequence[Axis],
+    op: str,
+    reduced: Sequence[Axis],
+    kind: DType,
+) -> Buffer:
+    """The buffer, which has `axes`, folded along `reduced`."""
+    axes = list(axes)
+    for axis in reversed(reduced):
         where = next(k for k, each in enumerate(axes) if each is axis)
-        long = [k for k, each in enumerate(axes) if each.size != 1]
-        rest = [each for k, each in enumerate(axes) if k != where]
+        sizes = [int(size) for size in buffer.shape]
+        long = [k for k, size in enumerate(sizes) if size != 1]
+        rest = [size for k, size in enumerate(sizes) if k != where]
         space = Space.FRAGMENT if rest else Space.SHARED
-        shape = tuple(const(each.size) for each in rest) or (const(1),)
-        dst = Buffer(builder.fresh(builder.hint, op), shape, buffer.dtype, space)
+        shape = tuple(map(const, rest)) or (const(1),)
+        dst = Buffer(builder.fresh(builder.hint, op), shape, kind, space)
         builder.emit(Alloc(dst))
-        if axis.size == 1:
+        if sizes[where] == 1:
             builder.emit(Copy(whole(buffer), whole(dst)))
         else:
             builder.emit(Reduce(op, whole(buffer), whole(dst), long.index(where), masked=True))
-        axes, buffer = rest, dst
+        del axes[where]
+        buffer = dst
     return buffer
+
+
+def _accumulated(builder: Builder, x: Value, op: str, reduced: Sequence[Axis]) -> Buffer:
+    """A tile of a piece's shape: each element is the fold of those at its place in the pieces."""
+    shape = tuple(const(a.split.step if a.split and a.is_long else a.size) for a in x.real)
+    kind = _word(x.kind) if x.kind.is_float else x.kind  # not rounded at every step
+    total = Buffer(builder.fresh(builder.hint, f"{op}_pieces"), shape, kind, Space.FRAGMENT)
+    builder.emit(Alloc(total))
+    builder.emit(Fill(whole(total), math.identity(op, kind)))
+    with walking(builder, x.axes):
+        vars, places = over(builder, x.axes)
+        value = FOLDS[op](Load(total, vars), cast(x.element(places), kind))
+        body: Op = Store(total, vars, value, loc=locate())
+        inside = _inside(x.axes, places, reduced)
+        builder.emit(Map(vars, shape, (body if inside is TRUE else If(inside, (body,)),)))
+    return total
+
+
+def _folded_pieces(
+    builder: Builder, x: Value, op: str, reduced: Sequence[Axis], rest: tuple[Axis, ...]
+) -> Buffer:
+    """x folded along `reduced`, where a long axis remains: in shared memory."""
+    shape = tuple(const(axis.size) for axis in rest)
+    found = Buffer(builder.fresh(builder.hint, op), shape, x.kind, Space.SHARED)
+    builder.emit(Alloc(found))
+    with walking(builder, rest):
+        crossed = _any(axis.is_long for axis in reduced)
+        source = (
+            _accumulated(builder, x, op, reduced)
+            if crossed
+            else again(masked(x, op, reduced)).piece(builder)
+        )
+        part = _fold(builder, source, x.real, op, reduced, x.kind)
+        walks = [walk_of(builder, axis) for axis in rest]
+        starts = tuple(const(0) if walk is None else walk.base for walk in walks)
+        builder.emit(Copy(whole(part), Region(found, starts, part.shape)))
+    return found
 
 
 def summed(x: Any) -> Value:
@@ -287,7 +385,7 @@ def summed(x: Any) -> Value:
         return value
     if value.wide is None:
         value.wide = lift(lambda e: cast(e, FLOAT32 if narrow else INT32), value)
-        value.wide.zeros = value.zeros
+        value.wide.zeros = () if value.padding else value.zeros
     return value.wide
 
 
@@ -373,11 +471,12 @@ def _folding(name: str) -> Callable[..., Any]:
         value = value_of(values[0])
         return _reduced(value, name, dims_of(value, dim), keepdim)
 
+    word.__name__ = word.__qualname__ = name
     return word
 
 
-max = functools.wraps(math.max)(_folding("max"))
-min = functools.wraps(math.min)(_folding("min"))
+max, min = _folding("max"), _folding("min")
+max.__doc__, min.__doc__ = math.max.__doc__, math.min.__doc__
 
 
 def _tested(x: Any) -> Any:
@@ -416,10 +515,10 @@ def _first(name: str) -> Callable[..., Any]:
         dims = dims_of(value, dim)
         axis = value.axes[dims[0]]
         top = _reduced(value, name, dims, True)
-        last = const(axis.size)
+        last = const(axis.total or axis.size)
         at = [ONE] * value.ndim
         at[dims[0]] = axis
-        places = Value(tuple(at), INT32, lambda p: p[dims[0]])
+        places = Value(tuple(at), INT32, lambda p: axis.index(p[dims[0]]))
 
         def found(element: Any, best: Any, place: Any) -> Expr:
             hit = compare("==", element, best)
@@ -508,7 +607,10 @@ def reshape(src: Any, *shape: Any) -> Any:
         return move.reshape(src, *shape)
     dims = shape_tuple(shape[0]) if len(shape) == 1 and not hasattr(shape[0], "axis") else shape
     axes = tuple(map(axis_of, dims))
-    if _any(a.limit is not None for a in (*src.axes, *axes) if a not in src.axes or a not in axes):
+    changed = [a for a in (*src.axes, *axes) if a not in src.axes or a not in axes]
+    if changed:
+        current().undivided.add(len(current().kernels))
+    if _any(a.is_ragged and not a.total for a in changed):
         raise CompileError(
             "T.reshape of a tile whose end may be ragged",
             got=f"{shape_text(src.axes)} as {shape_text(axes)}",
@@ -519,29 +621,11 @@ def reshape(src: Any, *shape: Any) -> Any:
     def at(places: Places) -> Expr:
         linear: Expr = const(0)
         for axis, place in zip(axes, places, strict=True):
-            linear = linear * axis.size + place
+            linear = linear * (axis.total or axis.size) + place
         found: list[Expr] = []
         for axis in reversed(src.axes):
-            found.insert(0, linear % axis.size)
-            linear = linear // axis.size
+            found.insert(0, linear % (axis.total or axis.size))
+            linear = linear // (axis.total or axis.size)
         return src.element(tuple(found))
 
     return Value(axes, src.kind, at, (src,))
-
-
-def atomic_add(dst: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(dst, Value) or dst.box is None:
-        return atomic_add_element(dst, value, *args, **kwargs)
-    builder = current_block()
-    box, made = dst.box, value_of(value)
-    broadcast([box.axes, made.axes], "T.atomic_add")
-    vars, places = over(builder, box.axes)
-    element_of = Region(box.buffer, box.indices(places), tuple(const(1) for _ in box.buffer.shape))
-    op = Atomic(
-        "add", element_of, cast(made.element(own_places(made, box.axes, places)), box.buffer.dtype)
-    )
-    builder.emit(guarded_map(vars, box, places, op))
-    return None
-
-
-atomic_add.__doc__ = atomic_add_element.__doc__

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any
 
+from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.core import *
 from tilewright.ir.expr import ceildiv
 from tilewright.lang.axes import Axis
 from tilewright.lang.builder import CHOSEN, Builder
+from tilewright.lang.check import is_const
 from tilewright.lang.launch import Kernel as open_kernel
 from tilewright.lang.loops import Loop
 from tilewright.lang.types import integer, shape_tuple, static_int
@@ -45,14 +46,13 @@ def each(n: Any) -> Each:
 
 @dataclass(frozen=True)
 class _Range:
-    """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`. `high` is
-    a multiple of `align`, or `limit` where that is less."""
+    """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`; whether
+    the text says that size."""
 
     low: Expr
     high: Expr
     size: int
-    align: int
-    limit: Expr | None
+    is_pinned: bool = False
 
     @property
     def trips(self) -> Expr:
@@ -64,14 +64,40 @@ class _Range:
         if not self.size:
             return self.low + count
         start = self.low + count * self.size
-        end = start + self.size
-        zero = isinstance(self.low, Const) and self.low.value == 0
-        limit = self.limit if zero and self.align % self.size == 0 else self.high
-        if zero and isinstance(limit, Const) and limit.value % self.size == 0:
-            limit = None
+        end, limit = start + self.size, self.limit
         axis = Axis(name, self.size, object(), start, limit)
-        stop = end if limit is None else binary("min", end, limit)
-        return TileIndex(axis, start, stop, self.size if zero else 1)
+        return TileIndex(axis, start, end if limit is None else binary("min", end, limit))
+
+    def index_from_end(self, name: str, count: Expr) -> Any:
+        """The tile of trip number `count` where the first one is cut, not the last."""
+        start = self.high - (self.trips - count) * self.size
+        axis = Axis(name, self.size, object(), start, first=self.low)
+        return TileIndex(axis, start, start + self.size)
+
+    def ends_inside(self, sizes: Container[Var]) -> bool:
+        """Whether tiles are better laid from the end: a tensor's elements may come after it, and
+        none before the range, where copies read zeros. What is made of `sizes` ends a tensor."""
+        if not self.size or self.is_pinned or not is_const(self.low, 0) or self.limit is None:
+            return False
+        return bool(loads(self.limit)) or any(v not in sizes for v in variables(self.limit))
+
+    @property
+    def limit(self) -> Expr | None:
+        """What may cut the last tile. An end that is a whole number of tiles away does not."""
+        if multiple_of(self.low) % self.size:
+            return self.high
+        cuts = [end for end in _least_of(self.high) if multiple_of(end) % self.size]
+        return None if not cuts else cuts[0] if len(cuts) == 1 else self.high
+
+
+def _least_of(expr: Expr) -> list[Expr]:
+    """The expressions of which one is the minimum."""
+    match expr:
+        case Bin("min", a, b):
+            return [*_least_of(a), *_least_of(b)]
+        case Bin("+" | "-" as op, a, Const() as by):
+            return [binary(op, each, by) for each in _least_of(a)]
+    return [expr]
 
 
 def tile(*axes: Any, size: Any = None) -> Loop:
@@ -79,8 +105,9 @@ def tile(*axes: Any, size: Any = None) -> Loop:
     may run ahead.
 
     An axis is `n`, `(low, high)` or `T.each(n)`; `T.tile()` is one block. How many elements a tile
-    has is left open, or pinned by `size`, a number or one for each axis. The last tile is shorter:
-    no word sees what lies behind its end. `reversed(T.tile(n))` begins with the last tile.
+    has is left open, or pinned by `size`, a number or one for each axis. The last tile is shorter,
+    or the first one where nothing is pinned: no word sees what lies outside the range. Several axes
+    of known lengths are one loop. `reversed(T.tile(n))` begins with the last tile.
 
     >>> @tw.jit
     ... def double(X):
@@ -145,15 +172,14 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
     if builder.kernel is not None:
         first, last = builder.snapshot(first), builder.snapshot(last)
     if isinstance(axis, Each):
-        return _Range(first, last, 0, 1, last)
-    align, limit, _ = builder.stops.get(id(last), (1, last, last))
-    return _Range(first, last, _size(builder, name, size), align, limit)
+        return _Range(first, last, 0)
+    return _Range(first, last, _size(builder, name, size), size is not None)
 
 
 def _size(builder: Builder, name: str, pinned: Any) -> int:
     if pinned is not None:
         return static_int(pinned, "size of T.tile", 1)
-    chosen = dict(CHOSEN.get().tiles)
+    chosen = dict(CHOSEN.get().schedule.tiles)
     if name in chosen:
         return int(chosen[name])
     builder.open_tiles.setdefault(name, None)
@@ -163,10 +189,9 @@ def _size(builder: Builder, name: str, pinned: Any) -> int:
 PROBED = 16  # the size of a tile while only the form of the text matters
 
 
-def _made(builder: Builder, name: str, span: _Range, count: Expr) -> Any:
-    found = span.index(name, count)
+def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool = False) -> Any:
+    found = (span.index_from_end if from_end else span.index)(name, count)
     if isinstance(found, TileIndex):
-        builder.stops[id(found.stop)] = (found.align, found.axis.limit, found.stop)
         builder.axes[found.axis.key] = name
     return found
 
@@ -181,20 +206,25 @@ def _grid(
     counts = [span.trips for span in spans]
     # the last axis is the fastest; a grid has three
     folded = counts if len(counts) <= 3 else [_product(counts[:-2]), *counts[-2:]]
-    threads = CHOSEN.get().threads
-    scope = open_kernel(*reversed(folded), threads=128 if threads == "auto" else threads)
-    scope.names, scope.loc = tuple(reversed(names))[: len(folded)], loc
-    scope.unpacked = True
+    number = len(builder.kernels)
+    builder.tiled.add(number)
+    splits = [split for (kernel, _), split in builder.splits.items() if kernel == number]
+    cluster = max((split.blocks for split in splits), default=1)
+    grid = [*reversed(folded)] or [const(1)] * (cluster > 1)
+    if cluster > 1:
+        grid[0] = grid[0] * cluster
+    chosen = CHOSEN.get().schedule.threads
+    threads = builder.threads.get(number, 128) if chosen == "auto" else chosen
+    scope = open_kernel(*grid, threads=threads, cluster_dims=cluster if cluster > 1 else None)
+    scope.names, scope.loc = tuple(reversed(names))[: len(grid)], loc
+    scope.unpacked = bool(folded)
     with scope:
         assert builder.kernel is not None
         blocks: list[Expr] = [*reversed(builder.kernel.blocks)] if folded else []
+        if cluster > 1 and folded:
+            blocks[-1] = blocks[-1] // cluster
         if len(counts) > 3:
-            first, rest = blocks[0], blocks[1:]
-            split: list[Expr] = []
-            for count in reversed(counts[1:-2]):
-                split.insert(0, first % count)
-                first = first // count
-            blocks = [first, *split, *rest]
+            blocks = [*_parts(blocks[0], counts[:-2]), *blocks[1:]]
         indices = [
             _made(builder, name, span, block)
             for name, span, block in zip(names, spans, blocks, strict=True)
@@ -220,48 +250,39 @@ def _sequential(
     loc: Loc | None,
 ) -> Iterator[Any]:
     builder.require_block("tile")
-    found, opened = [], []
-    for k, (name, axis, size) in enumerate(zip(names, axes, pinned, strict=True)):
-        span = _range(builder, name, axis, size, loc)
+    spans = [
+        _range(builder, name, axis, size, loc)
+        for name, axis, size in zip(names, axes, pinned, strict=True)
+    ]
+    trips = [builder.snapshot(span.trips) for span in spans]
+    # several axes of known lengths are one loop: what runs ahead does so across their ends
+    known = len(spans) > 1 and all(isinstance(count, Const) for count in trips)
+    lengths, label = ([_product(trips)], "_".join(names)) if known else (trips, "")
+    opened: list[tuple[Var, Expr, int]] = []
+    for name, length in zip((label,) if known else names, lengths, strict=True):
         var = builder.var(f"{name}_trip", INT32)
-        trips = builder.snapshot(span.trips)
-        builder.open(loop=True).counters = [(var, const(0), trips, const(1))]
-        opened.append((var, trips, len(builder.bodies), k == len(axes) - 1))
-        found.append(_made(builder, name, span, trips - 1 - var if backward else var))
+        builder.open(loop=True).counters = [(var, const(0), length, const(1))]
+        opened.append((var, length, len(builder.bodies)))
+    vars = [var for var, _, _ in opened]
+    counts = _parts(vars[0], trips) if known else vars
+    if backward:
+        counts = [length - 1 - count for count, length in zip(counts, trips, strict=True)]
+    found = [
+        _made(builder, name, span, count, span.ends_inside(builder.dims))
+        for name, span, count in zip(names, spans, counts, strict=True)
+    ]
     yield found[0] if len(found) == 1 else tuple(found)
-    for var, trips, depth, inner in reversed(opened):
+    for k, (var, length, depth) in reversed([*enumerate(opened)]):
         builder.close_skipped(depth, loc)
         body = builder.close()
-        kind, stages = ("pipelined", -1) if inner else ("serial", 0)
-        builder.emit(For(var, const(0), trips, body, kind=kind, stages=stages, loc=loc))
+        kind, stages = ("pipelined", -1) if k == len(opened) - 1 else ("serial", 0)
+        builder.emit(For(var, const(0), length, body, kind=kind, stages=stages, loc=loc))
 
 
-# ── sizes that are left open ─────────────────────────────────────────────────────────────────────
-
-MATRIX = 64  # along each side of a matrix product
-ELEMENTS = 4096  # of the largest value that a block keeps
-LONGEST = 1024
-
-
-def default_sizes(builder: Builder) -> dict[str, int]:
-    """A size for each tile that was left open, legal for every shape: 64 along the sides of matrix
-    products; otherwise as many as keep the values of a block within 4096 elements."""
-    multiplied = {builder.axes[key] for key in builder.multiplied if key in builder.axes}
-    chosen = {name: MATRIX for name in builder.open_tiles if name in multiplied}
-    for name in builder.open_tiles:
-        if name in chosen:
-            continue
-        size = LONGEST
-        for axes in builder.footprints:
-            mine = {builder.axes.get(a.key) for a in axes} & builder.open_tiles.keys() - multiplied
-            if name not in mine:
-                continue
-            fixed = prod(
-                chosen.get(builder.axes.get(a.key, ""), a.size)
-                for a in axes
-                if builder.axes.get(a.key) not in mine
-            )
-            room = max(1, ELEMENTS // fixed) ** (1 / len(mine))
-            size = min(size, 1 << max(0, int(room).bit_length() - 1))
-        chosen[name] = size
-    return chosen
+def _parts(count: Expr, lengths: list[Expr]) -> list[Expr]:
+    """The numbers of which `count` is made, the last of them the fastest."""
+    found: list[Expr] = []
+    for length in reversed(lengths[1:]):
+        found.insert(0, count % length)
+        count = count // length
+    return [count, *found]

@@ -27,7 +27,7 @@ from tilewright.lang.meanings import explained
 from tilewright.lang.params import add_parameter
 from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
 from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
-from tilewright.lang.tiles import default_sizes
+from tilewright.lang.sizes import Sizes, check_chosen, choose_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
@@ -258,18 +258,25 @@ def _with_sizes(
 ) -> tuple[Builder, Any]:
     """Run the function; where it leaves sizes of tiles open, once to see what they are for, and
     again with the sizes chosen."""
-    builder = fresh()
+    builder, sizes = fresh(), None
     while True:
         try:
             returned = _run(function, builder, functools.partial(call, builder))
         except TracedAgain:
-            tiles = builder.tiles
+            pass
         else:
-            if builder.tiles or not builder.open_tiles:
+            if sizes is not None or not (builder.open_tiles or builder.extents):
+                check_chosen(builder)
                 return builder, returned
-            tiles = default_sizes(builder)
-        carried, builder = builder.carried, fresh()
-        builder.carried, builder.tiles = carried, tiles
+            sizes = choose_sizes(builder)
+            if sizes == Sizes():
+                check_chosen(builder)
+                return builder, returned
+        last, builder = builder, fresh()
+        builder.carried, builder.kept = last.carried, last.kept
+        if sizes is not None:
+            builder.tiles, builder.threads = sizes.tiles, sizes.threads
+            builder.splits = sizes.splits
 
 
 def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any:

@@ -12,15 +12,16 @@ the others is masked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 from weakref import ref
 
 from tilewright.ir.core import *
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
-from tilewright.lang.builder import Builder, Position, current, current_block
+from tilewright.lang.builder import Builder, Position, TracedAgain, current, current_block
 from tilewright.lang.handles import WORDS, Tile, Tiles, no_operator
+from tilewright.lang.pieces import apart, in_piece, over, spans, walk_of, walking
 from tilewright.lang.scalar import Scalar, is_number
 from tilewright.lang.types import ScalarType, integer
 from tilewright.lang.where import locate
@@ -32,20 +33,41 @@ At = Callable[[Places], Expr]
 @dataclass(eq=False)
 class Box:
     """What an index of a buffer names: `axes` of the result, and the buffer's `indices` at places
-    on them. `region`: as a box of the buffer, where no index is a value. `loose`: the axes whose
-    padding lies inside the buffer, or may."""
+    on them. `region`: as a box of the buffer, where no index is a value; `along` are the axes of
+    its dimensions. `loose`: the axes whose padding lies inside the buffer, or may."""
 
     tile: Tile
     keys: Sequence[Any]
     axes: tuple[Axis, ...]
     indices: Callable[[Places], Places]
     region: Region | None
+    along: tuple[Axis | None, ...]
     loose: tuple[Axis, ...]
     parts: tuple[Value, ...]
 
     @property
     def buffer(self) -> Buffer:
         return self.tile.buffer
+
+    def where(self, places: Places) -> tuple[Buffer, Places]:
+        """The element at places on the axes."""
+        if self.region is None or self.region.buffer is self.buffer:
+            return self.buffer, self.indices(places)
+        at = dict(zip(self.axes, places, strict=True))
+        moved = [0 if axis is None else at[axis] for axis in self.along]
+        return self.region.buffer, tuple(
+            start + place for start, place in zip(self.region.starts, moved, strict=True)
+        )
+
+    def piece(self, builder: Builder) -> Region:
+        """The part of the region that passes are working on."""
+        assert self.region is not None
+        starts, extents = [*self.region.starts], [*self.region.extents]
+        for at, axis in enumerate(self.along):
+            walk = None if axis is None else walk_of(builder, axis)
+            if walk is not None:
+                starts[at], extents[at] = starts[at] + walk.base, const(walk.width)
+        return replace(self.region, starts=tuple(starts), extents=tuple(extents))
 
 
 class Value:
@@ -55,8 +77,10 @@ class Value:
     source: Buffer | None = None  # the memory that it reads itself
     region: Region | None = None  # that it is a plain copy of
     box: Box | None = None  # that it was read from
+    is_zero_outside = False  # whether it is 0 where that ends
     base: Value | None = None  # that it is the transpose of
     zeros: tuple[Axis, ...] = ()  # in whose padding it is zero
+    pad_of: Callable[[Axis, Position], Expr | None] | None = None  # by what it is made of
     cache: str | None = None  # what the L2 cache is told about what it reads
     is_bound = False  # whether it has a name
     is_named = False  # whether that is memory
@@ -73,10 +97,14 @@ class Value:
         self.name: str | None = None
         self._held: dict[Any, tuple[Buffer, int]] = {}
         self.writes = 0
+        self.padding: dict[Any, tuple[Expr, Position]] = {}  # by axis: since when it holds what
         self.wide: Value | None = None  # it in the type that sums have
         self.folded: dict[Any, tuple[Buffer, Position, int]] = {}  # what it was reduced to
         self.scans: dict[Any, Any] = {}  # scans of it, by what and along which dimension
         self.is_formula = self.is_formula and all(part.is_formula for part in self.parts)
+        self.is_long = any(axis.is_long for axis in axes)
+        self.serial = 0  # of a load of a long dimension
+        self.touched = 0  # the last pass that used it
         builder.values.append(ref(self))
 
     # ── what users see ──
@@ -95,7 +123,7 @@ class Value:
                 fix="index the others away: X[b, m, k].T",
                 code="shape",
             )
-        made = Value(self.axes[::-1], self.kind, lambda p: self.element(p[::-1]), (self,))
+        made = Value(self.axes[::-1], self.kind, lambda p: self.turned(p[::-1]), (self,))
         made.base = self
         return made
 
@@ -104,6 +132,14 @@ class Value:
 
     def __getitem__(self, key: Any) -> Any:
         return WORDS["slice"](self, key if isinstance(key, tuple) else (key,))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise CompileError(
+            "a value has no elements to store to",
+            got=repr(self),
+            fix="choose elements: x = T.where(cond, new, x); or store to a tensor: Y[m, n] = x",
+            code="whole-tile",
+        )
 
     def __bool__(self) -> bool:
         raise CompileError(
@@ -128,9 +164,61 @@ class Value:
 
     def element(self, places: Places) -> Expr:
         """The element at `places`, one for each axis."""
-        if self.is_named or self.is_stale or self._held:
+        if self.is_stale or self._held or (self.is_named and not self.is_long):
             return Load(self.hold(), self._real(places), self.loc)
-        return self.at(places)
+        return self._piece(places) if self.is_long else self.at(places)
+
+    def _piece(self, places: Places) -> Expr:
+        """The element at `places`, of a value that no memory has as a whole."""
+        builder = current()
+        if self.serial:
+            if self.serial in builder.kept:
+                return Load(self.hold(), self._real(places), self.loc)
+            if self.touched not in (0, builder.passes) and self.may_keep:
+                builder.kept.add(self.serial)
+                raise TracedAgain
+            self.touched = builder.passes
+        inner = in_piece(builder, self.axes, places)
+        if inner is None or not self.is_named:
+            return self.at(places)
+        made = builder.walks[-1].made
+        if id(self) not in made:
+            made[id(self)] = self, self.piece(builder)
+        return Load(made[id(self)][1], self._real(inner), self.loc)
+
+    @property
+    def may_keep(self) -> bool:
+        return all(axis.split is None or axis.split.keeps for axis in self.axes)
+
+    def piece(self, builder: Builder) -> Buffer:
+        """A tile of the piece that passes are working on."""
+        extents = spans(builder, self.axes)
+        buffer = Buffer(builder.fresh(self.name, "tile"), extents, self.kind, Space.FRAGMENT)
+        vars, places = over(builder, self.axes)
+        if self.box is not None and self.region is not None:
+            fill: Op = Copy(self.box.piece(builder), whole(buffer), cache=self.cache, loc=self.loc)
+        else:
+            value = cast(self.at(places), self.kind)
+            fill = filled(buffer, vars, vars, extents, value, self.loc)
+        builder.emit(Alloc(buffer, loc=self.loc))
+        builder.emit(fill)
+        return buffer
+
+    def plus(self, other: Any) -> Value | None:
+        """The sum with a value, where it is made in one go."""
+        return None
+
+    def turned(self, places: Places) -> Expr:
+        """The element, which is asked for along the other dimension than it lies."""
+        if self.region is None:
+            return self.element(places)
+        return Load(self.hold(Space.SHARED), places, self.loc)  # read in rows
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether it is made of what lies along the other dimension."""
+        own = self.base is not None and self.base.region is not None
+        return own or any(part.is_turned for part in self.parts)
 
     @property
     def is_stale(self) -> bool:
@@ -151,7 +239,8 @@ class Value:
 
     def hold(self, space: Space = Space.FRAGMENT, masked: tuple[Axis, ...] = ()) -> Buffer:
         """The value in memory, made where it stands; zero in the padding of the axes `masked`."""
-        masked = tuple(axis for axis in masked if axis.limit is not None)
+        masked = tuple(axis for axis in masked if axis.is_ragged)
+        space = Space.SHARED if self.is_long else space
         key = (space, tuple(axis.key for axis in masked))
         found = self.held(key)
         if found is None:
@@ -160,28 +249,67 @@ class Value:
             found = self.make(builder, space, masked)
             self._held[key] = found, builder.writes(found)
             if not masked and not self.region:
-                self.at, self.parts = kept_in(found, self.axes, self.loc), ()
+                self.at, self.parts, self.pad_of = kept_in(found, self.axes, self.loc), (), None
         return found
+
+    def pad(self, axis: Axis, at: Position) -> Expr | None:
+        """What lies in the padding of an axis at a position, where one number is known to."""
+        number, since = self.padding.get(axis.key, (None, at))
+        if number is not None and since.order < at.order and current().in_scope(since):
+            return number
+        return None if self._held or self.pad_of is None else self.pad_of(axis, at)
+
+    def fill_padding(self, axes: Sequence[Axis], number: Expr) -> None:
+        """Put a number where nobody looks, unless it is there."""
+        builder, buffer = current(), self.hold()
+        here = builder.position()
+        axes = [axis for axis in axes if not is_same(self.pad(axis, here), number)]
+        if not axes:
+            return
+        vars, places = over(builder, self.axes)
+        inside: Expr = TRUE
+        for axis, place in zip(self.axes, places, strict=True):
+            if axis in axes:
+                inside = logical_and(inside, axis.inside(place))
+        at = self._real(places)
+        kept = Store(buffer, at, select(inside, Load(buffer, at), number))
+        builder.emit(Map(vars, buffer.shape, (kept,)), seen=False)
+        self.padding |= {axis.key: (number, builder.position()) for axis in axes}
 
     @classmethod
     def of(cls, axes: tuple[Axis, ...], buffer: Buffer) -> Value:
         """What a fragment holds now."""
         made = Value(axes, buffer.dtype, kept_in(buffer, axes, locate()))
         made.is_formula = False
-        made._held[Space.FRAGMENT, ()] = buffer, current().writes(buffer)
+        made._held[buffer.space, ()] = buffer, current().writes(buffer)
         return made
 
     def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
         buffer = new_tile(builder, self, space)
         add = partial(builder.emit_at, self.position)
         add(Alloc(buffer, loc=self.loc))
-        if self.region is not None and not masked:
-            add(Copy(self.region, whole(buffer), cache=self.cache, loc=self.loc))
-            return buffer
         if not self.real:
-            add(Store(buffer, (), self.at(tuple(const(0) for _ in self.axes)), loc=self.loc))
+            place = tuple(const(0) for _ in self.axes)
+            add(Store(buffer, self._real(place), self.at(place), loc=self.loc))
             return buffer
-        add(self.map_into(builder, buffer, masked))
+        if self.region is not None and not masked:
+            to = whole(buffer)
+            for at, axis in enumerate(self.real):
+                rest = axis.size - axis.part
+                if rest:  # the last step goes beyond the part
+                    first, last = [*to.starts], [*to.extents]
+                    first[at], last[at] = const(axis.part), const(rest)
+                    empty = Region(buffer, tuple(first), tuple(last))
+                    add(Fill(empty, const(0, self.kind), loc=self.loc))
+                    last[at] = const(axis.part)
+                    to = Region(buffer, to.starts, tuple(last))
+            add(Copy(self.region, to, cache=self.cache, loc=self.loc))
+            return buffer
+        if not self.is_long:
+            add(self.map_into(builder, buffer, masked))
+            return buffer
+        with apart(builder, self.position), walking(builder, self.axes):
+            builder.emit(self.map_into(builder, buffer, masked))
         return buffer
 
     def map_into(self, builder: Builder, buffer: Buffer, masked: tuple[Axis, ...] = ()) -> Op:
@@ -191,11 +319,16 @@ class Value:
         for axis, place in zip(self.axes, places, strict=True):
             if axis in masked:
                 value = select(axis.inside(place), value, const(0, value.dtype))
-        return filled(buffer, vars, cast(value, buffer.dtype), self.loc)
+        extents = spans(builder, self.axes)
+        return filled(
+            buffer, self._real(places), vars, extents, cast(value, buffer.dtype), self.loc
+        )
 
 
 def real_places(axes: tuple[Axis, ...], places: Places) -> Places:
-    return tuple(p for p, axis in zip(places, axes, strict=True) if axis is not ONE)
+    """The places in memory, which has one dimension at least."""
+    found = tuple(p for p, axis in zip(places, axes, strict=True) if axis is not ONE)
+    return found or (const(0),)
 
 
 def kept_in(buffer: Buffer, axes: tuple[Axis, ...], loc: Loc | None) -> At:
@@ -204,32 +337,39 @@ def kept_in(buffer: Buffer, axes: tuple[Axis, ...], loc: Loc | None) -> At:
     return lambda places: Load(buffer, real_places(axes, places), loc)
 
 
-def filled(buffer: Buffer, vars: tuple[Var, ...], value: Expr, loc: Loc | None) -> Op:
-    """buffer[vars] = value, for all of `vars`."""
-    if isinstance(value, Const):
+def filled(
+    buffer: Buffer,
+    at: Places,
+    vars: tuple[Var, ...],
+    extents: Places,
+    value: Expr,
+    loc: Loc | None,
+) -> Op:
+    """buffer[at] = value, for all of `vars`."""
+    if not vars:
+        return Store(buffer, at, value, loc=loc)
+    if at == vars and isinstance(value, Const):
         return Fill(whole(buffer), value, loc=loc)
     moved = value.a if isinstance(value, Cast) else value
-    if isinstance(moved, Load) and moved.indices == vars and moved.buffer.shape == buffer.shape:
+    if (
+        at == vars
+        and isinstance(moved, Load)
+        and moved.indices == vars
+        and moved.buffer.shape == buffer.shape
+    ):
         return Copy(whole(moved.buffer), whole(buffer), loc=loc)
-    return Map(vars, buffer.shape, (Store(buffer, vars, value),), loc=loc)
-
-
-def over(builder: Builder, axes: Sequence[Axis]) -> tuple[tuple[Var, ...], Places]:
-    """A variable for each axis that is no 1, and the place on each axis."""
-    places = tuple(
-        const(0) if axis is ONE else builder.var(_short(axis.name), INT32, "i") for axis in axes
-    )
-    return tuple(p for p in places if isinstance(p, Var)), places
-
-
-def _short(name: str) -> str:
-    return f"{name}_" if name.isidentifier() else "i"
+    return Map(vars, extents, (Store(buffer, at, value),), loc=loc)
 
 
 def new_tile(builder: Builder, value: Value, space: Space) -> Buffer:
     name = builder.fresh(value.name, "tile")
-    shape = tuple(const(axis.size) for axis in value.real)
+    shape = tuple(const(axis.size) for axis in value.real) or (const(1),)
     return Buffer(name, shape, value.kind, space)
+
+
+def is_same(a: Expr | None, b: Expr) -> bool:
+    """Whether they are one expression, or constants of one value."""
+    return a is b or (isinstance(a, Const) and isinstance(b, Const) and a.value == b.value)
 
 
 def live(builder: Builder) -> list[Value]:
@@ -273,6 +413,9 @@ def lift(function: Callable[..., Any], *args: Any, what: str = "this operation")
     values = [value_of(x) if is_tile(x) else x for x in args]
     tiles = [v for v in values if isinstance(v, Value)]
     axes = broadcast([v.axes for v in tiles], what)
+    for v in tiles:
+        if 0 < len(v.real) < sum(axis is not ONE for axis in axes):
+            v.is_named = v.is_named or not v.is_formula  # not computed again for each element
     numbers: list[Any] = [
         current("a value").snapshot(v) if isinstance(v, (Expr, Scalar)) else v for v in values
     ]
@@ -287,8 +430,15 @@ def lift(function: Callable[..., Any], *args: Any, what: str = "this operation")
             )
         )
 
+    def pad_of(axis: Axis, place: Position) -> Expr | None:
+        pads = [v.pad(axis, place) if isinstance(v, Value) else v for v in numbers]
+        made = None if any(pad is None for pad in pads) else wrap(function(*pads))
+        return made if isinstance(made, Const) else None
+
     samples = [Var(f"_{k}", v.kind) if isinstance(v, Value) else v for k, v in enumerate(numbers)]
-    return Value(axes, wrap(function(*samples)).dtype, at, tiles)
+    made = Value(axes, wrap(function(*samples)).dtype, at, tiles)
+    made.pad_of = pad_of
+    return made
 
 
 def own_places(value: Value, axes: tuple[Axis, ...], places: Places) -> Places:
@@ -348,11 +498,11 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 def combine(op: str, a: Any, b: Any) -> Any:
     """`a op b`, where one is a tile."""
     if op == "@":
-        return Product(value_of(a), value_of(b))
+        return WORDS["product"](value_of(a), value_of(b))
     if op == "+":
-        for product, other in ((a, b), (b, a)):
-            if isinstance(product, Product) and product.continues(other):
-                return Product(product.a, product.b, value_of(other))
+        for one, other in ((a, b), (b, a)):
+            if isinstance(one, Value) and (made := one.plus(other)) is not None:
+                return made
     function = logical(op) if op in ("&", "|", "^") else arithmetic(op)
     return lift(function, a, b, what=f"`{op}`")
 
@@ -405,20 +555,24 @@ class TileIndex:
 
     tile_value = True
 
-    def __init__(self, axis: Axis, start: Expr, stop: Expr, align: int = 1) -> None:
-        self.axis, self.start, self.stop = axis, start, stop
-        self.align = align  # `stop` is a multiple of it, or the end of the range
+    def __init__(self, axis: Axis, start: Expr, stop: Expr) -> None:
+        self.axis, self.base, self.stop = axis, start, stop
+
+    @property
+    def start(self) -> Expr:
+        """The first element's index."""
+        return self.base if self.axis.first is None else self.base + self.axis.skipped
 
     size = property(lambda self: self.axis.size)
 
     @property
     def index(self) -> Value:
         """The indices, as an int32 value of one dimension."""
-        return Value((self.axis,), INT32, lambda places: self.start + places[0])
+        return Value((self.axis,), INT32, lambda places: self.base + places[0])
 
     def __add__(self, by: Any) -> TileIndex:
         shift = current("a tile index").snapshot(integer(by, "the shift of a tile index"))
-        return TileIndex(self.axis, self.start + shift, self.stop + shift)
+        return TileIndex(self.axis, self.base + shift, self.stop + shift)
 
     __radd__ = __add__
 
@@ -449,6 +603,17 @@ class TileIndex:
 
     __index__ = __int__ = __float__ = __bool__
 
+    def _no_arithmetic(self, *_: Any) -> Any:
+        name = self.axis.name
+        raise CompileError(
+            f"{name} is a tile index: it is shifted by + and -",
+            fix=f"compute with its indices, the value {name}.index",
+            code="whole-tile",
+        )
+
+    __mul__ = __rmul__ = __floordiv__ = __mod__ = __truediv__ = __neg__ = _no_arithmetic
+    __lt__ = __le__ = __gt__ = __ge__ = _no_arithmetic
+
 
 def axis_of(dim: Any) -> Axis:
     """An entry of a shape: a tile index or a size."""
@@ -464,104 +629,16 @@ def again(value: Value) -> Value:
     return Value(value.axes, value.kind, value.element, (value,))
 
 
-# ── products ─────────────────────────────────────────────────────────────────────────────────────
-
-
-class Product(Value):
-    """`a @ b`, added to `init`."""
-
-    is_formula = False
-
-    def __init__(self, a: Value, b: Value, init: Value | None = None) -> None:
-        for value, side in ((a, "left"), (b, "right")):
-            if len(value.axes) != 2 or ONE in value.axes:
-                raise CompileError(
-                    f"the {side} side of @ is no matrix",
-                    expected="two dimensions",
-                    got=f"a value of shape {shape_text(value.axes)}",
-                    fix="index the others with scalars, and keep two",
-                    code="shape",
-                )
-        if a.axes[1].key != b.axes[0].key:
-            raise CompileError(
-                "@: the shapes do not multiply",
-                expected="the last dimension of the left and the first of the right are one axis",
-                got=f"{shape_text(a.axes)} @ {shape_text(b.axes)}",
-                fix="transpose one: B[n, k].T",
-                code="shape",
-            )
-        eight = all(v.kind.is_float and v.kind.bits == 8 for v in (a, b))
-        if a.kind != b.kind and not eight:
-            raise CompileError(
-                "@: the sides have different types",
-                expected="one type",
-                got=f"{a.kind} @ {b.kind}",
-                fix="cast one: T.cast(p, V.dtype)",
-                code="dtype",
-            )
-        kind = a.kind if a.kind.name == "float64" else FLOAT32 if a.kind.is_float else INT32
-        self.a, self.b, self.init = a, b, init
-        parts = (a, b) if init is None else (a, b, init)
-        super().__init__((a.axes[0], b.axes[1]), kind, self._element, parts)
-        builder = current("@")
-        builder.multiplied.update(axis.key for axis in (*a.axes, *b.axes))
-
-    def _element(self, places: Places) -> Expr:
-        return Load(self.hold(), places, self.loc)
-
-    def continues(self, other: Any) -> bool:
-        """Whether `other + self` is a sum that starts with `other`."""
-        if self.init is not None or self.is_named:  # a loop may change what a name has
-            return False
-        if not isinstance(other, Value) or isinstance(other, Product):
-            return False
-        return other.kind == self.kind and [a.key for a in other.axes] == [a.key for a in self.axes]
-
-    def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
-        if space is Space.SHARED or masked:
-            held = Value(self.axes, self.kind, self._element, (self,))
-            held.name = self.name
-            return held.make(builder, space, masked)
-        buffer = new_tile(builder, self, space)
-        add = partial(builder.emit_at, self.position)
-        add(Alloc(buffer, loc=self.loc))
-        if self.init is None:
-            add(Fill(whole(buffer), const(0, self.kind), loc=self.loc))
-        else:
-            add(self.init_into(builder, buffer))
-        add(self.gemm_into(buffer))
-        return buffer
-
-    def init_into(self, builder: Builder, buffer: Buffer) -> Op:
-        assert self.init is not None
-        return again(self.init).map_into(builder, buffer)
-
-    def gemm_into(self, buffer: Buffer) -> Op:
-        """buffer += a @ b."""
-        axis = self.a.axes[1]
-        a, flip_a = _operand(self.a, axis, left=True)
-        b, flip_b = _operand(self.b, axis, left=False)
-        return Gemm(
-            whole(a), whole(b), whole(buffer),
-            transpose_a=flip_a, transpose_b=flip_b, loc=self.loc,
-        )  # fmt: skip
-
-
-def _operand(value: Value, axis: Axis, left: bool) -> tuple[Buffer, bool]:
-    """Where an operand lies, and whether it lies there transposed. Padding along the axis that is
-    summed is zero."""
-    flip = value.base is not None and value.held((Space.FRAGMENT, ())) is None
-    inner = value.base if flip and value.base is not None else value
-    loaded = inner.region is not None
-    # outside the tensor it is zero anyway
-    is_zero = loaded and inner.box is not None and axis not in inner.box.loose
-    masked = () if is_zero else (axis,)
-    space = Space.FRAGMENT if left and not loaded and not flip else Space.SHARED
-    return inner.hold(space, masked), flip
-
-
 give_operators(Tiles)
 for _name, _op in _METHODS.items():
     setattr(Tiles, f"__i{_name}__", _operator(_op))
 setattr(Tiles, "T", property(lambda self: value_of(self).T))  # noqa: B010
-WORDS["region"] = lambda value: whole(value_of(value).hold())
+
+
+def _region(x: Any) -> Region:
+    """A value as a tile that other words read."""
+    current().uncut.add(len(current().kernels))
+    return whole(value_of(x).hold())
+
+
+WORDS["region"] = _region

@@ -127,6 +127,40 @@ def _load_box(builder: Builder, op: Intrinsic, args: list[Any], lane: int, fr: F
     _send(fr, op, lane, cells, addresses, kind.bytes, fetch)
 
 
+@thread_meaning("bulk_row")
+def bulk_row(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> Flow:
+    """`bytes` bytes, of which the third argument says how many are read; the rest are zeros."""
+    to, of, amount, barrier = args
+    kind, tensor = to.buffer.dtype, of.memory(fr)
+    count = int(op.fields["bytes"]) // kind.bytes
+    for lane in active(fr).tolist():
+        first = of_lane(to.starts[0](fr), lane)
+        addresses = agent_block(fr).shared.address(to.buffer.name, first + np.arange(count))
+        taken = of_lane(amount(fr), lane) // kind.bytes
+        *row, start = (of_lane(s(fr), lane) for s in of.starts)
+        if int(addresses[0]) % 16 or (taken and start * kind.bytes % 16):
+            raise RunError(f"a bulk copy of {of.buffer.name} is not of whole units of 16 bytes")
+        where = (*row, slice(start, start + taken))
+        if taken and not 0 <= start <= tensor.data.shape[-1] - taken:
+            raise RunError(f"out-of-range: a bulk copy leaves {of.buffer.name}")
+        cells = yield from find_cells(builder, fr, barrier, lane, home(fr, barrier, lane))
+        _note_row(fr, tensor, where, lane)
+
+        def fetch(where: Any = where, taken: int = taken) -> Array:
+            value = np.zeros(count, kind.numpy)
+            value[:taken] = tensor.data[where] if taken else 0
+            return value
+
+        _send(fr, op, lane, cells, addresses, kind.bytes, fetch)
+    yield None
+
+
+def _note_row(fr: Frame, mem: Memory, where: Any, lane: int) -> None:
+    if mem.name in agent_block(fr).written:
+        units = np.arange(mem.data.size).reshape(mem.data.shape)[where].reshape(-1)
+        note_elements(fr, mem, units, np.full(units.size, agent_of(fr).gids[lane]), READ)
+
+
 @thread_meaning("bulk_store")
 def bulk_store(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> None:
     agent, block, found = agent_of(fr), agent_block(fr), builder.maps[op.fields["map"]]

@@ -16,18 +16,21 @@ from tilewright.passes.canonicalize.rules import (
     use_fast_functions,
 )
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
+from tilewright.passes.canonicalize.write_in_place import write_in_place
 from tilewright.passes.grid.order_blocks import order_blocks
 from tilewright.passes.grid.persist_blocks import cluster_blocks, persist_blocks, spread_clusters
 from tilewright.passes.layout.choose_copies import choose_copies
 from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
 from tilewright.passes.layout.infer_layouts import infer_layouts
 from tilewright.passes.layout.shared_tiles import pin_shared
+from tilewright.passes.lower.stamp_ops import stamp_ops
 from tilewright.passes.lower.threads import lower_threads
 from tilewright.passes.memory.place_shared import place_shared, reuse_shared
 from tilewright.passes.memory.registers import (
     fit_registers,
     keep_operands,
     move_large_fragments,
+    share_fragments,
     spill_fragments,
 )
 from tilewright.passes.overlap.count_stores import count_stores
@@ -54,6 +57,7 @@ FIRST = (
 SCHEDULE = (
     Pass(bound_maps, "layouts need constant extents"),
     Pass(drop_unused, "before tiles are counted"),
+    Pass(write_in_place, "before registers are counted"),
     Pass(unroll_shifts, "copies of parts, and maps over them, are ops from here on"),
     Pass(map_stores, "all that threads compute is maps from here on"),
     Pass(place_roles, "passes that derive a time leave alone what is placed"),
@@ -64,6 +68,7 @@ SCHEDULE = (
     Pass(keep_operands, "before shared memory is counted, and threads meet for it"),
     Pass(hoist_views, "before the copies of what they show move"),
     Pass(choose_ping_pong, "before anything asks how many threads share a tile"),
+    Pass(share_fragments, "after choose_ping_pong: how many warpgroups share a tile"),
     Pass(stage_loads, "before rings are counted, and shared memory"),
     Pass(choose_stages, "before anything asks how deep rings are"),
     Pass(reduce_by_atomics, "the copies that are left only copy"),
@@ -94,6 +99,8 @@ SCHEDULE = (
     Pass(order_warpgroups, "every gemm has its place, waits and commits", Stage.LAID_OUT),
     Pass(fit_registers, "last: the roles, and what they hold, are settled", Stage.LAID_OUT),
 )
+# of a traced build
+STAMP = (Pass(stamp_ops, "after all that moves ops: what is stamped stays", Stage.LAID_OUT),)
 LOWER = (
     Pass(place_shared, "while buffers have the layouts that align them", Stage.LAID_OUT),
     Pass(lower_threads, "last: every choice is made; the emitter prints this", Stage.THREAD),

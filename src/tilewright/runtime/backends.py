@@ -118,7 +118,7 @@ _COMPILED_FOR: ContextVar[str | Target] = ContextVar("compiled_for", default="au
 def compiled_for(target: str | Target) -> Iterator[None]:
     """Kernels that are traced inside are compiled for `target`."""
     token = _COMPILED_FOR.set(target)
-    chosen = CHOSEN.set(target.schedule if isinstance(target, Target) else CHOSEN.get())
+    chosen = CHOSEN.set(target if isinstance(target, Target) else CHOSEN.get())
     try:
         yield
     finally:
@@ -129,7 +129,9 @@ def compiled_for(target: str | Target) -> Iterator[None]:
 def traced_for(target: str | Target, pass_configs: Mapping[Any, Any] | None) -> Target:
     """What a kernel's text may depend on: the target, with the sizes of tiles that are chosen."""
     known = {str(name): value for name, value in (pass_configs or {}).items()}
-    return resolve(target).choosing(**{n: known[n] for n in ("tiles", "threads") if n in known})
+    return resolve(target).choosing(
+        **{n: known[n] for n in ("tiles", "threads", "cluster") if n in known}
+    )
 
 
 def current_target() -> Target:

@@ -20,6 +20,7 @@ from tilewright.support.key_rules import Same
 from tilewright.targets.arrays import are_on_host
 
 if TYPE_CHECKING:
+    from tilewright.inspect.trace import Trace
     from tilewright.runtime.bench import Profiler
 
 
@@ -50,6 +51,8 @@ class CompiledKernel:
 
     config: Mapping[str, Any] | None = None  # what autotune chose, and how fast it was
     latency: float | None = None
+    _stamped: CompiledKernel | None = None  # the traced build
+    _traced: Trace | None = None  # what it left last
 
     def __init__(
         self,
@@ -146,7 +149,8 @@ class CompiledKernel:
     def explain(self, as_dict: bool = False) -> str | dict[str, Any]:
         """What was decided for this kernel and why, in words: per op the instruction, the layout,
         what moves at once, sectors and bank conflicts, conversions and their cost; then registers
-        and shared memory. `as_dict`: the same as plain data."""
+        and shared memory, and a timeline: modelled, and beside it as `trace` measured it last.
+        `as_dict`: the same as plain data."""
         from tilewright.inspect.explain import explain, explanation
 
         figures: list[dict[str, Any]] = []
@@ -154,13 +158,52 @@ class CompiledKernel:
             from tilewright.targets.cuda.kernel import by_kernel
 
             figures = by_kernel(self._cuda("occupancy"))
+        measured = self._traced.timelines if self._traced is not None else None
         if as_dict:
-            return explanation(self.name, self.target, self.executable.trace, figures)
+            return explanation(self.name, self.target, self.executable.trace, figures, measured)
         found = ", ".join(f"{key} {value}" for key, value in self.resources.items())
         more = f"a block takes: {found}"
         if missing := getattr(self.executable, "missing", None):
             more += f"; registers are known once it is compiled: {missing.diagnostic.fix}"
-        return explain(self.name, self.target, self.executable.trace, figures, more)
+        return explain(self.name, self.target, self.executable.trace, figures, more, measured)
+
+    @entry
+    def trace(self, *args: Any, **named: Any) -> Trace:
+        """Run the kernel on a GPU once in a build whose warps note the clock at their waits and
+        ops, and return the measured timeline: `print` draws it beside the modelled one and names
+        the largest differences, `save(path)` writes it for Perfetto; `result` is what the call
+        returned. Of four blocks, the first 4095 stamps of each warpgroup count.
+
+        >>> trace = kernel.trace(a, b)                                         # doctest: +SKIP
+        >>> print(trace)                                                       # doctest: +SKIP
+        >>> trace.save("trace.json")                                           # doctest: +SKIP
+        """
+        from tilewright.inspect.trace import trace_of
+        from tilewright.targets.cuda.kernel import by_kernel
+
+        if self.target.kind != "cuda" or self.target.diagnostic:
+            raise CompileError(
+                f"only an ordinary build for CUDA is traced; this kernel is for {self.target}",
+                fix='compile it with target="cuda", not diagnostic, and run it on a GPU',
+                code="target",
+            )
+        if self._stamped is None:
+            self._stamped = CompiledKernel(
+                self.program,
+                target=self.target.choosing(stamps=True),
+                out_idx=self.launcher.outputs,
+            )
+        build: Any = self._stamped.executable
+        pair: tuple[Any, ...] = (build, getattr(build, "otherwise", None))
+        forms = [form for form in pair if hasattr(form, "module")]
+        for form in forms:
+            form.module.taken = ()
+        result = self._stamped(*args, **named)
+        ran = next((form for form in forms if form.module.taken), build)
+        self._traced = trace_of(
+            self.name, ran.target, ran.trace, ran.module.taken, by_kernel(ran), result
+        )
+        return self._traced
 
     @property
     def resources(self) -> dict[str, Any]:

@@ -57,7 +57,6 @@ class Accesses:
 
     def __init__(self, kernel: Kernel) -> None:
         self.roots = aliases(kernel)
-        self.aliased = set(self.roots.values())
         self.sharing = sharing(kernel)
         self.changed = {self.roots[b.name] for op in walk_ops(kernel) for b in written_buffers(op)}
 
@@ -72,8 +71,6 @@ class Accesses:
             tensor = buffer.space is Space.GLOBAL and kind not in ASYNC and root in self.changed
             if not shared and not tensor:
                 continue
-            if root in self.aliased:
-                box = pattern = None
             root = self.sharing.get(root, root)
             new = Access(
                 buffer.name, root, kind, writes, box, pattern, block, loops, shared, not shared

@@ -308,12 +308,12 @@ def _in_pieces(
             rest = range(1, tile.static_shape[dim] // size)
             body += [piece(loop.body[each], n) for n in rest for each in moved]
 
-    def rule(op: Op) -> Op | None:
-        if isinstance(op, Alloc) and op.buffer == tile:
-            return rebuild(op, buffer=small)
-        return rebuild(loop, body=tuple(body)) if op is loop else None
+    def shrink(op: Op) -> Op | None:
+        is_own = isinstance(op, Alloc) and op.buffer == tile
+        return rebuild(op, buffer=small) if is_own else None
 
-    return map_ops(at.kernel, rule)
+    kernel = map_ops(at.kernel, lambda op: rebuild(loop, body=tuple(body)) if op is loop else None)
+    return map_ops(kernel, shrink)
 
 
 def _cut(facts: Facts, loop: For, at: int, asked: bool) -> tuple[list[int], int, int] | None:

@@ -87,7 +87,7 @@ class _Converter:
             rule = _RULES.get(type(op))
             threads = self.threads
             self.threads = op.warps * WARP if isinstance(op, Role) else threads
-            found += (map_bodies(op, self.body),) if rule is None else rule(self, op)
+            found += _hoisted(map_bodies(op, self.body)) if rule is None else rule(self, op)
             self.threads = threads
         return tuple(found)
 
@@ -106,6 +106,21 @@ class _Converter:
         tmp = self.like(buffer, f"{buffer.name}_moved", layout, Space.FRAGMENT)
         old, new = whole(buffer), whole(tmp)
         return tmp, Relayout(old, new, loc=op.loc), Relayout(new, old, loc=op.loc)
+
+
+def _hoisted(op: Op) -> Iterable[Op]:
+    """`op`, a loop behind the conversions in it of what it does not change."""
+    if not isinstance(op, For):
+        return (op,)
+    fixed = [
+        each
+        for each in op.body
+        if isinstance(each, Relayout)
+        and {each.src.name, each.dst.name}.isdisjoint(
+            written_in(other for other in op.body if other is not each)
+        )
+    ]
+    return (*fixed, rebuild(op, body=tuple(each for each in op.body if each not in fixed)))
 
 
 def _by_threads(source: Buffer, target: Buffer, op: Op) -> Copy:

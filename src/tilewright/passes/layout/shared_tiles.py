@@ -181,9 +181,10 @@ WARP, SIDE = 32, 8  # threads that hold a matrix, its rows and columns
 def turned(op: Op) -> tuple[Buffer, Buffer] | None:
     """(x, y) of a map that does nothing but `y[j, i] = x[i, j]` for all of both."""
     match op:
-        case Map((i, j), extents, (Store(y, to, Load(x, of)),)) if to == (j, i) and of == (i, j):
+        case Map((i, j), extents, (Store(y, to, Load(x, of)),)) if {to, of} == {(i, j), (j, i)}:
             between = (x.space, y.space) == (Space.SHARED, Space.FRAGMENT)
-            whole_of_both = x.shape == extents and y.shape == extents[::-1]
+            read, written = (extents, extents[::-1]) if of == (i, j) else (extents[::-1], extents)
+            whole_of_both = x.shape == read and y.shape == written
             known = all(isinstance(e, Const) for e in extents)
             if between and whole_of_both and known and x.dtype == y.dtype and x.dtype.bits == BITS:
                 return x, y
@@ -285,6 +286,25 @@ def _run(tensor: Region, ranges: Ranges) -> int:
     return run
 
 
+def is_row(copy: Copy, ranges: Ranges) -> bool:
+    """Whether a load is one run of elements on both sides, which the engine moves without a map of
+    the tensor: where boxes would be several, or of rows below 256 bytes. A softmax of rows of 20032
+    elements, 313 boxes, had 0.62 of a copy's speed on an H200."""
+    tensor, tile, reason = _sides(copy)
+    if reason or tensor is not copy.src or tile is None or copy.multicast is not None:
+        return False
+    bits, layout = tensor.dtype.bits, tile.buffer.layout
+    if any(_value(extent) != 1 for extent in tensor.extents[:-1]):
+        return False
+    if isinstance(layout, ComposedLayout) or _aligned(tensor, ranges, UNIT_BITS) is not None:
+        return False
+    row = int(tensor.extents[-1])
+    if row * bits % UNIT_BITS:
+        return False
+    inner = fold(tensor, ranges) or longest(row, MOST_BOX)
+    return _run(tensor, ranges) != row or inner * bits < 2 * SLOT_BITS
+
+
 def why_not_cp_async(copy: Copy, ranges: Ranges) -> str | None:
     """What keeps `cp.async` from making this copy from a tensor to shared memory."""
     tensor, tile, reason = _sides(copy)
@@ -348,16 +368,14 @@ def _is_compact(buffer: Buffer) -> bool:
 
 
 def _is_dense(tile: Region) -> bool:
-    """The whole buffer, or whole slices of its leading dimensions."""
+    """The whole buffer, or whole slices of its leading dimensions, or the first of them."""
     shape, extents = tile.buffer.shape, tile.extents
     lead = 0
     while lead < len(extents) and _value(extents[lead]) == 1:
         lead += 1
-    return all(
-        _value(start) == 0 and extent is size
-        for start, extent, size in zip(
-            tile.starts[lead:], extents[lead:], shape[lead:], strict=True
-        )
+    inner = zip(extents[lead + 1 :], shape[lead + 1 :], strict=True)
+    return all(_value(start) == 0 for start in tile.starts[lead:]) and all(
+        extent is size for extent, size in inner
     )
 
 

@@ -32,7 +32,7 @@ from tilewright.passes.layout.addresses import (
 )
 from tilewright.passes.lower.lowering import Lowering, guarded, joined, unroll
 from tilewright.passes.lower.map_loops import MapLoop, dimensions, used
-from tilewright.passes.overlap.prefetchable import holds_for_all
+from tilewright.passes.overlap.prefetchable import holds_for_all, is_run
 
 ELEMENT = Var(" element")  # of a group
 WIDEST, WORD = 128, 32  # bits of one access, and of the least vector
@@ -169,17 +169,32 @@ class Ragged:
 # ── what lies together ───────────────────────────────────────────────────────────────────────
 
 
+def common_guard(groups: Groups, cond: Expr) -> Expr | None:
+    """What a condition is for a group, where it is the same for all of its values."""
+    loop, each = groups.loop, groups.loop.low.var("e")
+    wanted = loop.expr(cond)
+    ranges = groups.ranges.where(each, 0, groups.count - 1)
+
+    def at(e: Expr, more: Expr) -> Expr:
+        return simplify(substitute(e, {loop.var: groups.first + more}), ranges, index=False)
+
+    same = holds_for_all(wanted, at, each, groups.count, ranges)
+    return at(wanted, const(0)) if same else None
+
+
 def find_access(
     groups: Groups,
     buffer: Buffer,
     place: Candidate,
     share: int = 1,
     *,
+    stores: bool | None = None,
     borders: bool = False,
     region: Region | None = None,
 ) -> Access | None:
     """How a group touches `buffer` at once, `share` of its values one element; None when it does
-    not. A group of one always does. `borders`: nothing but the access asks for what a guard says.
+    not. A group of one always does. `stores`: guards stand in the text; a load may do more than is
+    wanted, and a store be cut to it. `borders`: nothing but the access asks for what a guard says.
     `region`: that of which the loop visits each element once, if it is one."""
     loop, values = groups.loop, groups.count
     low, bits = loop.low, buffer.dtype.bits
@@ -211,6 +226,18 @@ def find_access(
             inside = low.within(buffer, [at(p, each) for p in places])
         if simplify(asked(wanted, each), ranges.given(inside), index=False) is TRUE:
             wanted, together = TRUE, True
+    given, cut = place.given, None
+    if not together and stores is False and not rows:
+        with low.restored(ranges):
+            if buffer.is_global or low.within(buffer, [at(p, each) for p in places]) is TRUE:
+                wanted, given, together = TRUE, FALSE, True  # what is not wanted is not looked at
+    if not together and stores is not None:
+        together = holds_for_all(wanted, asked, each, values, ranges)
+        if not together and stores and buffer.is_global and share == 1 and not single:
+            if not is_run(wanted, asked, each, ranges):
+                return None
+            ends = logical_and(asked(wanted, zero), asked(wanted, const(count - 1)))
+            cut, wanted, together = (ends, asked(wanted, ELEMENT)), TRUE, True
     if not together and not (borders and holds_for_all(wanted, asked, each, values, ranges)):
         return None
     named = tuple((var, at(e, zero)) for var, e in rows)
@@ -232,7 +259,7 @@ def find_access(
         offset = None if region is None else _tile_offset(groups, region)
         if offset is None:
             offset = simplify(swizzle_expr(swizzle, start), ranges)
-        return Access(buffer, (offset,), wanted, width, share, named, place.given)
+        return Access(buffer, (offset,), wanted, width, share, named, given)
     parted = None
     # slots that the loop does not visit are left out by whoever emits the access
     with low.restored(ranges.given(logical_and(at(loop.guard(), zero), wanted))):
@@ -251,7 +278,11 @@ def find_access(
                 return None
         if parted is None:
             wanted = logical_and(wanted, low.within(buffer, starts))
-    return Access(buffer, starts, wanted, width, share, named, place.given, parted)
+    if cut is not None:
+        whole, inside = (TRUE, TRUE) if parted is None else (parted.whole, parted.inside)
+        whole, inside = logical_and(cut[0], whole), logical_and(cut[1], inside)
+        parted = Ragged(count, whole, inside, const(count))
+    return Access(buffer, starts, wanted, width, share, named, given, parted)
 
 
 def _counts(loop: MapLoop, last: Expr, start: Expr, step: Expr, ranges: Ranges) -> bool:
@@ -284,8 +315,9 @@ def ragged(low: Lowering, buffer: Buffer, starts: Sequence[Expr], count: int) ->
 def may_end_within(low: Lowering, buffer: Buffer) -> bool:
     """Whether vectors are for tensors that may end within one. They must begin on a vector then:
     for others there is another form (`-rows=any`) where sizes are known at launch only. Known sizes
-    have one form, and take slices that begin anywhere."""
-    return low.target.internal.rows != "any" and not isinstance(buffer.shape[-1], Const)
+    have one form, and take slices that begin anywhere; but not as one row of all elements."""
+    fixed = isinstance(buffer.shape[-1], Const) and low.base(buffer)[0] is buffer
+    return low.target.internal.rows != "any" and not fixed
 
 
 def vectors_in(low: Lowering, buffer: Buffer, count: int) -> bool:

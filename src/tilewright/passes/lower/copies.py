@@ -20,7 +20,14 @@ from tilewright.ir.gather import Gather, gather_of
 from tilewright.ir.layout.query import fit_layout
 from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import TileAddress, layout_expr
-from tilewright.passes.layout.shared_tiles import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
+from tilewright.passes.layout.shared_tiles import (
+    MOST_BOX,
+    MOST_RANK,
+    SLOT_BITS,
+    fold,
+    is_row,
+    longest,
+)
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import (
     WIDEST,
@@ -318,6 +325,10 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
             fix="copy by threads, or say with `hint assume` what the start is a multiple of",
         )
     address = low.address(tile, op.atom)
+    if load and is_row(op, low.ranges):
+        yield from low.meet()
+        yield from low.by_leader(_row(low, op, address))
+        return
     box, corners = cut_boxes(tensor, address, low.ranges)
     found = low.tensor_map(tensor.buffer, box, address.swizzle_bytes)
     starts = tensor.starts
@@ -341,6 +352,21 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
         copies.append(Intrinsic(op.atom or "", given, text=text))
     yield from low.meet()
     yield from low.by_leader(*copies)
+
+
+def _row(low: Lowering, op: Copy, address: TileAddress) -> Op:
+    """A run of elements without a map of the tensor: what lies outside is not read."""
+    tensor, bits = op.src, op.src.dtype.bits
+    count = prod(tensor.static_tile)
+    left = low.simplify(binary("min", const(count), tensor.buffer.shape[-1] - tensor.starts[-1]))
+    amount = select(low.within(tensor.buffer, tensor.starts), left * (bits // 8), const(0))
+    where = low.span(address.buffer, low.simplify(address.base), count)
+    source = Region(low.flat(tensor.buffer), tensor.starts, tensor.extents)
+    text = f"bytes={count * bits // 8}"
+    if op.cache in POLICIES:
+        text += f" cache={op.cache}"
+    assert op.barrier is not None
+    return Intrinsic("bulk_row", (where, source, low.simplify(amount), op.barrier), text=text)
 
 
 # ── matrices ─────────────────────────────────────────────────────────────────────────────────

@@ -19,6 +19,7 @@ from tilewright.passes.lower.access import (
     Candidate,
     Groups,
     batched,
+    common_guard,
     find_access,
 )
 from tilewright.passes.lower.elements import atomic_element, intrinsic, lower_sums
@@ -283,7 +284,7 @@ def _groups(loop: MapLoop, op: Map) -> Body | None:
         found = {}
         for key, candidate in candidates.items():
             for share in (1, 2, 4) if key not in written else (1,):
-                access = find_access(groups, key[0], candidate, share)
+                access = find_access(groups, key[0], candidate, share, stores=key in written)
                 if access is not None:
                     found[key] = access
                     break
@@ -432,7 +433,12 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
         return map_children(e, swap)
 
     body: list[Op] = []
+    conds = {cond for cond, _ in statements}
+    first = next(iter(conds))
+    alone = len(conds) == 1 and first is not TRUE and not loads(first)
+    guard = common_guard(groups, first) if alone else None
     for cond, statement in statements:
+        cond = cond if guard is None else TRUE
         new: Op = map_exprs(statement, swap)
         if isinstance(statement, Store) and (key := _place(statement)) in stored:
             new = Store(stored[key], (slot,), swap(statement.value))
@@ -445,7 +451,11 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
 
     def work(first: Expr) -> Body:
         at = simplify(first + each, low.ranges)
-        return (unroll(each, count, substitute_vars(lowered, {loop.var: at})),)
+        ops = (unroll(each, count, substitute_vars(lowered, {loop.var: at})),)
+        if guard is None:
+            return ops
+        number = simplify(first // count, low.ranges)
+        return guarded(simplify(substitute(guard, {groups.var: number}), index=False), ops)
 
     memory = all(b.space in MEMORY for _, s in statements for b, _ in touched_within(s))
     return batched(

@@ -28,6 +28,11 @@ products, an element from the same element, and nobody but products reads it, wh
 left. Every warpgroup must have rows of its own, and threads registers to spare: three quarters of
 theirs hold all fragments.
 
+**Fragments that are better shared** (`share_fragments`). Where warpgroups have no rows of their
+own, each would compute a whole left operand; from shared memory they read what all have computed
+together. A vector that a pipelined loop copies from a tensor, and that maps read by columns, takes
+registers of every thread for its columns; to shared memory the bulk engine brings it ahead.
+
 **What fragments take where most live at once** (`fit_registers`), against what there is. Of a
 block's registers every thread is born with as many; a producer hands most of its own over to the
 consumers. What does not fit goes to local memory, with a warning. Fragments that need more than
@@ -44,6 +49,7 @@ from dataclasses import replace
 from tilewright.ir.analysis.lifetimes import fragment_words, lifetimes
 from tilewright.ir.rewrite import defined_names
 from tilewright.passes.core import *
+from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.roles import MOST as MOST_GIVEN
 from tilewright.passes.overlap.roles import UNIT, placed
 from tilewright.passes.overlap.skew import registers, registers_of
@@ -241,13 +247,17 @@ def _users(kernel: Kernel, buffer: Buffer) -> list[Op]:
 
 
 def _reads(op: Gemm, buffer: Buffer) -> bool:
+    return _multiplies(op, buffer) and op.policy != "full_col"
+
+
+def _multiplies(op: Gemm, buffer: Buffer) -> bool:
+    """Whether a tile is the left factor, and nothing else."""
     return (
         op.a.buffer == buffer
         and op.a.is_whole
         and not op.transpose_a
         and buffer not in (op.b.buffer, op.c.buffer)
         and op.b.buffer.is_shared
-        and op.policy != "full_col"
         and op.atom is None
         and op.meta is None
     )
@@ -271,6 +281,73 @@ def _writes(op: Op, buffer: Buffer, results: set[Buffer]) -> bool:
                 is_result(x.buffer) and x.indices == op.vars for x in read
             )
     return False
+
+
+# ── fragments that are better shared ─────────────────────────────────────────────────────────
+
+
+def share_fragments(program: Program, target: Target) -> Program:
+    """`program` with fragments in shared memory that threads would hold several times."""
+    if Feature.WGMMA not in target.features:
+        return program
+
+    def shared(kernel: Kernel) -> Kernel:
+        if placed(kernel) or any(walk_ops(kernel, Role)):
+            return kernel
+        fixed = aliases(kernel).viewed | {
+            op.buffer.name for op in walk_ops(kernel, Hint) if op.buffer is not None
+        }
+        found = [*_common_operands(kernel), *_columns(kernel, program)]
+        return _in_space(kernel, Space.SHARED, *(b for b in found if b.name not in fixed))
+
+    return map_kernels(program, shared)
+
+
+def _common_operands(kernel: Kernel) -> Iterator[Buffer]:
+    """Left operands of products whose rows warpgroups cannot share among them."""
+    groups = kernel.thread_count // WARPGROUP
+    for tile in {op.a.buffer: None for op in walk_ops(kernel, Gemm)}:
+        if not tile.is_fragment or not tile.is_static or tile.rank != 2 or tile.layout is not None:
+            continue
+        rows, users = int(tile.shape[0]), _users(kernel, tile)
+        if groups < 2 or rows % ROWS or rows % (ROWS * groups) == 0 or tile.dtype.bits > 16:
+            continue
+        products = [op for op in users if isinstance(op, Gemm)]
+        makers = [op for op in users if not isinstance(op, Gemm)]
+        made_once = len(makers) == 1 and isinstance(makers[0], (Map, Copy))
+        if made_once and all(_multiplies(op, tile) for op in products):
+            because(kernel.name, tile.name, "shared: warpgroups have no rows of their own")
+            yield tile
+
+
+def _columns(kernel: Kernel, program: Program) -> Iterator[Buffer]:
+    """Vectors that loops copy from tensors, for maps that read them by columns."""
+    written = written_by(kernel)
+    for loop, ranges in scope.walk_ranges(kernel, program.dims):
+        if not isinstance(loop, For) or loop.kind != "pipelined" or loop.order is not None:
+            continue
+        known = scope.inside(loop, "body", ranges)
+        for op in loop.body:
+            if not isinstance(op, Copy) or not op.dst.is_whole or op.src.buffer.name in written:
+                continue
+            tile = op.dst.buffer
+            if not tile.is_fragment or tile.rank != 1 or tile.layout is not None:
+                continue
+            moved = rebuild(op, dst=whole(replace(tile, space=Space.SHARED)))
+            users = [each for each in loop.body if tile.name in mentioned(each)]
+            users = [each for each in users if each is not op and not isinstance(each, Alloc)]
+            alone = len(users) + 1 == len(_users(kernel, tile))
+            by_column = all(_reads_columns(each, tile) for each in users)
+            if alone and users and by_column and bulk_eligible(moved, known):
+                because(kernel.name, tile.name, "shared: maps read it by columns")
+                yield tile
+
+
+def _reads_columns(op: Op, tile: Buffer) -> bool:
+    if not isinstance(op, Map) or len(op.vars) < 2 or touched(op).get(tile.name):
+        return False
+    found = [x for inner in walk_ops(op) for x in op_loads(inner) if x.buffer == tile]
+    return all(x.indices == op.vars[-1:] for x in found)
 
 
 # ── what fits ────────────────────────────────────────────────────────────────────────────────

@@ -134,7 +134,6 @@ class _Pipeliner(SingleCopies):
         super().__init__(found, gives)
         self.plans = found.plans
         self.apart = apart
-        self.rings: list[Ring] = []
         self.turns: dict[tuple[frozenset[int], int], Buffer] = {}
         self.fetches: Fetches | None = None
 
@@ -255,7 +254,7 @@ class _Pipeliner(SingleCopies):
                 return [_said_of(ring, buffer, op) for ring in rings]
             return [] if rings else [op]  # these are allocated at the start
         if isinstance(op, Copy):
-            return [self.engaged(op, ranges)]
+            return [self.engaged(op, ranges, looped)]
         if isinstance(op, Atomic) and self.fetches is not None and self.fetches.has(op):
             slot = fresh_var("fetch_slot")
             return self.fetches.received(op, slot, consuming_warps(self.kernel))

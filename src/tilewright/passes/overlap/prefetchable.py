@@ -46,7 +46,7 @@ class Ahead:
     ) -> None:
         self.kernel, self.target = kernel, target
         self.tiles = tiles
-        self.tensors = {t.name for t in program.tensors}
+        self.tensors = {t.name for t in (*program.tensors, *program.scratch)}
         self.viewed = aliases(kernel).viewed
         self.mapped = _mapped(program, walk_ops(kernel, View))
         self.written = written_by(kernel)
@@ -164,7 +164,7 @@ def _loads_tile(op: Copy) -> bool:
 
 def _mapped(program: Program, views: Iterable[View]) -> set[str]:
     """Tensors, and views of whole ones under another shape that a launch knows."""
-    found = {t.name: t for t in program.tensors}
+    found = {t.name: t for t in (*program.tensors, *program.scratch)}
     known = {d.var for d in program.dims}
     for op in views:
         source, new = found.get(op.source.name), op.buffer
@@ -256,6 +256,21 @@ def holds_for_all(
         if _is_zero(one - first - each * sign, ranges):
             return multiple_of(simplify(first + shift, ranges), ranges) % count == 0
     return False
+
+
+def is_run(cond: Expr, at: Callable[[Expr, Expr], Expr], each: Var, ranges: Ranges) -> bool:
+    """Whether those of a group of neighbours for which `cond` holds follow each other, so that it
+    holds for all where it does for the first and the last."""
+    if at(cond, each) is at(cond, const(0)):
+        return True
+    if isinstance(cond, Bin) and cond.op == "and":
+        return all(is_run(c, at, each, ranges) for c in cond.children)
+    if not isinstance(cond, Cmp) or cond.op not in _SHIFTS or not cond.a.dtype.is_int:
+        return False
+    if not all(ranges.exact(at(side, each), False) for side in cond.children):
+        return False
+    first, one = (at(cond.a, e) - at(cond.b, e) for e in (const(0), each))
+    return any(_is_zero(one - first - each * sign, ranges) for sign in (1, -1))
 
 
 # what is added to a difference that grows, or falls, by one from neighbour to neighbour

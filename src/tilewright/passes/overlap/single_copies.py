@@ -14,9 +14,9 @@ from math import prod
 from typing import TypeGuard
 
 from tilewright.passes.core import *
-from tilewright.passes.layout.shared_tiles import bulk_eligible
+from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes, is_row
 from tilewright.passes.overlap.prefetchable import Ahead
-from tilewright.passes.overlap.rings import BULK
+from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Ring
 
 
 class SingleCopies:
@@ -28,6 +28,7 @@ class SingleCopies:
         self.found, self.kernel, self.target = found, found.kernel, found.target
         self.barriers: list[Buffer] = []
         self.counters: list[Buffer] = []
+        self.rings: list[Ring] = []
         self.in_roles = gives is not None
         self.gives = gives or (lambda op: False)
 
@@ -41,10 +42,11 @@ class SingleCopies:
         self.counters.append(Buffer(fresh_name(name), (), INT32, Space.LOCAL))
         return self.counters[-1]
 
-    def engaged(self, op: Copy, ranges: Ranges) -> Copy:
+    def engaged(self, op: Copy, ranges: Ranges, looped: bool) -> Copy:
         """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
         stores of tensors that nothing else uses. (The fence that shows the engine ordinary writes
-        is for those of the block's own threads: tiles that peers write are not its.)"""
+        is for those of the block's own threads: tiles that peers write are not its.) Other loads by
+        `cp.async`, where no loop counts its groups."""
         found, load = self.found, op.src.buffer.is_global
         tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
         able = (
@@ -54,13 +56,20 @@ class SingleCopies:
             and op.multicast is None
             and op.prefer not in ("sync", "cp_async")
             and id(op) not in found.copies
-            and tensor.name in found.tensors
             and tile.name not in found.viewed
             and tile not in self.of_peers
             and (tensor.name not in found.written if load else self.is_stored_only(tensor, op))
-            and bulk_eligible(op, ranges)
+            and ((tensor.name in found.tensors and bulk_eligible(op, ranges)) or is_row(op, ranges))
         )
-        return rebuild(op, atom=BULK if load else "bulk_store") if able else op
+        if able:
+            return rebuild(op, atom=BULK if load else "bulk_store")
+        if looped or not load or op.atom is not None or op.prefer not in (None, CP_ASYNC):
+            return op
+        grouped = any(ring.how == CP_ASYNC for ring in self.rings)
+        least = 1 if op.prefer == CP_ASYNC else 16
+        if grouped or cp_async_bytes(op, ranges) < least:
+            return op
+        return rebuild(op, atom=CP_ASYNC)
 
     @cached_property
     def of_peers(self) -> set[Buffer]:
@@ -97,6 +106,11 @@ class SingleCopies:
                 return
             first = run[0].dst.buffer.name
             names = {c.dst.buffer.name for c in run}
+            if run[0].atom == CP_ASYNC:
+                found.extend([*run, Commit(CP_ASYNC)])
+                waiting.append((names, [WaitGroup(CP_ASYNC, 0)]))
+                run.clear()
+                return
             barrier = element(self.barrier(f"{first}_full", 1), 0)
             total = sum(c.dst.dtype.storage_bytes(prod(c.dst.static_tile)) for c in run)
             found.append(Arrive(barrier, const(total)))
@@ -117,7 +131,8 @@ class SingleCopies:
 
         for op in body:
             used = mentioned(op)
-            if not _is_load(op) or id(op) in moved or used & {c.dst.buffer.name for c in run}:
+            joins = _is_load(op) and id(op) not in moved and all(c.atom == op.atom for c in run)
+            if not joins or used & {c.dst.buffer.name for c in run}:
                 issue()
             everything = leaves_early((op,)) or any(self.gives(o) for o in walk_ops(op))
             settle(None if everything else used)
@@ -159,8 +174,8 @@ class SingleCopies:
 
 
 def _is_load(op: Op) -> TypeGuard[Copy]:
-    """A load by the engine that has no barrier yet."""
-    return isinstance(op, Copy) and op.atom == BULK and op.barrier is None
+    """A load by the engine that has no barrier yet, or by `cp.async`."""
+    return isinstance(op, Copy) and op.atom in (BULK, CP_ASYNC) and op.barrier is None
 
 
 def _meets_others(op: Op) -> bool:

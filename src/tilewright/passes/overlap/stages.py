@@ -141,9 +141,9 @@ def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     others = sum(b.bytes for b in _other_tiles(kernel, work))
     alone = warpgroups(kernel) <= 1
     room = target.chip.shared // (2 if alone else 1) - ROOM - others
-    if any(walk_ops(loop, Gemm)):
-        room -= STAGED * kernel.ping_pong
-    fits = max(room // work.slot, 1)
+    results = STAGED * kernel.ping_pong if any(walk_ops(loop, Gemm)) else 0
+    # a second slot is worth more than a place for results
+    fits = max((room - results) // work.slot, min(room // work.slot, 2), 1)
     wanted = min(max(work.hiding(BYTES_PER_CYCLE), 2), MOST)
     if target.schedule.stages in ("least", "fewest"):
         fits = min(fits, 2)

@@ -17,7 +17,7 @@ from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.canonicalize.loops import has_open_extents
 from tilewright.passes.canonicalize.pack_elements import uses_packed
-from tilewright.passes.cuda_passes import FIRST, LOWER, SCHEDULE
+from tilewright.passes.cuda_passes import FIRST, LOWER, SCHEDULE, STAMP
 from tilewright.passes.layout.shared_tiles import row_major_strides
 from tilewright.passes.memory.place_shared import TooMuchShared
 from tilewright.passes.run import Trace, run_pipeline
@@ -35,7 +35,7 @@ from tilewright.targets.cuda.launch import (
 from tilewright.targets.cuda.launch import (
     Map as MapArg,
 )
-from tilewright.targets.cuda.limits import blocks_to_ask, check_grid, check_tiles
+from tilewright.targets.cuda.limits import blocks_per_sm, blocks_to_ask, check_grid, check_tiles
 from tilewright.targets.cuda.nvrtc import (
     CompiledCuda,
     Remedied,
@@ -49,6 +49,7 @@ from tilewright.targets.cuda.tensormap import TensorMapSpec
 Result = TypeVar("Result")
 
 PRODUCTS = ("wgmma", "mma")
+FEW = 128  # bytes of spills that a traced build takes to have as many blocks as the plain one
 FEATURES = {"bulk_copies": Feature.BULK_COPY, "wgmma": Feature.WGMMA}  # by what switches them off
 
 _PLAIN = (Alloc, Atomic, Break, Continue, For, Hint, If, Intrinsic, Let, Store, Sync, While)
@@ -82,7 +83,8 @@ def settled(
     for both (`remedies`); with what the assembler said, where it was remedied."""
     unfit = uses_packed(program) or has_open_extents(program)
     scheduled = is_scheduled(program) and not unfit
-    steps = (*FIRST, *(() if scheduled else SCHEDULE), *LOWER)
+    stamps = STAMP if target.internal.stamps else ()
+    steps = (*FIRST, *(() if scheduled else SCHEDULE), *stamps, *LOWER)
 
     def attempt(target: Target) -> tuple[Trace, Result]:
         for switch, feature in FEATURES.items():
@@ -143,14 +145,22 @@ def build(program: Program, target: Target) -> Built:
     trace, (emitted, compiled), serialized = settled(
         program, target, lambda trace: _compiled(trace, target, {})
     )
-    more = {
-        kernel.kernel.name: count
-        for kernel in emitted.kernels
-        if (count := more_blocks(kernel, compiled.resources.get(kernel.name), target.arch))
-    }
+    bearable = 0  # bytes of spills
+    if target.internal.stamps:  # as many as without them
+        bearable = FEW
+        plain = build(program, target.choosing(stamps=False))
+        before = resident(plain.emitted, plain.compiled, target.arch)
+        now = resident(emitted, compiled, target.arch)
+        more = {name: count for name, count in before.items() if count > now[name]}
+    else:
+        more = {
+            kernel.kernel.name: count
+            for kernel in emitted.kernels
+            if (count := more_blocks(kernel, compiled.resources.get(kernel.name), target.arch))
+        }
     if more and not target.diagnostic:
         again, denser = _compiled(trace, target, more)
-        if spilled(denser) <= spilled(compiled):
+        if spilled(denser) <= spilled(compiled) + bearable:
             emitted, compiled = again, denser
     return Built(trace, emitted, compiled, serialized)
 
@@ -187,6 +197,21 @@ def more_blocks(kernel: KernelSource, resources: Resources | None, arch: str) ->
         return 0
     threads, shared = prod(kernel.kernel.threads), kernel.shared_bytes + resources.static_shared
     return blocks_to_ask(sm, threads=threads, registers=resources.registers, shared=shared)
+
+
+def resident(emitted: Source, compiled: CompiledCuda, arch: str) -> dict[str, int]:
+    """Blocks of a multiprocessor, by kernel, where that is known."""
+    found = {}
+    for kernel in emitted.kernels:
+        taken, sm = compiled.resources.get(kernel.name), CHIPS.get(arch)
+        if taken is not None and sm is not None:
+            found[kernel.kernel.name] = blocks_per_sm(
+                sm,
+                threads=kernel.kernel.thread_count,
+                registers=taken.registers,
+                shared=kernel.shared_bytes + taken.static_shared,
+            )
+    return found
 
 
 def spilled(compiled: CompiledCuda) -> int:

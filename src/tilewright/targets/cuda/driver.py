@@ -254,6 +254,15 @@ class Driver:
         with self.active(device):
             self.call(self.api.cuMemFreeAsync(address, stream))
 
+    def fill(self, address: int, byte: int, size: int, stream: int) -> None:
+        """Memory of the device, in the order of `stream`."""
+        self.call(self.api.cuMemsetD8Async(address, byte, size, stream))
+
+    def read(self, address: int, to: int, size: int, stream: int) -> None:
+        """What memory of the device holds once `stream` is done, to an address of the host."""
+        self.synchronize(stream)
+        self.call(self.api.cuMemcpyDtoH(to, address, size))
+
     def event(self, stream: int) -> Any:
         """A mark behind what `stream` has been given so far."""
         flags = int(self.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)

@@ -146,6 +146,7 @@ class _Writer:
     def params(self) -> tuple[Buffer | Var | MapParam, ...]:
         ops = [op for op in walk_ops(self.kernel) if not isinstance(op, Hint)]
         buffers = {buffer for op in ops for buffer in named_buffers(op)}
+        buffers |= {op.buffer for op in self.hints("stamps") if op.buffer is not None}
         sizes = [e for b in buffers if b.space is Space.GLOBAL
                  for e in (*b.shape, *(b.strides or ()))]  # fmt: skip
         named = {v for e in (*sizes, *(e for op in ops for e in expressions(op)))
@@ -160,6 +161,11 @@ class _Writer:
         """Variables whose values the kernel's ops read."""
         return {v for op in walk_ops(self.kernel.body) for e in expressions(op)
                 for v in variables(e)}  # fmt: skip
+
+    @cached_property
+    def stamps_at(self) -> str:
+        """The variable that says where a thread's next stamp goes; no name of the IR is like it."""
+        return self.names.of("stamps at")
 
     def function(self) -> str:
         threads = prod(self.kernel.threads)
@@ -189,6 +195,8 @@ class _Writer:
         rank = self.kernel.rank
         if rank is not None and rank in self.used:
             self.line(f"const int {self.names.of(rank.name)} = tw::cluster_rank();")
+        if self.hints("stamps"):
+            self.line(f"uint32_t {self.stamps_at} = 0;")
         self.body(self.kernel.body)
         self.lines.append("}")
         return "\n".join(self.lines) + "\n"
@@ -516,6 +524,19 @@ _SHUFFLED = (
 )  # fmt: skip
 
 
+def _hint(w: _Writer, op: Hint) -> str | None:
+    """Stamps are code, all else is said elsewhere."""
+    if op.name not in ("stamp", "stamps"):
+        return None
+    assert op.buffer is not None
+    slots = op.buffer.static_shape[1]
+    to = f"{w.names.of(op.buffer.name)}, {w.stamps_at}"
+    if op.name == "stamp":
+        return f"tw::stamp<{slots}>({to}, {op.detail[0]})"
+    chosen = ", ".join(map(str, op.detail))
+    return f"tw::begin_stamps<{slots}, {chosen}>({to})"
+
+
 def _view(w: _Writer, op: View) -> str:
     kind, name = TYPES[op.buffer.dtype.name], w.names.of(op.buffer.name)
     start, offset = w.names.of(op.source.name), ""
@@ -540,7 +561,7 @@ _RULES: dict[type[Op], Callable[[_Writer, Any], str | None]] = {
     WaitGroup: lambda w, op: f"tw::wait_{op.unit}{'_read' * op.read}<{op.pending}>()",
     Fence: lambda w, op: f"tw::fence_{op.kind}()",
     Sync: _sync,
-    Hint: lambda w, op: None,
+    Hint: _hint,
     Intrinsic: _intrinsic,
     View: _view,
 }

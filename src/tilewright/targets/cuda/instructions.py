@@ -271,6 +271,7 @@ INSTRUCTIONS: dict[str, Instruction] = {
         Instruction("elect", "{0} && tw::elect()"),
         Instruction("prefetch_map", "tw::prefetch(&{map})"),
         Instruction("bulk_load", "{function}({0}, &{map}, {1}, {rest})", _bulk_load),
+        Instruction("bulk_row", "tw::bulk_row<{bytes}{kept}>({0}, {1}, {2}, {3})"),
         Instruction("bulk_store", "{function}(&{map}, {0}, {rest})", _bulk_store),
         Instruction("descriptor", "tw::descriptor<{leading}, {stride}, {swizzle}>({0})"),
         Instruction("wgmma", "{function}({all})", _wgmma),

@@ -90,6 +90,10 @@ class CudaKernel:
             from tilewright.targets.cuda.diagnose import DiagnosticModule
 
             make = partial(DiagnosticModule, sites=sites)
+        elif target.internal.stamps:
+            from tilewright.targets.cuda.stamps import StampedModule
+
+            make = StampedModule
         self.module = make(
             self.compiled.image,
             self.specs,

@@ -250,6 +250,35 @@ TW_DEVICE void cp_async(uint32_t to, const void* from, int amount) {
                  "l"(from), "n"(Bytes), "r"(amount), "l"(uint64_t(Kept))
                  : "memory");
 }
+// A run of bytes, of which `amount` are read; the rest are zeros, which the barrier counts, too.
+template <int Bytes, Policy Kept = normal>
+TW_DEVICE void bulk_row(uint32_t to, const void* from, int amount, uint32_t barrier) {
+  const int whole = amount & -16;
+  if (whole > 0) {
+    if constexpr (Kept == normal)
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+              "r"(to), "l"(from), "r"(whole), "r"(barrier) : "memory");
+    else
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+          "[%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(whole), "r"(barrier),
+          "l"(uint64_t(Kept)) : "memory");
+  }
+  if (whole < Bytes) {
+    for (int at = whole; at < Bytes; at += 16) {
+      uint32_t w[4] = {};
+      for (int i = 0; i < 16 && at + i < amount; ++i)
+        w[i / 4] |= uint32_t(static_cast<const uint8_t*>(from)[at + i]) << i % 4 * 8;
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + at), "r"(w[0]), "r"(w[1]),
+                   "r"(w[2]), "r"(w[3])
+                   : "memory");
+    }
+    asm volatile("fence.acq_rel.cta;" ::: "memory");
+    asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                 "r"(Bytes - whole) : "memory");
+  }
+}
 TW_DEVICE void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 TW_DEVICE void pdl_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 // ── vectors of elements ─────────────────────────────────────────────────────────────────────

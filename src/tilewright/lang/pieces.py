@@ -1,0 +1,169 @@
+"""Long dimensions: what a block does piece by piece, and what the blocks of a cluster exchange.
+
+A pass is a loop over the pieces of a dimension that is too long to be worked on at once. Values
+under a name become a tile for each piece; what several passes load is kept in shared memory, where
+there is room for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.ir.core import *
+from tilewright.lang.axes import ONE, Axis
+from tilewright.lang.builder import Builder, Position
+
+
+@dataclass(eq=False)
+class Walk:
+    """A loop over the pieces of an axis, while its body is built."""
+
+    axis: Axis
+    step: Var
+    inner: dict[int, tuple[Expr, Var]] = field(default_factory=dict)  # places in the piece, by id
+    made: dict[int, tuple[Any, Buffer]] = field(default_factory=dict)  # tiles of values, by id
+
+    @property
+    def base(self) -> Expr:
+        return self.step * self.width
+
+    @property
+    def width(self) -> int:
+        assert self.axis.split is not None
+        return self.axis.split.step
+
+    def place(self, var: Var) -> Expr:
+        """The place on the axis of a place in the piece."""
+        place = self.base + var
+        self.inner[id(place)] = place, var
+        return place
+
+
+def walk_of(builder: Builder, axis: Axis) -> Walk | None:
+    return next((walk for walk in builder.walks if walk.axis is axis), None)
+
+
+@contextmanager
+def walking(builder: Builder, axes: Sequence[Axis]) -> Iterator[None]:
+    """What is emitted inside is for a piece of each long axis at a time."""
+    opened: list[Walk] = []
+    for axis in dict.fromkeys(axes):
+        if not axis.is_long or walk_of(builder, axis) is not None:
+            continue
+        if not builder.walks:
+            builder.passes += 1
+        walk = Walk(axis, builder.var(f"{axis.name}_step"))
+        builder.open(loop=True).counters = [(walk.step, const(0), _steps(walk), const(1))]
+        builder.walks.append(walk)
+        opened.append(walk)
+    yield
+    for walk in reversed(opened):
+        builder.walks.pop()
+        body = builder.close()
+        builder.emit(For(walk.step, const(0), _steps(walk), body))
+
+
+def _steps(walk: Walk) -> Expr:
+    return const(walk.axis.size // walk.width)
+
+
+@contextmanager
+def apart(builder: Builder, position: Position) -> Iterator[None]:
+    """What is emitted inside stands at an earlier position, outside all passes."""
+    walks, builder.walks = builder.walks, []
+    builder.open()
+    yield
+    for op in builder.close():
+        builder.emit_at(position, op)
+    builder.walks = walks
+
+
+def over(builder: Builder, axes: Sequence[Axis]) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
+    """A variable for each axis that is no 1, and the place on each axis."""
+    vars: list[Var] = []
+    places: list[Expr] = []
+    for axis in axes:
+        if axis is ONE:
+            places.append(const(0))
+            continue
+        var = builder.var(f"{axis.name}_" if axis.name.isidentifier() else "i", INT32, "i")
+        walk = walk_of(builder, axis)
+        vars.append(var)
+        places.append(var if walk is None else walk.place(var))
+    return tuple(vars), tuple(places)
+
+
+def spans(builder: Builder, axes: Sequence[Axis]) -> tuple[Expr, ...]:
+    """The extents of what `over` counts."""
+    walks = [(axis, walk_of(builder, axis)) for axis in axes if axis is not ONE]
+    return tuple(const(axis.size if walk is None else walk.width) for axis, walk in walks)
+
+
+def in_piece(builder: Builder, axes: Sequence[Axis], places: Sequence[Expr]) -> Any:
+    """The places in the pieces that are being worked on; None where they are elsewhere."""
+    found: list[Expr] = []
+    for axis, place in zip(axes, places, strict=True):
+        if axis.is_long:
+            walk = walk_of(builder, axis)
+            known = walk.inner.get(id(place)) if walk is not None else None
+            if known is None:
+                return None
+            place = known[1]
+        found.append(place)
+    return tuple(found)
+
+
+# ── clusters ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def blocks_of(axes: Sequence[Axis]) -> int:
+    """The blocks of a cluster that have a part of these axes each."""
+    return max((axis.split.blocks for axis in axes if axis.split is not None), default=1)
+
+
+@contextmanager
+def once(builder: Builder, axes: Sequence[Axis]) -> Iterator[None]:
+    """What is emitted inside has an effect: of the blocks of a cluster that all have these axes,
+    one does it."""
+    rank = builder.require_kernel().rank
+    if rank is None or blocks_of(axes) > 1:
+        yield
+        return
+    builder.open()
+    yield
+    builder.emit(If(compare("==", rank, const(0)), builder.close()))
+
+
+def exchanged(
+    builder: Builder, mine: Buffer, kind: DType, blocks: int, fold: Any, since: Position
+) -> None:
+    """mine = the fold of what each block of the cluster has there, told as `kind`. `since`: where
+    the work on it began, before which the blocks meet so that all are there to be told."""
+    kernel = builder.require_kernel()
+    assert kernel.rank is not None
+    shape = (const(blocks), *mine.shape)
+    slots = Buffer(builder.fresh(f"{mine.name}_slots"), shape, kind, Space.SHARED)
+    builder.emit_at(since._replace(at=0), Alloc(slots))
+    if kernel not in builder.met:
+        builder.met.append(kernel)
+        builder.emit_at(since, Sync("cluster"))
+    told = mine
+    if mine.dtype != kind:
+        told = Buffer(builder.fresh(mine.name), mine.shape, kind, Space.FRAGMENT)
+        builder.emit(Alloc(told))
+        builder.emit(Copy(whole(mine), whole(told)))
+    zeros, ones = tuple(const(0) for _ in mine.shape), (const(1), *mine.shape)
+    for peer in range(blocks):
+        to = Region(slots, (kernel.rank, *zeros), ones, cta=const(peer))
+        builder.emit(Copy(whole(told), to))
+    builder.emit(Sync("cluster"))
+    vars = tuple(builder.var("i") for _ in mine.shape)
+    total: Expr = Load(slots, (const(0), *vars))
+    for peer in range(1, blocks):
+        total = fold(total, Load(slots, (const(peer), *vars)))
+    builder.emit(Map(vars, mine.shape, (Store(mine, vars, cast(total, mine.dtype)),)))
+    if any(body.loop for body in builder.bodies):
+        builder.emit(Sync("cluster"))  # before the next iteration writes the slots

@@ -1,0 +1,131 @@
+"""Products of tile values, and sums of products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tilewright.ir.core import *
+from tilewright.lang.axes import ONE, Axis, shape_text
+from tilewright.lang.builder import Builder, Position, current
+from tilewright.lang.handles import WORDS
+from tilewright.lang.values import Places, Value, again, is_same, new_tile
+
+
+class Product(Value):
+    """`a @ b`, added to `init`."""
+
+    is_formula = False
+
+    def __init__(self, a: Value, b: Value, init: Value | None = None) -> None:
+        for value, side in ((a, "left"), (b, "right")):
+            if len(value.axes) != 2 or ONE in value.axes:
+                raise CompileError(
+                    f"the {side} side of @ is no matrix",
+                    expected="two dimensions",
+                    got=f"a value of shape {shape_text(value.axes)}",
+                    fix="index the others with scalars, and keep two",
+                    code="shape",
+                )
+        if a.axes[1].key != b.axes[0].key:
+            raise CompileError(
+                "@: the shapes do not multiply",
+                expected="the last dimension of the left and the first of the right are one axis",
+                got=f"{shape_text(a.axes)} @ {shape_text(b.axes)}",
+                fix="transpose one: B[n, k].T",
+                code="shape",
+            )
+        eight = all(v.kind.is_float and v.kind.bits == 8 for v in (a, b))
+        if a.kind != b.kind and not eight:
+            raise CompileError(
+                "@: the sides have different types",
+                expected="one type",
+                got=f"{a.kind} @ {b.kind}",
+                fix="cast one: T.cast(p, V.dtype)",
+                code="dtype",
+            )
+        kind = a.kind if a.kind.name == "float64" else FLOAT32 if a.kind.is_float else INT32
+        self.a, self.b, self.init = a, b, init
+        parts = (a, b) if init is None else (a, b, init)
+        super().__init__((a.axes[0], b.axes[1]), kind, self._element, parts)
+        builder = current("@")
+        builder.multiplied.update(axis.key for axis in (*a.axes, *b.axes))
+
+    def _element(self, places: Places) -> Expr:
+        return Load(self.hold(), places, self.loc)
+
+    def plus(self, other: Any) -> Value | None:
+        """A sum that starts with `other`."""
+        if self.init is not None or self.is_named:  # a loop may change what a name has
+            return None
+        if not isinstance(other, Value) or (isinstance(other, Product) and not other.is_fresh):
+            return None
+        same = [a.key for a in other.axes] == [a.key for a in self.axes]
+        return Product(self.a, self.b, other) if same and other.kind == self.kind else None
+
+    def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
+        if space is Space.SHARED or masked:
+            held = Value(self.axes, self.kind, self._element, (self,))
+            held.name = self.name
+            return held.make(builder, space, masked)
+        buffer = new_tile(builder, self, space)
+        add = partial(builder.emit_at, self.position)
+        add(Alloc(buffer, loc=self.loc))
+        self.sum_into(buffer, add, lambda init: add(again(init).map_into(builder, buffer)))
+        return buffer
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a sum may go on where this one is made: nothing else needs it."""
+        return not self.is_named and not self._held
+
+    def sum_into(
+        self, buffer: Buffer, add: Callable[[Op], None], start: Callable[[Value], None]
+    ) -> None:
+        """buffer = init + a @ b, where `start` makes it the init."""
+        if self.init is None:
+            add(Fill(whole(buffer), const(0, self.kind), loc=self.loc))
+        elif isinstance(self.init, Product) and self.init.is_fresh:
+            self.init.sum_into(buffer, add, start)
+        else:
+            start(self.init)
+        add(self.gemm_into(buffer))
+
+    def gemm_into(self, buffer: Buffer) -> Op:
+        """buffer += a @ b."""
+        axis = self.a.axes[1]
+        a, flip_a = _operand(self.a, axis, self.position, left=True)
+        b, flip_b = _operand(self.b, axis, self.position, left=False)
+        return Gemm(
+            whole(a), whole(b), whole(buffer),
+            transpose_a=flip_a, transpose_b=flip_b, loc=self.loc,
+        )  # fmt: skip
+
+
+def _operand(value: Value, axis: Axis, at: Position, left: bool) -> tuple[Buffer, bool]:
+    """Where an operand of a product at a position lies, and whether it lies there transposed.
+    Padding along the axis that is summed is zero."""
+    is_held = value.held((Space.FRAGMENT, ())) is not None
+    flip = value.base is not None and not is_held
+    inner = value.base if flip and value.base is not None else value
+    # outside the tensor it is zero anyway
+    is_zero = inner.is_zero_outside and inner.box is not None and axis not in inner.box.loose
+    known = inner.pad(axis, at if is_held else min(at, inner.position, key=lambda p: p.order))
+    is_zero = is_zero or is_same(known, const(0, inner.kind))
+    if inner.box is not None and _lies_there(inner, left and not flip) and not axis.is_ragged:
+        return inner.box.buffer, flip
+    space = Space.FRAGMENT if left and inner.box is None and not flip else Space.SHARED
+    return inner.hold(space, () if is_zero else (axis,)), flip
+
+
+def _lies_there(value: Value, from_registers: bool) -> bool:
+    """Whether it is all of a tile that a product can read where it is."""
+    if value.region is None or value.is_named or value.is_stale:
+        return False
+    buffer = value.region.buffer
+    held = buffer.is_shared or (from_registers and buffer.is_fragment)
+    return held and value.region == whole(buffer)
+
+
+WORDS["product"] = Product
