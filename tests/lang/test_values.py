@@ -697,3 +697,19 @@ def test_default_tiles_of_what_is_only_stored():
     (kernel,) = scattered.on("interp").compile(x).program.kernels
     assert np.prod([int(n) for n in kernel.grid]) >= 10
     assert (scattered.on("interp")(x) == np.arange(40)).all()
+
+
+def test_a_loop_over_two_axes_of_which_one_is_empty():
+    @tw.jit(target="interp")
+    def kernel(X):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        for n in T.tile(N):
+            y = T.load(X[n])
+            for i, j in T.tile(N, (2, 2)):
+                y += T.sum(X[i], dim=0) + T.sum(X[j], dim=0)
+            Y[n] = y
+        return Y
+
+    assert kernel(np.ones(5, np.float32)).tolist() == [1] * 5

@@ -256,7 +256,7 @@ def _sequential(
     ]
     trips = [builder.snapshot(span.trips) for span in spans]
     # several axes of known lengths are one loop: what runs ahead does so across their ends
-    known = len(spans) > 1 and all(isinstance(count, Const) for count in trips)
+    known = len(spans) > 1 and all(isinstance(n, Const) and n.value > 0 for n in trips)
     lengths, label = ([_product(trips)], "_".join(names)) if known else (trips, "")
     opened: list[tuple[Var, Expr, int]] = []
     for name, length in zip((label,) if known else names, lengths, strict=True):
