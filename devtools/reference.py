@@ -80,8 +80,8 @@ PAGES = (
         "Loops over tiles": "tile each",
         "Values": "load zeros ones full arange",
         "Choices": "where maximum minimum",
-        "Reductions": "sum mean var any all argmax argmin",
-        "Scans": "scan",
+        "Reductions": "sum prod mean var any all argmax argmin",
+        "Scans": "scan cumprod",
         "Functions of models": "relu gelu silu softplus mish hardsigmoid",
     }),
     Page("allocation", "Allocation", "T", "Where a tile lives.", {

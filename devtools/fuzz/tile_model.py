@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -233,6 +233,22 @@ def dims(shape: Any) -> tuple[int, ...]:
     return tuple(d.last - d.first if isinstance(d, Index) else int(d) for d in shape)
 
 
+def _steps(
+    tiles: list[Array], step: Callable[[list[Val], list[Val]], Any], dim: int, reverse: bool
+) -> list[Array]:
+    """Inclusive scans of several tiles together, in order."""
+    lines = [np.moveaxis(tile, dim, 0)[:: -1 if reverse else 1] for tile in tiles]
+    total: list[Val] = []
+    found: list[list[Array]] = [[] for _ in tiles]
+    for k in range(len(lines[0])):
+        now = [Val(line[k]) for line in lines]
+        total = list(step(total, now)) if k else now
+        for kept_, each in zip(found, total, strict=True):
+            kept_.append(each.a)
+    made = [np.stack(each) if each else line for each, line in zip(found, lines, strict=True)]
+    return [np.moveaxis(each[:: -1 if reverse else 1], 0, dim) for each in made]
+
+
 def _folding(name: str) -> Any:
     def word(
         self: Model, x: Any, other: Any = None, *, dim: Any = None, keepdim: bool = False
@@ -258,12 +274,12 @@ class Model:
         found = [self.sizes[name.strip()] for name in names.split(",")]
         return found if len(found) > 1 else found[0]
 
-    def empty(self, shape: Any, dtype: str) -> Tensor:
+    def empty(self, shape: Any, dtype: str, partial: bool = False) -> Tensor:
         return Tensor(np.zeros(dims(shape), DTYPES[dtype]))
 
     each = staticmethod(Each)
 
-    def tile(self, *axes: Any, names: str, size: Any = None) -> Iterator[Any]:
+    def tile(self, *axes: Any, names: str, size: Any = None) -> list[Any]:
         """`names`: the loop's variables, which choose the sizes."""
 
         def one(axis: Any, name: str) -> list[Any]:
@@ -273,8 +289,8 @@ class Model:
             wide = size or self.tiles[name]
             return [Index(at, min(at + wide, high), wide) for at in range(low, high, wide)]
 
-        for found in itertools.product(*map(one, axes, names.split(", "))):
-            yield found[0] if len(found) == 1 else found
+        every = itertools.product(*map(one, axes, names.split(", ")))
+        return [found[0] if len(found) == 1 else found for found in every]
 
     def full(self, shape: Any, value: Any, dtype: str = "float32") -> Val:
         return Val(np.full(dims(shape), plain(value, DTYPES[dtype]), DTYPES[dtype]))
@@ -328,8 +344,45 @@ class Model:
     def argmin(self, x: Val, *, dim: int, keepdim: bool = False) -> Val:
         return Val(plain(x, np.float64).argmin(axis=dim, keepdims=keepdim).astype(INT32))
 
-    def cumsum(self, x: Val, *, dim: int) -> Val:
-        return Val(plain(x, np.float64).cumsum(axis=dim).astype(computed(x)))
+    def prod(self, x: Val, *, dim: Any, keepdim: bool = False) -> Val:
+        wide = plain(x, np.float64).prod(axis=dim, keepdims=keepdim)
+        return Val(wide.astype(computed(x)))
+
+    def cumsum(self, x: Val, *, dim: int, reverse: bool = False) -> Val:
+        return self.scan(x, lambda a, b: a + b, dim=dim, reverse=reverse)  # type: ignore[no-any-return]
+
+    def cumprod(self, x: Val, *, dim: int, reverse: bool = False) -> Val:
+        return self.scan(x, lambda a, b: a * b, dim=dim, reverse=reverse)  # type: ignore[no-any-return]
+
+    def scan(self, x: Any, op: Any, *, dim: int, reverse: bool = False) -> Any:
+        """One step after the other."""
+        if isinstance(op, str):
+            fold = getattr(self, op)  # max or min, which keep the type
+            return Val(_steps([x.a], lambda a, b: [fold(a[0], b[0])], dim, reverse)[0])
+        many = isinstance(x, tuple)
+        tiles = [plain(each, computed(each)) for each in (x if many else (x,))]
+        step = (lambda a, b: op(tuple(a), tuple(b))) if many else (lambda a, b: [op(a[0], b[0])])
+        found = [
+            Val(line.astype(tile.dtype))
+            for line, tile in zip(_steps(tiles, step, dim, reverse), tiles, strict=True)
+        ]
+        return tuple(found) if many else found[0]
+
+    def reduce(self, x: Val, op: Any, *, dim: int, keepdim: bool = False) -> Val:
+        last = np.take(self.scan(x, op, dim=dim).a, [-1], axis=dim)
+        return Val(last if keepdim else last.squeeze(dim))
+
+    def reshape(self, x: Val, shape: Any) -> Val:
+        return Val(x.a.reshape(dims(shape)))
+
+    def atomic_add(self, place: Val, value: Any) -> None:
+        assert place.place is not None
+        tensor, key = place.place
+        places, inside = tensor._places(key)
+        assert inside.all()
+        new = np.broadcast_to(plain(value, tensor.dtype), inside.shape)
+        np.add.at(tensor.a, places, new)
+        tensor.written[places] = True
 
     def __getattr__(self, name: str) -> Any:
         function = FUNCTIONS[name]

@@ -39,7 +39,6 @@ from tilewright.lang.compute import (
     cummax,
     gemm,
     gemm_sp,
-    reduce,
     reduce_absmax,
     reduce_abssum,
     reduce_bitand,
@@ -214,6 +213,7 @@ from tilewright.lang.roles import (
     tma_store_wait,
     ws,
 )
+from tilewright.lang.scans import cumprod, cumsum, reduce, scan
 from tilewright.lang.threads import (
     access_ptr,
     address_of,
@@ -238,7 +238,6 @@ from tilewright.lang.tile_words import (
     arange,
     argmax,
     argmin,
-    cumsum,
     full,
     gelu,
     hardsigmoid,
@@ -251,9 +250,9 @@ from tilewright.lang.tile_words import (
     minimum,
     mish,
     ones,
+    prod,
     relu,
     reshape,
-    scan,
     silu,
     softplus,
     sum,

@@ -287,6 +287,11 @@ OP_GOLDEN = [
     ),
     (O.Reduce("max", whole(FRAG), SLOT, 1, False), "reduce max C -> S[i, :, :] dim 1 clear=false"),
     (O.Scan("sum", whole(FRAG), whole(FRAG), -1, True), "scan sum C -> C dim -1 reverse=true"),
+    (
+        O.Scan("by", SLOT, BOX, 0, by=O.Operator((X, V, D, H), (X * V, D)), more=(SLOT, BOX)),
+        "scan by S[i, :, :] -> G[i * 8:+8, 0:+4] dim 0 by=(x: float32, v: float32, d: float64,"
+        " h: float16) -> (x * v, d) more=(S[i, :, :], G[i * 8:+8, 0:+4])",
+    ),
     (O.Relayout(whole(FRAG), whole(FRAG), "shuffle"), "relayout C -> C via=shuffle"),
     (O.BarrierInit(whole(BARS), const(2)), "barrier_init full count 2"),
     (O.Arrive(element(BARS, I, cta=R)), "arrive full[i]@r"),

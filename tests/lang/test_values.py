@@ -613,3 +613,103 @@ def test_rows_that_are_tiles_too_are_not_cut(target, length):
 
     got = kernel(np.ones((2, length), np.float32))
     assert np.allclose(got, 2 / length + 1)
+
+
+@tw.jit
+def outside(X, L):
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), "float32")
+    L: T.Tensor((N,), "int32")
+    shifted = T.empty((M,), "float32")
+    gathered = T.empty((M,), "float32")
+    mean = T.empty((M,), "float32")
+    for m in T.tile(M):
+        top = T.full((m,), -9)
+        for n in T.tile(N):
+            top = T.maximum(top, T.max(X[m, n + 1], dim=1))
+        shifted[m] = top
+        gathered[m] = T.min(X[m, L[:]], dim=1)
+        mean[m] = T.mean(X[m, T.arange(N) * 2], dim=1)
+    return shifted, gathered, mean
+
+
+@pytest.mark.filterwarnings("error")
+def test_reads_outside_a_tensor_are_meant():
+    x, labels = np.arange(15, dtype=np.float32).reshape(3, 5) - 20, np.array([0, 9, 1, 2, -1])
+    kernel = outside.on("interp -sanitize").with_schedule(tiles={"m": 2, "n": 2})
+    shifted, gathered, mean = kernel(x, labels.astype(np.int32))
+    assert (shifted == 0).all()
+    assert (gathered == x.min(1)).all()
+    close(mean, x[:, ::2].sum(1) / 5)
+
+
+@tw.jit
+def named_parts(X):
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), "float32")
+    Y = T.empty((M, N), "float32")
+    for _ in T.tile():
+        all_of_it, row, two = X[:, :], X[0, :], X[0:2, 1]
+        X[:, :] = T.zeros((M, N))
+        Y[:, :] = all_of_it + row + T.sum(two, dim=0)
+    return Y
+
+
+@each_target
+def test_a_name_without_a_tile_index_keeps_what_was_read(target):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    close(named_parts.on(target)(x.copy()), x + x[0] + x[:, 1].sum())
+
+
+@tw.jit
+def counted(X):
+    N = T.const("N")
+    X: T.Tensor((N,), "float32")
+    Y = T.empty((1,), "float32")
+    for _ in T.tile():
+        last, turns = T.full((), 0), T.full((), 0, "int32")
+        for n in T.tile(N):
+            last = T.sum(X[n], dim=0)
+            if last > 0:
+                turns = T.full((), 7, "int32")
+        Y[0] = last + turns
+    return Y
+
+
+@each_target
+def test_values_of_rank_0_are_carried(target):
+    x = np.arange(10, dtype=np.float32)
+    assert run(counted, target, {"n": 4}, x).tolist() == [8 + 9 + 7]
+
+
+@tw.jit
+def scattered(L):
+    M, N, K = T.const("M, N, K")
+    L: T.Tensor((M, N, K), "int32")
+    Y = T.empty((M, N, K), "int32")
+    for m, n, k in T.tile(M, N, K):
+        Y[M - 1 - m.index, n, k] = k.index + T.zeros((m, n, k), "int32")
+    return Y
+
+
+def test_default_tiles_of_what_is_only_stored():
+    x = np.zeros((40, 40, 40), np.int32)
+    (kernel,) = scattered.on("interp").compile(x).program.kernels
+    assert np.prod([int(n) for n in kernel.grid]) >= 10
+    assert (scattered.on("interp")(x) == np.arange(40)).all()
+
+
+def test_a_loop_over_two_axes_of_which_one_is_empty():
+    @tw.jit(target="interp")
+    def kernel(X):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        for n in T.tile(N):
+            y = T.load(X[n])
+            for i, j in T.tile(N, (2, 2)):
+                y += T.sum(X[i], dim=0) + T.sum(X[j], dim=0)
+            Y[n] = y
+        return Y
+
+    assert kernel(np.ones(5, np.float32)).tolist() == [1] * 5

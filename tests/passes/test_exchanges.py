@@ -150,8 +150,8 @@ def repeated(body: str) -> str:
         (repeated(f"if k > 1 {{ {MAX} }} else {{ {SUM} }}\n" + USE), 4, 4, 1),
         # behind a loop that may run not at all
         (MAX + repeated(SUM + USE) + MAX + USE, 4, 2, None),
-        # a scan of 4 KB has a place for itself, and two barriers
-        (repeated(MAX + USE + "scan sum f -> f dim 1\n"), 3, 3, 2),
+        # a scan tells one total of each line and warp, like a reduction
+        (repeated(MAX + USE + "scan sum f -> f dim 1\n"), 2, 2, 2),
         (repeated("relayout f -> g\nrelayout g -> f\n"), 4, 4, 1),
     ],
 )  # fmt: skip

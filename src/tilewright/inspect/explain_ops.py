@@ -309,8 +309,13 @@ def _reduce(op: Reduce, told: Told) -> Entry:
 
 
 def _scan(op: Scan, told: Told) -> Entry:
-    text = f"scan {op.op} {op.src.buffer.name} → {op.dst.buffer.name}"
-    return _entry(op, text, *told.moved(op))
+    names = (", ".join(r.name for r in each) for each in (op.sources, op.results))
+    text = f"scan {op.op} {' → '.join(names)}"
+    shuffles = told.emitted(op, "shfl_up", "shfl_down", "shfl_sync")
+    return _entry(
+        op, text, ("shuffles", f"{shuffles} of each thread, at each run" if shuffles else ""),
+        *told.moved(op),
+    )  # fmt: skip
 
 
 _WAYS = {

@@ -22,10 +22,12 @@ from tilewright.support.distinct import distinct
 
 def meets_inside(op: Op, threads: int) -> bool:
     """Whether all of the `threads` that run `op` surely meet in it, behind what it reads of memory
-    and before what it writes: a scan, or some thread's result takes elements that no thread of its
-    warp holds. Not known, and false, where layouts are not or parts of tiles are taken."""
+    and before what it writes: some thread's result takes elements that no thread of its warp holds,
+    or a scan goes through shared memory. Not known, and false, where layouts are not or parts of
+    tiles are taken."""
     if isinstance(op, Scan):
-        return True
+        src = _spread(op.src, threads)
+        return src is None or (threads > WARP and scan_crosses(src, op.axis))
     if not isinstance(op, (Reduce, Relayout)) or threads <= WARP:
         return False
     src, dst = _spread(op.src, threads), _spread(op.dst, threads)
@@ -56,6 +58,18 @@ def relayout_crosses(src: Fragment, dst: Fragment) -> bool:
 
 
 @lru_cache(maxsize=256)
+def scan_crosses(src: Fragment, dim: int) -> bool:
+    """Whether some warp holds a part of a line, and not all of it."""
+    inner, size = prod(src.tile[dim + 1 :]), src.tile[dim]
+
+    def crosses(held: Indices) -> bool:
+        lines = held // (inner * size) * inner + held % inner
+        return bool((np.bincount(lines) % size != 0).any())
+
+    return any(crosses(distinct(held)) for held, _ in _by_warp(src, src))
+
+
+@lru_cache(maxsize=256)
 def reduction_crosses(src: Fragment, dst: Fragment, dim: int) -> bool:
     """Whether some thread keeps the result of a row of which its warp does not hold all."""
     inner, size = prod(src.tile[dim + 1 :]), src.tile[dim]
@@ -67,4 +81,4 @@ def reduction_crosses(src: Fragment, dst: Fragment, dim: int) -> bool:
     return any(crosses(distinct(held), kept) for held, kept in _by_warp(src, dst))
 
 
-__all__ = ["meets_inside", "reduction_crosses", "relayout_crosses"]
+__all__ = ["meets_inside", "reduction_crosses", "relayout_crosses", "scan_crosses"]

@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Load, Region, long_dims
-from tilewright.ir.expr import FALSE, Expr, Var, const
+from tilewright.ir.expr import FALSE, Expr, Var, const, substitute
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import *
 from tilewright.support.errors import Loc
@@ -256,9 +256,9 @@ class Reduce(Op):
     `dim` counts the dimensions that are not 1, or all of them: `axis` is the reading that gives
     dst's shape.
 
-    op: sum max min abssum absmax and or xor any all. NaN is kept; max_num, min_num and absmax_num
+    op: sum prod max min abssum absmax and or xor any all. NaN is kept; max_num, min_num, absmax_num
     skip it, and give what an empty reduction gives where there is nothing else. dst may keep the
-    reduced dimension as 1.
+    reduced dimension as 1. `masked`: zeros that src has from outside a tensor are meant.
     """
 
     syntax = "reduce {op} {src} -> {dst} dim {dim}"
@@ -267,6 +267,7 @@ class Reduce(Op):
     dst: Region = arg(reads=True, writes=True)
     dim: int = attr()
     clear: bool = attr(default=True)
+    masked: bool = attr(default=False)
 
     @property
     def axis(self) -> int:
@@ -284,8 +285,25 @@ def _readings(region: Region, dim: int) -> tuple[int, ...]:
     return (*long_dims(region.extents)[dim : dim + 1], dim)
 
 
+@dataclass(frozen=True)
+class Operator:
+    """An associative function of two elements, or of two tuples of k elements: `result` of `vars`,
+    those of the left tuple and then those of the right one."""
+
+    vars: tuple[Var, ...]
+    result: tuple[Expr, ...]
+
+    def __call__(self, *elements: Expr) -> tuple[Expr, ...]:
+        values = dict(zip(self.vars, elements, strict=True))
+        return tuple(substitute(e, values) for e in self.result)
+
+
 class Scan(Op):
-    """Inclusive prefix `sum` or `max` along `dim`, from the end when `reverse`."""
+    """Inclusive prefix fold along `dim`, from the end when `reverse`.
+
+    op: sum prod max min, or `by` the function `by`. That of tuples scans `more` together with src,
+    into `into` together with dst. `totals` are the folds of whole lines, one tile for each source.
+    """
 
     syntax = "scan {op} {src} -> {dst} dim {dim}"
     op: str = attr()
@@ -293,11 +311,23 @@ class Scan(Op):
     dst: Region = arg(writes=True)
     dim: int = attr()
     reverse: bool = attr(default=False)
+    by: Operator | None = attr(default=None)
+    more: tuple[Region, ...] = arg(default=(), reads=True)
+    into: tuple[Region, ...] = arg(default=(), writes=True)
+    totals: tuple[Region, ...] = arg(default=(), writes=True)
 
     @property
     def axis(self) -> int:
         """The dimension of src's extents along which it runs."""
         return _readings(self.src, self.dim)[0]
+
+    @property
+    def sources(self) -> tuple[Region, ...]:
+        return (self.src, *self.more)
+
+    @property
+    def results(self) -> tuple[Region, ...]:
+        return (self.dst, *self.into)
 
 
 class Relayout(Op):

@@ -185,6 +185,14 @@ class Builder:
         """Whether the body of a position is still open."""
         return any(body.serial == position.body for body in self.bodies)
 
+    def in_turn(self, position: Position) -> bool:
+        """Whether the body of a position is still open, and no loop was opened since, whose later
+        turns may find other values."""
+        at = [body.serial for body in self.bodies]
+        if position.body not in at:
+            return False
+        return not any(body.loop for body in self.bodies[at.index(position.body) + 1 :])
+
     def emit_at(self, position: Position, op: Op) -> None:
         """`op` at an earlier position: after what was put there or before, and what it reads."""
         self.step()
@@ -197,6 +205,11 @@ class Builder:
                 break
             place -= 1
         queue.insert(place, (position.order, self._counted(op)))
+
+    def replace_at(self, position: Position, op: Op) -> None:
+        """`op` in place of the one that was emitted at a position."""
+        body = next(body for body in self.bodies if body.serial == position.body)
+        body.ops[position.at] = self._counted(op)
 
     def skip_unless(self, cond: Expr) -> None:
         """The rest of the innermost loop over tiles runs only where `cond`."""

@@ -18,7 +18,7 @@ from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Opened
 from tilewright.lang.carry import carry
 from tilewright.lang.carry import named as named_value
-from tilewright.lang.handles import Access, Tile, Variable, store
+from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
 from tilewright.lang.hints import device_assert
 from tilewright.lang.logic import KINDS, Binding, Branch, Frame, Logic, PythonWords, condition
 from tilewright.lang.loops import Loop, serial
@@ -27,7 +27,7 @@ from tilewright.lang.params import declare_argument
 from tilewright.lang.products import Product
 from tilewright.lang.scalar import Lost, is_number, is_runtime, not_lost, quoting, reads
 from tilewright.lang.types import ScalarType, TensorType
-from tilewright.lang.values import TileIndex, Value, again
+from tilewright.lang.values import TileIndex, Value, again, value_of
 from tilewright.lang.where import locate
 
 VALUES = (Value, Product)
@@ -233,6 +233,10 @@ class Env(Logic, PythonWords):
         if old is not None and self.over(old):
             old = None
         fresh = isinstance(value, Variable) and not value.named
+        if fresh and old is not None and old.frame is not self.top():
+            # a value of rank 0 that a loop or a branch changes, as one of any rank is carried
+            same = isinstance(old.value, Variable) and old.value.dtype == value.dtype
+            fresh = not same
         if old is not None and isinstance(old.value, Variable) and not fresh and is_number(value):
             self._assignable(name, old)
             old.value.assign(value)
@@ -322,11 +326,21 @@ class Env(Logic, PythonWords):
             return self.builder.let(value.as_expr(), name)
         if isinstance(value, Expr):
             return self.builder.snapshot(value, name)
+        if type(value) is Tiles and self._is_read(value):
+            value = value_of(value)
         if isinstance(value, Value):
             return named_value(value, name)
         if type(value) in (tuple, list, dict):
             return self._kept(value, name or "it")
         return value
+
+    def _is_read(self, region: Tiles) -> bool:
+        """Whether `name = X[0:4, :]` is what is there now: so it is with tensors in kernels over
+        tiles. Elsewhere it names the place."""
+        bounds = [b for k in region.keys if isinstance(k, slice) for b in (k.start, k.stop, k.step)]
+        known = all(b is None or isinstance(b, int) for b in bounds)
+        over_tiles = any(frame.kind == "grid" for frame in self.frames)
+        return known and over_tiles and region.buffer.is_global and not region.short
 
     def _kept(self, value: Any, name: str) -> Any:
         """A container that a name keeps: expressions are computed now, and variables stay what

@@ -199,6 +199,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     value.box, value.is_formula = box, False
     if fill == 0:
         value.region, value.is_zero_outside = box.region, buffer.is_global
+        value.zeros = tuple(a for a in box.axes if box.region is not None and a not in box.loose)
     return value
 
 
@@ -289,6 +290,7 @@ def element_map(
     builder: Builder, box: Box, made: Value, make: Callable[[Buffer, Places, Expr], Op]
 ) -> None:
     """The op that `make` gives, for all places of the box that count."""
+    builder.footprints.append(tuple(axis for axis in box.axes if axis is not ONE))
     vars, places = over(builder, box.axes)
     op = make(*box.where(places), made.element(own_places(made, box.axes, places)))
     inside: Expr = TRUE

@@ -25,9 +25,20 @@ class Loop:
     """The result of a `T` loop word; only a rewritten `for` can run it. `kind` of scope: for, nest
     (of several indices) or map."""
 
+    backward: Loop | None = None  # the same loop from its end
+
     def __init__(self, run: Run, kind: str = "for", index: Callable[[Builder], Var] | None = None):
         self.run, self.kind, self.index = run, kind, index
         self.loc = locate()
+
+    def __reversed__(self) -> Loop:
+        if self.backward is None:
+            raise CompileError(
+                "only a loop over T.tile runs backward",
+                fix="count the other way: n - 1 - i",
+                code="arguments",
+            )
+        return self.backward
 
     def __iter__(self) -> Iterator[Any]:
         raise CompileError(

@@ -425,7 +425,7 @@ def identity(op: str, kind: DType) -> Expr:
         top = infinity(kind) if kind.is_float else max_value(kind)
         return top if op == "min" else -top if kind.is_float else min_value(kind)
     ones = -1 if kind.kind == "int" else kind.max_value
-    return const(ones if op == "bitand" else op == "all", kind)
+    return const(ones if op == "bitand" else op in ("all", "prod"), kind)
 
 
 def cast(value: Any, dtype: Any) -> Expr:

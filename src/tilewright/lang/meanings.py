@@ -66,6 +66,7 @@ device_assert: assert_ static_assert
 all: reduce_all
 any: reduce_any
 cumsum: cumulative_sum
+cumprod: cumulative_product
 scan: associative_scan
 mean: avg average
 silu: swish
@@ -112,7 +113,7 @@ layer_norm: (x - T.mean(x, dim=1, keepdim=True)) * T.rsqrt(T.var(x, dim=1, keepd
 rms_norm: x * T.rsqrt(T.mean(x * x, dim=1, keepdim=True) + eps)
 reduce_mean: T.mean(x, dim=1) of a value; T.reduce_sum(tile, out, dim), and divide by the number of
     elements
-prod reduce_prod: T.reduce_sum of logarithms, or a T.serial loop
+reduce_prod: T.prod(x, dim=1) of a value
 topk top_k sort argsort: k times T.argmax(x, dim=1), each time hiding the element that was found:
     x = T.where(T.arange(N) == place[:, None], -T.inf, x)
 histogram bincount: T.atomic_add(H[bins], 1), where bins is an integer value

@@ -167,6 +167,11 @@ def _names(target: ast.expr | None) -> list[ast.Name]:
     return [n for n in ast.walk(target) if isinstance(n, ast.Name)] if target else []
 
 
+def _drop(node: ast.AST, name: str) -> ast.stmt:
+    """Ends a name, and so a tile value that nothing else names."""
+    return _locate(node, ast.Delete([ast.Name(name, ast.Del())]))
+
+
 def _storing(target: ast.expr) -> list[ast.stmt]:
     """Before `name[...] = …`."""
     if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
@@ -316,7 +321,7 @@ class Rewriter(ast.NodeTransformer):
         done = [_bind(node, shared, "held", value)]
         for target in node.targets:
             done += self._assign_to(node, target, _locate(node, _load(shared)))
-        return done
+        return [*done, _drop(node, shared)]
 
     def _assign_to(self, node: ast.stmt, target: ast.expr, value: ast.expr) -> list[ast.stmt]:
         if isinstance(target, ast.Name):
@@ -338,13 +343,15 @@ class Rewriter(ast.NodeTransformer):
             part = self._temporary()
             first = _bind(value, part, "expression", value)
             self.generic_visit(target)
-            return [first, *_storing(target), _locate(node, ast.Assign([target], _load(part)))]
+            stored = _locate(node, ast.Assign([target], _load(part)))
+            return [first, *_storing(target), stored, _drop(node, part)]
         return self._refuse(target, "this assignment", "assign to a name, an element or a tuple")
 
     def _unpack(self, node: ast.stmt, targets: list[ast.expr], value: ast.expr) -> list[ast.stmt]:
-        parts, later = [], []
+        parts, later, names = [], [], []
         for target in targets:
             name = self._temporary()
+            names.append(name)
             part: ast.expr = ast.Name(name, ast.Store())
             if isinstance(target, ast.Starred):
                 target, part = target.value, ast.Starred(part, ast.Store())
@@ -352,7 +359,8 @@ class Rewriter(ast.NodeTransformer):
             later += self._assign_to(node, target, _locate(node, _load(name)))
         star = any(isinstance(target, ast.Starred) for target in targets)
         found = _call(node, "unpack", value, len(targets), star)
-        return [_locate(node, ast.Assign([ast.Tuple(parts, ast.Store())], found)), *later]
+        first = _locate(node, ast.Assign([ast.Tuple(parts, ast.Store())], found))
+        return [first, *later, *(_drop(node, name) for name in names)]
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> list[ast.stmt]:
         annotation, target = self.visit(node.annotation), node.target

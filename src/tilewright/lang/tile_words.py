@@ -1,4 +1,4 @@
-"""Words on tile values: loads, constants, choices, reductions, scans."""
+"""Words on tile values: loads, constants, choices, reductions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.lang import compute, math, move
+from tilewright.lang import math, move
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.axes import ONE, Axis, shape_text
 from tilewright.lang.builder import Builder, current, current_block
@@ -206,7 +206,7 @@ def minimum(a: Any, b: Any) -> Any:
 # ── reductions ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _dims(x: Value, dim: Any) -> list[int]:
+def dims_of(x: Value, dim: Any) -> list[int]:
     given = dim if isinstance(dim, (tuple, list)) else (dim,)
     what = f"a value of shape {shape_text(x.axes)}"
     return sorted({check_dim(static_int(d, f"dim of T.{word()}"), x.ndim, what) for d in given})
@@ -217,26 +217,33 @@ def _reduced(x: Value, op: str, dims: list[int], keepdim: bool) -> Any:
     builder = current_block()
     key = (op, *dims)
     known = x.folded.get(key)
-    is_known = known is not None and builder.in_scope(known[1]) and not x.is_stale
+    is_known = known is not None and builder.in_turn(known[1]) and not x.is_stale
     if known is None or not is_known or builder.writes(known[0]) != known[2]:
         buffer = _folded(x, op, dims)
         known = x.folded[key] = buffer, builder.position(), builder.writes(buffer)
         is_known = False
-    buffer = known[0]
-    shown = tuple(
+    made = as_result(x, dims, keepdim, known[0], op)
+    # a loop may change what the first name has
+    return again(made) if is_known and isinstance(made, Value) and made.real else made
+
+
+def as_result(x: Value, dims: list[int], keepdim: bool, buffer: Buffer, op: str) -> Any:
+    """What x was folded to along `dims`, as its user sees it."""
+    builder = current_block()
+    axes = tuple(
         ONE if k in dims else axis for k, axis in enumerate(x.axes) if keepdim or k not in dims
     )
-    if _any(axis is not ONE for axis in shown):
-        made = Value.of(shown, buffer)
-        return again(made) if is_known else made  # a loop may change what the first name has
+    if _any(axis is not ONE for axis in axes):
+        return Value.of(axes, buffer)
     number = builder.let(Load(buffer, (const(0),)), builder.hint or op)
-    if shown:
-        return Value(shown, buffer.dtype, lambda _: number)
+    if axes:
+        return Value(axes, buffer.dtype, lambda _: number)
     return alloc_var(str(buffer.dtype), init=number)
 
 
 FOLDS: dict[str, Callable[[Expr, Expr], Expr]] = {
     "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
     "max": lambda a, b: _extreme("max", a, b),
     "min": lambda a, b: _extreme("min", a, b),
     "any": lambda a, b: binary("or", a, b),
@@ -251,6 +258,9 @@ def _extreme(op: str, a: Expr, b: Expr) -> Expr:
 
 def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
     builder = current_block()
+    scanned = x.scans.get((op, dims[0])) if len(dims) == 1 else None
+    if scanned is not None and scanned.is_open:  # which knows the totals of lines
+        return scanned.totals()[0]  # type: ignore[no-any-return]
     since = builder.outermost()
     reduced = [x.axes[d] for d in dims if x.axes[d] is not ONE]
     rest = tuple(axis for axis in x.real if axis not in reduced)
@@ -258,7 +268,7 @@ def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
         buffer = _folded_pieces(builder, x, op, reduced, rest)
     else:
         long = _any(axis.is_long for axis in reduced)
-        source = _accumulated(builder, x, op, reduced) if long else _masked(x, op, reduced).hold()
+        source = _accumulated(builder, x, op, reduced) if long else masked(x, op, reduced).hold()
         buffer = _fold(builder, source, x.real, op, reduced, x.kind)
     blocks = blocks_of(reduced)
     if blocks > 1:
@@ -277,7 +287,7 @@ def _inside(axes: Sequence[Axis], places: Places, counted: Sequence[Axis]) -> Ex
     return found
 
 
-def _masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
+def masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
     """x, with what changes nothing in its padding."""
     ragged, unit = [axis for axis in reduced if axis.is_ragged], math.identity(op, x.kind)
     if ragged and x.is_named and not x.is_long:  # memory of its own
@@ -323,7 +333,7 @@ def _fold(
         if sizes[where] == 1:
             builder.emit(Copy(whole(buffer), whole(dst)))
         else:
-            builder.emit(Reduce(op, whole(buffer), whole(dst), long.index(where)))
+            builder.emit(Reduce(op, whole(buffer), whole(dst), long.index(where), masked=True))
         del axes[where]
         buffer = dst
     return buffer
@@ -357,7 +367,7 @@ def _folded_pieces(
         source = (
             _accumulated(builder, x, op, reduced)
             if crossed
-            else again(_masked(x, op, reduced)).piece(builder)
+            else again(masked(x, op, reduced)).piece(builder)
         )
         part = _fold(builder, source, x.real, op, reduced, x.kind)
         walks = [walk_of(builder, axis) for axis in rest]
@@ -366,7 +376,7 @@ def _folded_pieces(
     return found
 
 
-def _summed(x: Any) -> Value:
+def summed(x: Any) -> Value:
     """x in the type that sums have."""
     value = value_of(x)
     narrow = value.kind.is_float and value.kind.bits < 32
@@ -375,6 +385,7 @@ def _summed(x: Any) -> Value:
         return value
     if value.wide is None:
         value.wide = lift(lambda e: cast(e, FLOAT32 if narrow else INT32), value)
+        value.wide.zeros = () if value.padding else value.zeros
     return value.wide
 
 
@@ -392,8 +403,19 @@ def sum(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
     >>> rows(np.ones((3, 5), np.float32)).tolist()
     [5.0, 5.0, 5.0]
     """
-    value = _summed(x)
-    return _reduced(value, "sum", _dims(value, dim), keepdim)
+    value = summed(x)
+    return _reduced(value, "sum", dims_of(value, dim), keepdim)
+
+
+def prod(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """The product along one or several dimensions.
+
+    Example:
+        Y[0, :] = T.prod(T.where(X[:, :] > 60, X[:, :], 1), dim=1)
+        # Y[0]: 238266 3782 61
+    """
+    value = summed(x)
+    return _reduced(value, "prod", dims_of(value, dim), keepdim)
 
 
 def _count(value: Value, dims: list[int]) -> Expr:
@@ -411,8 +433,8 @@ def mean(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
         Y[0, :] = T.mean(X[:, :], dim=1)
         # Y[0]: 31.5 30.5 29.5
     """
-    value = _summed(x)
-    dims = _dims(value, dim)
+    value = summed(x)
+    dims = dims_of(value, dim)
     count = _count(value, dims)
     return _reduced(value, "sum", dims, keepdim) / count
 
@@ -424,8 +446,8 @@ def var(x: Any, *, dim: Any, keepdim: bool = False, correction: int = 0) -> Any:
         Y[0, :] = T.var(X[:, :], dim=1)
         # Y[0]: 341.25 341.25
     """
-    value = _summed(x)
-    dims = _dims(value, dim)
+    value = summed(x)
+    dims = dims_of(value, dim)
     if not value.is_named:
         value.is_named = True  # it is read twice
     off = value - mean(value, dim=dim, keepdim=True)
@@ -447,7 +469,7 @@ def _folding(name: str) -> Callable[..., Any]:
                 )
             return getattr(math, name)(*values)
         value = value_of(values[0])
-        return _reduced(value, name, _dims(value, dim), keepdim)
+        return _reduced(value, name, dims_of(value, dim), keepdim)
 
     word.__name__ = word.__qualname__ = name
     return word
@@ -469,7 +491,7 @@ def any(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
         # M: 1 0 0
     """
     value = _tested(x)
-    return _reduced(value, "any", _dims(value, dim), keepdim)
+    return _reduced(value, "any", dims_of(value, dim), keepdim)
 
 
 def all(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
@@ -480,7 +502,7 @@ def all(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
         # M: 1 0 0
     """
     value = _tested(x)
-    return _reduced(value, "all", _dims(value, dim), keepdim)
+    return _reduced(value, "all", dims_of(value, dim), keepdim)
 
 
 def _first(name: str) -> Callable[..., Any]:
@@ -490,7 +512,7 @@ def _first(name: str) -> Callable[..., Any]:
         value = value_of(x)
         if not value.is_named:
             value.is_named = True  # it is read twice
-        dims = _dims(value, dim)
+        dims = dims_of(value, dim)
         axis = value.axes[dims[0]]
         top = _reduced(value, name, dims, True)
         last = const(axis.total or axis.size)
@@ -573,42 +595,6 @@ hardsigmoid = _activation(
 # ── words that have another form ─────────────────────────────────────────────────────────────────
 
 
-def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> Any:
-    if not isinstance(src, (Value, Tiles)) or dst is not None:
-        return compute.cumsum(src, dst, dim, reverse)
-    return scan(src, "sum", dim=dim, reverse=reverse)
-
-
-def scan(x: Any, op: str, *, dim: int, reverse: bool = False) -> Value:
-    """The inclusive scan along a dimension: `op` is sum or max.
-
-    Example:
-        Y[:, :] = T.scan(X[:, :], "sum", dim=1)
-        # Y[0]: 0 1 3 6
-    """
-    builder = current_block()
-    value = _summed(x) if op == "sum" else value_of(x)
-    (at,) = _dims(value, dim)
-    axis = value.axes[at]
-    if axis is ONE or axis.size == 1:
-        return value
-    if axis.first is not None or (reverse and axis.limit is not None):
-        inner = value
-        value = Value(
-            inner.axes,
-            inner.kind,
-            lambda p: select(axis.inside(p[at]), inner.element(p), math.identity(op, inner.kind)),
-            (inner,),
-        )
-    source = value.hold()
-    long = [k for k, each in enumerate(value.real) if each.size != 1]
-    dst = Buffer(builder.fresh(builder.hint, "scan"), source.shape, source.dtype, Space.FRAGMENT)
-    builder.emit(Alloc(dst))
-    dim_of = long.index(next(k for k, each in enumerate(value.real) if each is axis))
-    builder.emit(Scan(op, whole(source), whole(dst), dim_of, bool(reverse)))
-    return Value.of(value.axes, dst)
-
-
 def reshape(src: Any, *shape: Any) -> Any:
     """The same elements under another shape, row-major.
 
@@ -643,6 +629,3 @@ def reshape(src: Any, *shape: Any) -> Any:
         return src.element(tuple(found))
 
     return Value(axes, src.kind, at, (src,))
-
-
-cumsum.__doc__ = compute.cumsum.__doc__

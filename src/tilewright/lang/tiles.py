@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tilewright.ir.analysis.bounds import multiple_of
@@ -106,7 +107,7 @@ def tile(*axes: Any, size: Any = None) -> Loop:
     An axis is `n`, `(low, high)` or `T.each(n)`; `T.tile()` is one block. How many elements a tile
     has is left open, or pinned by `size`, a number or one for each axis. The last tile is shorter,
     or the first one where nothing is pinned: no word sees what lies outside the range. Several axes
-    of known lengths are one loop.
+    of known lengths are one loop. `reversed(T.tile(n))` begins with the last tile.
 
     >>> @tw.jit
     ... def double(X):
@@ -131,7 +132,9 @@ def tile(*axes: Any, size: Any = None) -> Loop:
             code="arguments",
         )
 
-    def run(builder: Builder, names: tuple[str, ...], loc: Loc | None) -> Iterator[Any]:
+    def run(
+        builder: Builder, names: tuple[str, ...], loc: Loc | None, backward: bool = False
+    ) -> Iterator[Any]:
         if not axes:
             names = ()
         if len(names) == 1 and len(axes) > 1:
@@ -145,10 +148,12 @@ def tile(*axes: Any, size: Any = None) -> Loop:
                 fix="give one axis per name",
                 code="shape",
             )
-        body = _grid if builder.kernel is None else _sequential
+        body = _grid if builder.kernel is None else partial(_sequential, backward)
         yield from body(builder, names, axes, pinned, loc)
 
-    return Loop(run, "tiles")
+    loop = Loop(run, "tiles")
+    loop.backward = Loop(partial(run, backward=True), "tiles")
+    return loop
 
 
 def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -> _Range:
@@ -237,7 +242,12 @@ def _product(counts: list[Expr]) -> Expr:
 
 
 def _sequential(
-    builder: Builder, names: tuple[str, ...], axes: Any, pinned: Any, loc: Loc | None
+    backward: bool,
+    builder: Builder,
+    names: tuple[str, ...],
+    axes: Any,
+    pinned: Any,
+    loc: Loc | None,
 ) -> Iterator[Any]:
     builder.require_block("tile")
     spans = [
@@ -246,7 +256,7 @@ def _sequential(
     ]
     trips = [builder.snapshot(span.trips) for span in spans]
     # several axes of known lengths are one loop: what runs ahead does so across their ends
-    known = len(spans) > 1 and all(isinstance(count, Const) for count in trips)
+    known = len(spans) > 1 and all(isinstance(n, Const) and n.value > 0 for n in trips)
     lengths, label = ([_product(trips)], "_".join(names)) if known else (trips, "")
     opened: list[tuple[Var, Expr, int]] = []
     for name, length in zip((label,) if known else names, lengths, strict=True):
@@ -255,6 +265,8 @@ def _sequential(
         opened.append((var, length, len(builder.bodies)))
     vars = [var for var, _, _ in opened]
     counts = _parts(vars[0], trips) if known else vars
+    if backward:
+        counts = [length - 1 - count for count, length in zip(counts, trips, strict=True)]
     found = [
         _made(builder, name, span, count, span.ends_inside(builder.dims))
         for name, span, count in zip(names, spans, counts, strict=True)

@@ -79,6 +79,7 @@ class Value:
     box: Box | None = None  # that it was read from
     is_zero_outside = False  # whether it is 0 where that ends
     base: Value | None = None  # that it is the transpose of
+    zeros: tuple[Axis, ...] = ()  # in whose padding it is zero
     pad_of: Callable[[Axis, Position], Expr | None] | None = None  # by what it is made of
     cache: str | None = None  # what the L2 cache is told about what it reads
     is_bound = False  # whether it has a name
@@ -99,6 +100,7 @@ class Value:
         self.padding: dict[Any, tuple[Expr, Position]] = {}  # by axis: since when it holds what
         self.wide: Value | None = None  # it in the type that sums have
         self.folded: dict[Any, tuple[Buffer, Position, int]] = {}  # what it was reduced to
+        self.scans: dict[Any, Any] = {}  # scans of it, by what and along which dimension
         self.is_formula = self.is_formula and all(part.is_formula for part in self.parts)
         self.is_long = any(axis.is_long for axis in axes)
         self.serial = 0  # of a load of a long dimension
@@ -229,9 +231,7 @@ class Value:
         return self.source is not None and current().writes(self.source) != self.writes
 
     def _real(self, places: Places) -> Places:
-        """The places in memory, which has one dimension at least."""
-        found = tuple(p for p, axis in zip(places, self.axes, strict=True) if axis is not ONE)
-        return found or (const(0),)
+        return real_places(self.axes, places)
 
     @property
     def real(self) -> tuple[Axis, ...]:
@@ -255,7 +255,7 @@ class Value:
             found = self.make(builder, space, masked)
             self._held[key] = found, builder.writes(found)
             if not masked and not self.region:
-                self.at, self.parts, self.pad_of = partial(self._kept, found), (), None
+                self.at, self.parts, self.pad_of = kept_in(found, self.axes, self.loc), (), None
         return found
 
     def pad(self, axis: Axis, at: Position) -> Expr | None:
@@ -282,14 +282,11 @@ class Value:
         builder.emit(Map(vars, buffer.shape, (kept,)), seen=False)
         self.padding |= {axis.key: (number, builder.position()) for axis in axes}
 
-    def _kept(self, buffer: Buffer, places: Places) -> Expr:
-        return Load(buffer, self._real(places), self.loc)
-
     @classmethod
     def of(cls, axes: tuple[Axis, ...], buffer: Buffer) -> Value:
         """What a fragment holds now."""
-        made = Value(axes, buffer.dtype, lambda places: const(0))
-        made.at, made.is_formula = partial(made._kept, buffer), False
+        made = Value(axes, buffer.dtype, kept_in(buffer, axes, locate()))
+        made.is_formula = False
         made._held[buffer.space, ()] = buffer, current().writes(buffer)
         return made
 
@@ -332,6 +329,18 @@ class Value:
         return filled(
             buffer, self._real(places), vars, extents, cast(value, buffer.dtype), self.loc
         )
+
+
+def real_places(axes: tuple[Axis, ...], places: Places) -> Places:
+    """The places in memory, which has one dimension at least."""
+    found = tuple(p for p, axis in zip(places, axes, strict=True) if axis is not ONE)
+    return found or (const(0),)
+
+
+def kept_in(buffer: Buffer, axes: tuple[Axis, ...], loc: Loc | None) -> At:
+    """Elements of a value that a buffer holds. It does not know the value, which ends with the last
+    name for it."""
+    return lambda places: Load(buffer, real_places(axes, places), loc)
 
 
 def filled(

@@ -457,6 +457,7 @@ def _truth(x: Array) -> Array:
 # what folds two elements, what is done to each before, and what to begin with
 _REDUCE: dict[str, tuple[np.ufunc, Callable[[Array], Array] | None, float | None]] = {
     "sum": (np.add, None, None), "abssum": (np.add, np.abs, None),
+    "prod": (np.multiply, None, None),
     "max": (np.maximum, None, None), "absmax": (np.maximum, np.abs, None),
     "min": (np.minimum, None, None), "max_num": (np.fmax, None, -np.inf),
     "min_num": (np.fmin, None, np.inf), "absmax_num": (np.fmax, np.abs, 0),
@@ -506,12 +507,10 @@ def _shrink(value: Array, dtype: DType) -> Array:
     return np.asarray(narrow_fn(dtype)(value.astype(computes_in(dtype))))
 
 
-def scanned(op: str, tile: Array, src: DType, dst: DType, axis: int, reverse: bool) -> Array:
-    """Inclusive prefix sum or maximum."""
+def scanned(op: str, tile: Array, src: DType, dst: DType, axis: int) -> Array:
+    """Inclusive prefix sum, product, maximum or minimum."""
     wide = _widen(tile, src, _accumulates_in(src, dst))
-    wide = np.flip(wide, axis) if reverse else wide
-    out = _REDUCE[op][0].accumulate(wide, axis=axis)
-    return _shrink(np.flip(out, axis) if reverse else out, dst)
+    return _shrink(_REDUCE[op][0].accumulate(wide, axis=axis), dst)
 
 
 def atomic_fn(op: str, dtype: DType) -> Callable[[Any, Any], Any]:

@@ -194,20 +194,54 @@ def run_reduce(builder: Builder, op: Reduce, src: TileRegion, dst: TileRegion, f
 
 
 @tile_meaning(Scan)
-def run_scan(op: Scan, src: TileRegion, dst: TileRegion, fr: Frame) -> None:
-    require_collective(fr)
-    x, y = tile_box(fr, src), tile_box(fr, dst)
-    if x.mem is y.mem and x.where == y.where:  # in place
-        watch(fr, UPDATE, y)
-        if watch_meeting(fr, op):
-            watch(fr, UPDATE, y)
-    else:
+def run_scan(b: Builder, op: Scan) -> Run:
+    sources, results, totals = (b.operands(*each) for each in (op.sources, op.results, op.totals))
+    by = None
+    if op.by is not None:  # a name of its own for each variable: fr.vars has those of the kernel
+        names = [Var(f"{var.name} of an operator", var.dtype) for var in op.by.vars]
+        by = names, b.operands(*op.by(*names))
+
+    def run(fr: Frame) -> None:
+        require_collective(fr)
+        xs, ys, ends = ([tile_box(fr, t) for t in each] for each in (sources, results, totals))
+        _watch_scan(fr, op, xs, ys, ends)
+        tiles = [np.moveaxis(read_box(x), op.axis, 0) for x in xs]
+        tiles = [tile[::-1] for tile in tiles] if op.reverse else tiles
+        if by is None:
+            lines = [scanned(op.op, tiles[0], xs[0].mem.dtype, ys[0].mem.dtype, 0)]
+        else:
+            lines = [np.empty_like(tile) for tile in tiles]
+            total = [tile[0] for tile in tiles]
+            for k in range(len(tiles[0])):
+                if k:
+                    elements = (*total, *(tile[k] for tile in tiles))
+                    fr.vars.update((v.name, e) for v, e in zip(by[0], elements, strict=True))
+                    total = [np.asarray(result(fr)) for result in by[1]]
+                for line, value in zip(lines, total, strict=True):
+                    line[k] = value
+        for end, line in zip(ends, lines, strict=False):
+            write_box(end, line[-1].reshape(end.extents))
+        for y, line in zip(ys, lines, strict=True):
+            line = line[::-1] if op.reverse else line
+            write_box(y, fit(np.moveaxis(line, 0, op.axis), y.extents))
+
+    return run
+
+
+def _watch_scan(fr: Frame, op: Scan, xs: list[Box], ys: list[Box], ends: list[Box]) -> None:
+    in_place = [any(x.mem is y.mem and x.where == y.where for x in xs) for y in ys]
+    alone = [x for x in xs if not any(x.mem is y.mem and x.where == y.where for y in ys)]
+    for x in alone:
         watch(fr, READ, x)
-        watch_meeting(fr, op)
-        watch(fr, WRITE, y)
-    tile = read_box(x)
-    value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, op.axis, op.reverse)
-    write_box(y, fit(value, y.extents))
+    for y, same in zip(ys, in_place, strict=True):
+        if same:
+            watch(fr, UPDATE, y)
+    met = watch_meeting(fr, op)
+    for y, same in zip(ys, in_place, strict=True):
+        if not same or met:
+            watch(fr, UPDATE if same else WRITE, y)
+    for end in ends:
+        watch(fr, WRITE, end)
 
 
 # ── atomics ──────────────────────────────────────────────────────────────────────────────────

@@ -126,7 +126,7 @@ _WORDS = {"max": "maximum", "min": "minimum", "sum": "sum"}
 
 def _harmed(op: str, marks: Array, tile: Array, dtype: DType) -> Any:
     """Where a zero from outside, or whatever became of one, changes the reduction."""
-    if op in ("min", "all", "and"):
+    if op in ("min", "all", "and", "prod"):
         return np.ones(tile.shape, np.bool_)
     if op != "max":
         return tile != 0
@@ -139,7 +139,7 @@ def mark_reduce(
     axis: int,
 ) -> None:  # fmt: skip
     """Warn where a reduction takes elements from outside for data."""
-    if marks is None:
+    if marks is None or op.masked:
         return
     marks = marks.reshape(tile.shape)
     out = _outside(marks)
@@ -165,7 +165,8 @@ def mark_reduce(
 def _warn_mixed(fr: Frame, op: Reduce, row: tuple[int, ...], count: int, extent: int) -> None:
     name, word = op.src.buffer.name, _WORDS.get(op.op, f"T.reduce_{op.op}")
     infinity = f"T.infinity('{op.src.buffer.dtype}')"
-    neutrals = {"max": f"-{infinity}", "min": infinity, "all": "True", "and": "-1"}
+    neutrals = {"max": f"-{infinity}", "min": infinity, "all": "True", "and": "-1",
+                "prod": "1"}  # fmt: skip
     neutral = neutrals.get(op.op, "0")
     at = f" of {op.dst.buffer.name}[{', '.join(map(str, row))}]" if row else ""
     warn(

@@ -43,6 +43,7 @@ from tilewright.passes.overlap.pipeline_loops import pipeline_loops
 from tilewright.passes.overlap.place_roles import place_roles, split_roles
 from tilewright.passes.overlap.prefetch_loads import inline_rows, map_copies, prefetch_loads
 from tilewright.passes.overlap.roles import part_roles
+from tilewright.passes.overlap.stage_loads import stage_loads
 from tilewright.passes.overlap.stage_stores import stage_stores
 from tilewright.passes.overlap.stages import choose_stages, split_stages
 from tilewright.passes.run import Pass
@@ -68,6 +69,7 @@ SCHEDULE = (
     Pass(hoist_views, "before the copies of what they show move"),
     Pass(choose_ping_pong, "before anything asks how many threads share a tile"),
     Pass(share_fragments, "after choose_ping_pong: how many warpgroups share a tile"),
+    Pass(stage_loads, "before rings are counted, and shared memory"),
     Pass(choose_stages, "before anything asks how deep rings are"),
     Pass(reduce_by_atomics, "the copies that are left only copy"),
     Pass(pack_elements, "threads and memory deal in bytes from here on"),

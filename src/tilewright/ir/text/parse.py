@@ -109,6 +109,23 @@ class _Parser(ExprParser):
             self.expect("=")
             values[name] = self.field(hole, values)
 
+    def operator(self) -> Operator:
+        """`(a, b) -> a + b`: a function whose variables are its own."""
+
+        def name() -> Var:
+            token = self.at
+            written = self.next_name("a variable's name")
+            var = Var(written, self.dtype() if self.accept(":") else INT32)
+            self.declare(written, var, token)
+            return var
+
+        self.undo.append([])
+        vars = self.tuple_of(name)
+        self.expect("->")
+        found = self.exprs()
+        self.close_scope()
+        return Operator(vars, tuple(e for e in found if isinstance(e, Expr)))
+
     def declare_bound(self) -> None:
         """Makes what the op defines visible."""
         for written, what, token in self.binding:
@@ -265,6 +282,8 @@ _READERS: dict[str, Callable[[_Parser], Any]] = {
     "bool": _Parser.literal,
     "tuple[Any, ...]": _Parser.literal,
     "AnyLayout": _Parser.layout,
+    "tuple[Region, ...]": lambda p: p.tuple_of(p.region),
+    "Operator": _Parser.operator,
 }
 
 

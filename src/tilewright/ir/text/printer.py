@@ -370,6 +370,8 @@ _WRITERS: dict[str, Callable[[_Printer, Any], str]] = {
     "tuple[Expr, ...]": lambda p, items: p.listed(items, p.expr),
     "tuple[Expr | Region, ...]": lambda p, items: p.listed(items, p.operand),
     "tuple[int, ...]": lambda p, items: p.listed(items, str),
+    "tuple[Region, ...]": lambda p, items: p.listed(items, p.region),
+    "Operator": lambda p, by: f"{p.listed(by.vars, p.var)} -> {p.listed(by.result, p.expr)}",
 }
 _ZERO, _ONE = const(0), const(1)
 

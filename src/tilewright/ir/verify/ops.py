@@ -233,7 +233,7 @@ def _matrix(region: Region, context: Context) -> tuple[Expr, Expr] | None:
 
 
 _REDUCTIONS = (
-    "sum", "max", "min", "abssum", "absmax", "max_num", "min_num", "absmax_num",
+    "sum", "prod", "max", "min", "abssum", "absmax", "max_num", "min_num", "absmax_num",
     "and", "or", "xor", "any", "all",
 )  # fmt: skip
 
@@ -259,14 +259,37 @@ def _reduce(op: Reduce, context: Context) -> None:
 
 @rule
 def _scan(op: Scan, context: Context) -> None:
-    context.one_of(op.op, ("sum", "max"), "scan")
-    _moves(op, DATA, context)
-    same_tile(op.src, op.dst, context)
+    context.one_of(op.op, ("sum", "prod", "max", "min", "by"), "scan")
+    for each in op.sources + op.results:
+        in_space(each, "a scanned tile", DATA, context)
+        same_tile(op.src, each, context)
     if not 0 <= op.dim < max(1, len(op.src.extents)):
         context.fail(
             f"{op.src.buffer.name} has no dimension {op.dim}",
             expected=f"0 … {max(len(op.src.tile) - 1, 0)}",
         )
+    left = tuple(op.src.extents[d] for d in long_dims(op.src.extents) if d != op.axis)
+    for total in op.totals:
+        if not fits(left, total.tile):
+            context.fail(
+                f"{total.buffer.name} does not have the shape of the totals",
+                expected=shape_text(left),
+                got=shape_text(total.tile),
+            )
+    count = len(op.sources)
+    by = op.by or Operator(tuple(Var("x") for _ in range(2 * count)), ())
+    counts = (len(op.results), len(op.totals) or count, len(by.vars) // 2)
+    if (op.op == "by") != (op.by is not None) or counts != (count,) * 3:
+        context.fail(
+            "scan's operator does not fit its tiles",
+            expected="by= with scan by; as many results and totals as sources, and an operator of "
+            "two elements of each",
+        )
+    for source, result in zip(op.sources, by.result, strict=False):
+        context.dtype(result.dtype, source.dtype, "the operator's result")
+    for result in by.result:
+        for var in variables(result) - set(by.vars):
+            context.fail(f"the operator uses {var.name}, which is not one of its variables")
 
 
 @rule

@@ -22,7 +22,7 @@ from typing import Any
 from tilewright.ir.analysis.trips import values_of
 from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import row_pitch
-from tilewright.passes.layout.insert_conversions import insert_conversions, reduced
+from tilewright.passes.layout.insert_conversions import insert_conversions, lines_of, reduced
 from tilewright.passes.layout.matrix_tiles import instruction, split_of, wanted_operands
 from tilewright.passes.layout.shared_tiles import LANES, as_matrices, lay_out_shared, turned
 from tilewright.passes.layout.thread_layouts import (
@@ -249,7 +249,24 @@ def _gemm(problem: Problem, op: Gemm) -> Iterator[Proposal]:
         yield Proposal(buffer.name, found, Strength.STRICT, why)
 
 
-def _follow(problem: Problem, op: Copy | Scan | View | Reduce) -> Iterator[Proposal]:
+def _scan(problem: Problem, op: Scan) -> Iterator[Proposal]:
+    """All that is scanned together, and the totals of lines."""
+    tiles = [r.buffer for r in op.sources + op.results if r.buffer.is_fragment and r.is_whole]
+    totals = [r.buffer for r in op.totals if r.buffer.is_fragment and r.is_whole]
+    for one in tiles:
+        known = problem.known.get(one.name)
+        for other in () if known is None else (*tiles, *totals):
+            assert known is not None
+            if other in totals:
+                found = lines_of(known, op.axis, other)
+            else:
+                found = with_units(known, other.static_shape)
+            if found is not None and other is not one:
+                why = f"follows {one.name} through the scan {at_line(op.loc)}"
+                yield Proposal(other.name, found, Strength.SAME, why, one.name)
+
+
+def _follow(problem: Problem, op: Copy | View | Reduce) -> Iterator[Proposal]:
     """Both sides of an op that moves whole fragments element by element, or the reduced one."""
     if isinstance(op, View):
         a, b, whole = op.source, op.buffer, op.source.dtype == op.buffer.dtype
@@ -266,7 +283,7 @@ def _follow(problem: Problem, op: Copy | Scan | View | Reduce) -> Iterator[Propo
             yield Proposal(other.name, found, Strength.SAME, why, one.name)
 
 
-def _carried(known: Fragment, op: Copy | Scan | View | Reduce, other: Buffer) -> Fragment | None:
+def _carried(known: Fragment, op: Copy | View | Reduce, other: Buffer) -> Fragment | None:
     if isinstance(op, Reduce):
         return reduced(known, op)
     if not isinstance(op, View):
@@ -300,7 +317,7 @@ _RULES: dict[type[Op], Any] = {
     Hint: _hint,
     Gemm: _gemm,
     Copy: _follow,
-    Scan: _follow,
+    Scan: _scan,
     View: _follow,
     Reduce: _follow,
     Map: _map,
@@ -373,26 +390,30 @@ def say(problem: Problem) -> None:
 
 
 def _wish(problem: Problem, key: Key) -> Wish:
-    """How wide memory allows to move this tile, and along what it is reduced."""
+    """How wide memory allows to move this tile, and along what it is reduced and scanned."""
     vectors: list[tuple[int, int]] = []  # elements, and the bytes of each
     uses = 0
     reduced: dict[int, int] = {}
+    scanned: dict[int, int] = {}
     anywhere = problem.target.internal.rows == "any"
     if isinstance(key, str):
         nests: list[Nest] = []
         for op, ranges in problem.touching.get(key, ()):
             if isinstance(op, Copy):
-                for held, memory in ((op.src, op.dst), (op.dst, op.src)):
-                    if held.name == key and memory.buffer.is_global:
-                        width = vector_width(memory, ranges, anywhere)
-                        vectors.append((width, _bytes(memory.buffer)))
+                vectors += _copied(op, key, ranges, anywhere)
             elif isinstance(op, Reduce) and op.src.name == key:
                 reduced[op.axis] = reduced.get(op.axis, 0) + problem.turns[id(op)]
+            elif isinstance(op, Scan) and key in _scanned_like(op):
+                scanned[op.axis] = scanned.get(op.axis, 0) + problem.turns[id(op)]
             elif isinstance(op, Map):
                 nest = problem.nests[id(op)]
                 own = [a for a in nest.accesses if a.buffer.name == key]
                 nests += [nest for a in own if a.indices[-1:] == op.vars[-1:]]
             uses += problem.turns[id(op)]
+        if scanned and not vectors:  # those of what it is a copy of, as in a wider type
+            for name in _copies(problem, key):
+                for op, ranges in problem.touching.get(name, ()):
+                    vectors += _copied(op, name, ranges, anywhere)
         for space in (Space.GLOBAL, Space.SHARED):
             vectors = vectors or [v for nest in nests for v in _widths(nest, anywhere, space)]
         size = _bytes(problem.fragments[key])
@@ -402,8 +423,31 @@ def _wish(problem: Problem, key: Key) -> Wish:
     exact = isinstance(key, str) and key in problem.viewed
     pairs = tuple(sorted(reduced.items()))
     lanes = LANES if key in problem.turned and Feature.LDMATRIX in problem.target.features else 0
-    widest = max(width for width, _ in vectors)
-    return Wish(widest, vectors[-1][1], pairs, exact, max(uses, 1), lanes)
+    # of mixed types, the widest elements go in two accesses at the most
+    most = 2 * WIDEST // max(size for _, size in vectors)
+    widest = max((width for width, _ in vectors if width <= most), default=1)
+    lines = tuple(sorted(scanned.items()))
+    return Wish(widest, vectors[-1][1], pairs, exact, max(uses, 1), lanes, lines)
+
+
+def _copied(op: Op, name: str, ranges: Ranges, anywhere: bool) -> Iterator[tuple[int, int]]:
+    """How wide a copy moves a fragment from or to a tensor, and the bytes of its elements."""
+    if isinstance(op, Copy):
+        for held, memory in ((op.src, op.dst), (op.dst, op.src)):
+            if held.name == name and memory.buffer.is_global:
+                yield vector_width(memory, ranges, anywhere), _bytes(memory.buffer)
+
+
+def _copies(problem: Problem, name: str) -> list[str]:
+    """Fragments that are copied to or from one."""
+    found = [op for op, _ in problem.touching.get(name, ()) if isinstance(op, Copy)]
+    return [r.name for op in found for r in (op.src, op.dst) if r.buffer.is_fragment]
+
+
+def _scanned_like(op: Scan) -> set[str]:
+    """The tiles of a scan that have the dimensions of the first."""
+    shape = op.src.buffer.shape
+    return {r.name for r in op.sources + op.results if r.buffer.shape == shape}
 
 
 def _bytes(buffer: Buffer) -> int:

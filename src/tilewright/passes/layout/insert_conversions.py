@@ -245,11 +245,7 @@ def _swap(
 def reduced(source: Fragment, op: Reduce) -> Fragment | None:
     """How the result of `op` is spread when the source is spread like this; None when its modes
     cross the tile's dimensions."""
-    try:
-        left = row_of(source, op.axis, keepdim=len(source.tile) == 1)
-    except LayoutError:
-        return None
-    return with_units(left, op.dst.buffer.static_shape)
+    return lines_of(source, op.axis, op.dst.buffer)
 
 
 def _reduce(c: _Converter, op: Reduce) -> Iterable[Op]:
@@ -276,7 +272,42 @@ def _through(
         yield home
 
 
-def _copy(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
+def _scan(c: _Converter, op: Scan) -> Iterable[Op]:
+    """All tiles as the first source is held, totals as its lines are."""
+    if not all(r.buffer.is_fragment and r.is_whole for r in op.sources + op.results):
+        yield op
+        return
+    layout, fields = op.src.buffer.fragment, {}
+    after: list[Op] = []
+    for name in ("more", "dst", "into", "totals"):
+        regions: list[Region] = []
+        for region in getattr(op, name) if name != "dst" else (op.dst,):
+            want = lines_of(layout, op.axis, region.buffer) if name == "totals" else layout
+            want = None if want is None else with_units(want, region.buffer.static_shape)
+            held = region.buffer.is_fragment and region.is_whole
+            if held and want is not None and not want.same(region.buffer.fragment):
+                tmp, there, home = c.twin(region.buffer, want, op)
+                region = replace(region, buffer=tmp)
+                if name == "more":
+                    yield there
+                else:
+                    after.append(home)
+            regions.append(region)
+        fields[name] = regions[0] if name == "dst" else tuple(regions)
+    yield rebuild(op, **fields)
+    yield from after
+
+
+def lines_of(source: Fragment, dim: int, folded: Buffer) -> Fragment | None:
+    """How folds of lines along a dimension are spread when the source is spread like this."""
+    try:
+        left = row_of(source, dim, keepdim=len(source.tile) == 1)
+    except LayoutError:
+        return None
+    return with_units(left, folded.static_shape)
+
+
+def _copy(c: _Converter, op: Copy) -> Iterable[Op]:
     a, b = op.src, op.dst
     if not (a.buffer.is_fragment and b.buffer.is_fragment):
         yield op
@@ -286,13 +317,13 @@ def _copy(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
         if source is not None and source.same(b.buffer.fragment):
             yield op
             return
-        if isinstance(op, Copy) and a.dtype == b.dtype and a.buffer.shape == b.buffer.shape:
+        if a.dtype == b.dtype and a.buffer.shape == b.buffer.shape:
             yield Relayout(a, b, loc=op.loc)
             return
         if source is not None:
             yield from _through(c, op, "dst", source, keeps=False)
             return
-    if isinstance(op, Scan) or _holds_part(a, b):
+    if _holds_part(a, b):
         yield op
         return
     # from a copy in shared memory: threads lack elements
@@ -352,6 +383,6 @@ _RULES: dict[type[Op], Callable[..., Iterable[Op]]] = {
     Map: _map,
     Reduce: _reduce,
     Copy: _copy,
-    Scan: _copy,
+    Scan: _scan,
     Gemm: _gemm,
 }

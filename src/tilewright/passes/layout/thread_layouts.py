@@ -37,8 +37,8 @@ MOVE, SHUFFLE, EXCHANGE = 1.0, 4.0, 80.0
 class Wish:
     """What is known of a tile: the elements that may move at once along its last dimension, the
     bytes of an element, the dimensions along which it is reduced and how often, whether every slot
-    must hold an element, how often ops work on all of it, and the threads along a row with which
-    matrix loads can fill it."""
+    must hold an element, how often ops work on all of it, the threads along a row with which
+    matrix loads can fill it, and the dimensions along which it is scanned and how often."""
 
     vector: int
     bytes: int
@@ -46,6 +46,7 @@ class Wish:
     exact: bool = False
     uses: int = 1
     lanes: int = 0
+    scanned: tuple[tuple[int, int], ...] = ()
 
 
 @lru_cache(maxsize=512)
@@ -78,6 +79,9 @@ def candidates(shape: tuple[int, ...], threads: int, wish: Wish) -> Iterable[Can
                 )
                 left //= counts[dim]
             steps = [1] * (len(shape) - 1) + [vector]
+            for dim, _ in wish.scanned:
+                if dim < len(shape) - 1:  # in a row in each thread
+                    steps[dim] = ceil(shape[dim] / counts[dim])
             times = [ceil(n / (t * v)) for n, t, v in zip(shape, counts, steps, strict=True)]
             whole = repeat(*times) * spatial(*counts) * repeat(*steps)
             yield whole.crop(*shape).replicate(left), vector, along
@@ -142,6 +146,12 @@ def cost(candidate: Candidate, wish: Wish) -> float:
         total += SHUFFLE * log2(min(across, WARP)) * results * times
         if across > WARP or dim != last:
             total += EXCHANGE * times
+    for dim, times in wish.scanned:
+        across = along if dim == last else prod_threads(fragment, dim)
+        runs = values / (vector if dim == last else ceil(fragment.tile[dim] / across))
+        total += SHUFFLE * log2(min(across, WARP)) * runs * times
+        if across > WARP or (dim != last and across > 1):
+            total += (EXCHANGE + 3 * ceil(across / WARP) * runs) * times
     return total
 
 

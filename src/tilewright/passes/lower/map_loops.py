@@ -352,7 +352,7 @@ def map_loop(low: Lowering, fragment: Fragment, names: Sequence[Var]) -> MapLoop
     low.ranges = low.ranges.where(loop.var, 0, fragment.values - 1)
     value: Expr = loop.var if fragment.values > 1 else const(0)
     coords = []
-    tables = _coordinates(fragment)
+    tables = coordinates(fragment)
     for dim, name in enumerate(names):
         place = places[dim]
         if not isinstance(place, (Const, Var)):
@@ -370,7 +370,7 @@ def map_loop(low: Lowering, fragment: Fragment, names: Sequence[Var]) -> MapLoop
 
 
 @lru_cache(maxsize=32)
-def _coordinates(fragment: Fragment) -> tuple[Indices, ...]:
+def coordinates(fragment: Fragment) -> tuple[Indices, ...]:
     """[thread, value] of each dimension of the cover."""
     thread, values = fragment.layout
     index = thread.indices()[:, None] + values.indices()[None, :]
@@ -383,7 +383,7 @@ def _plain_registers(fragment: Fragment, loop: Fragment, dims: tuple[int, ...]) 
     of the map, the same in all threads; None where there is none."""
     if fragment.threads != loop.threads:
         return None
-    coords = _coordinates(loop)
+    coords = coordinates(loop)
     return _columns(fragment, [coords[dim] for dim in dims], loop.table() == IDLE)
 
 
@@ -405,7 +405,7 @@ def dimensions(fragment: Fragment) -> tuple[Layout, ...] | None:
         found = tuple(fragment.along(d) for d in range(len(fragment.tile)))
     except LayoutError:
         return None
-    for layout, coord in zip(found, _coordinates(fragment), strict=True):
+    for layout, coord in zip(found, coordinates(fragment), strict=True):
         thread, values = layout
         if not np.array_equal(thread.indices()[:, None] + values.indices()[None, :], coord):
             return None

@@ -344,6 +344,8 @@ def _candidates(statements: Statements, root: Root) -> dict[Place, Candidate]:
     def note(buffer: Buffer, indices: tuple[Expr, ...], cond: Expr, stores: bool = False) -> None:
         if buffer.space not in MEMORY:
             return
+        if buffer.is_global and not stores and _differs(cond, indices):
+            cond = TRUE
         before = found.get((buffer, indices))
         if before is not None:
             if cond is not before.given and (stores or not buffer.is_global):
@@ -378,6 +380,12 @@ def _candidates(statements: Statements, root: Root) -> dict[Place, Candidate]:
         return not any(root(x.buffer) in written for _, e in candidate.named for x in loads(e))
 
     return {k: each for k, each in found.items() if root(k[0]) not in banned and is_steady(each)}
+
+
+def _differs(cond: Expr, indices: tuple[Expr, ...]) -> bool:
+    """Whether data says for each element of a vector whether it is wanted, as a mask does: then
+    all of them are loaded."""
+    return any(indices[-1:] == x.indices[-1:] and x.indices for x in loads(cond))
 
 
 def _reached(e: Expr, cond: Expr = TRUE) -> Iterable[tuple[Load, Expr]]:

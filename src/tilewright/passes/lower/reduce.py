@@ -1,11 +1,9 @@
-"""Reductions along a dimension, and prefix sums and maxima.
+"""Reductions along a dimension.
 
 Each thread folds what it holds of a row; lanes of a warp that hold other parts of it exchange by
 butterfly, in a fixed order: every lane folds the same pairs, so all copies of a result have the
 same bits. Where several warps have parts of a row, the partial results go through shared memory,
 and everybody who keeps a result folds them in their order along the row.
-
-A scan puts the tile into shared memory, where each thread runs along lines of it.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from operator import add, and_, or_, xor
+from operator import add, and_, mul, or_, xor
 
 import numpy as np
 
@@ -25,7 +23,7 @@ from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll
 from tilewright.passes.lower.map_loops import MapLoop, region_loop, used
 from tilewright.passes.lower.maps import widest_layout
-from tilewright.passes.lower.relayout import into_scratch, through_scratch, tile_map
+from tilewright.passes.lower.relayout import tile_map
 from tilewright.support.distinct import distinct
 
 # ── folds ────────────────────────────────────────────────────────────────────────────────────
@@ -58,6 +56,7 @@ _max, _min, _most, _least = (
 )
 FOLDS: dict[str, Folding] = {
     "sum": Folding(add),
+    "prod": Folding(mul),
     "max": Folding(_max, idempotent=True),
     "min": Folding(_min, idempotent=True),
     "abssum": Folding(add, _magnitude),
@@ -89,7 +88,7 @@ def accumulates_in(op: str, src: DType, dst: DType) -> DType:
 
 def identity(op: str, kind: DType) -> Expr:
     """What changes no partial result."""
-    if op == "all":
+    if op in ("all", "prod"):
         return const(1, kind)
     if op == "and":
         return const(-1 if kind.kind == "int" else kind.max_value, kind)
@@ -150,12 +149,12 @@ def _held(
 def _axis(op: Reduce) -> tuple[int, tuple[int, ...]]:
     """The dimension of the source's tile that is reduced, and the tile; units are dropped unless
     it is one that is reduced."""
-    tile, before = op.src.static_tile, _within_tile(op.src, op.axis)
+    tile, before = op.src.static_tile, within_tile(op.src, op.axis)
     unit = (1,) if int(op.src.extents[op.axis]) == 1 else ()
     return before, (*tile[:before], *unit, *tile[before:])
 
 
-def _within_tile(region: Region, dim: int) -> int:
+def within_tile(region: Region, dim: int) -> int:
     """How many dimensions of the region's tile come before `dim` of its extents."""
     return sum(int(e) != 1 for e in region.extents[:dim])
 
@@ -391,11 +390,11 @@ def _tell(
     place = low.simplify(name * size + substitute(row, at))
     store = Store(scratch, (place,), Load(partial, (u,)))
     body = guarded(low.simplify(substitute(inside, at)), (store,))
-    once = TRUE if parts.first.all() else _chooses(low, parts.first)
+    once = TRUE if parts.first.all() else chooses(low, parts.first)
     yield from guarded(once, (unroll(u, len(firsts), body),))
 
 
-def _chooses(low: Lowering, keep: Indices) -> Expr:
+def chooses(low: Lowering, keep: Indices) -> Expr:
     """True in the threads of `keep`."""
     thread = low.instance.thread
     number = np.arange(len(keep))
@@ -426,41 +425,3 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
         return (*body, Store(op.dst.buffer, spot, final))
 
     return tile_map(low, op.dst, fold)
-
-
-# ── scans ────────────────────────────────────────────────────────────────────────────────────
-
-
-def lower_scan(low: Lowering, op: Scan) -> Iterable[Op]:
-    tile = op.src.static_tile or (1,)
-    unit = not op.src.extents or int(op.src.extents[op.axis]) == 1
-    dim = -1 if unit else _within_tile(op.src, op.axis)
-    kind = accumulates_in(op.op, op.src.dtype, op.dst.dtype)
-    scratch, told = low.exchange(kind, tile, lambda scratch: into_scratch(low, op, scratch))
-    yield from told
-    if dim >= 0:
-        yield from low.op(_lines(low, op, scratch, tile, dim))
-        yield from low.join()
-    yield from low.op(through_scratch(low, op.dst, scratch, False))
-
-
-def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim: int) -> Op:
-    """Every line along `dim` by one thread, in place."""
-    layout = coalesced(tile[:dim] + tile[dim + 1 :], low.instance.threads)
-    names = tuple(low.var(f"i{d}") for d in range(len(tile) - 1))
-    k, last = low.var("k"), tile[dim] - 1
-
-    def at(step: Expr) -> tuple[Expr, ...]:
-        return (*names[:dim], const(last) - step if op.reverse else step, *names[dim:])
-
-    total = low.local("total", scratch.dtype)
-    more = FOLDS[op.op].fold(Load(total, ()), Load(scratch, at(k)))
-    steps = (
-        Store(total, (), more),
-        Store(scratch, at(k), Load(total, ())),
-    )
-    body: Body = (
-        Alloc(total, init=Load(scratch, at(const(0)))),
-        For(k, const(1), const(tile[dim]), steps),
-    )
-    return Map(names or (low.var("i"),), tuple(map(const, layout.tile)), body, layout=layout)

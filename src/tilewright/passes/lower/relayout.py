@@ -168,7 +168,7 @@ def _through_shared(low: Lowering, op: Relayout) -> Iterable[Op]:
     return (*told, *low.op(through_scratch(low, op.dst, scratch, False)))
 
 
-def into_scratch(low: Lowering, op: Relayout | Scan, scratch: Buffer) -> Iterable[Op]:
+def into_scratch(low: Lowering, op: Relayout, scratch: Buffer) -> Iterable[Op]:
     return low.op(through_scratch(low, op.src, scratch, True))
 
 

@@ -48,8 +48,9 @@ from tilewright.passes.lower.lowering import (
     pin,
 )
 from tilewright.passes.lower.maps import lower_fill
-from tilewright.passes.lower.reduce import lower_reduce, lower_scan
+from tilewright.passes.lower.reduce import lower_reduce
 from tilewright.passes.lower.relayout import lower_relayout
+from tilewright.passes.lower.scan import lower_scan
 from tilewright.passes.memory.place_shared import settle_scratch
 from tilewright.passes.overlap.roles import free_barriers
 

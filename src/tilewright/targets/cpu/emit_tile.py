@@ -7,12 +7,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Const, Expr, Load, Var, const
 from tilewright.ir.expr import cast as cast_expr
-from tilewright.ir.op import Alloc, Atomic, For, Map, Reduce, Scan, Store
+from tilewright.ir.op import Alloc, Atomic, Body, For, Let, Map, Op, Reduce, Scan, Store
 from tilewright.passes.lower.reduce import FOLDS, TRUTHS, accumulates_in, element_value, identity
+from tilewright.passes.lower.scan import scan_fold
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.emit_expr import Mem, Strided
 from tilewright.targets.cpu.emit_nest import Folded
@@ -69,39 +70,62 @@ class TileEmitter(GemmEmitter):
             self.vars |= zip(names, values, strict=True)
             return self.expr(make(*names))
 
-    def _lines(self, op: Reduce | Scan, sizes: Sequence[int], axis: int) -> None:
+    def _lines(self, op: Reduce, sizes: Sequence[int], axis: int) -> None:
         """Fold along dimension `axis` of a source of these `sizes`, none of them 1, by a loop in an
-        elementwise nest over the others. A scan keeps what each step has."""
+        elementwise nest over the others."""
         kind = accumulates_in(op.op, op.src.dtype, op.dst.dtype)
         total = Buffer("fold.total", (), kind, Space.LOCAL)
         names = [Var(f"fold.{d}") for d in range(len(sizes))]
         r, others = names[axis], [v for d, v in enumerate(names) if d != axis]
-        places: list[Expr] = [*names]
-        if isinstance(op, Scan) and op.reverse:
-            places[axis] = const(sizes[axis] - 1) - r
-        new = element_value(op.op, Load(op.src.buffer, op.src.at(places)), kind)
+        new = element_value(op.op, Load(op.src.buffer, op.src.at(names)), kind)
         step = Store(total, (), FOLDS[op.op].fold(Load(total, ()), new))
-        goal = op.dst.at(places if isinstance(op, Scan) else others)
+        goal = op.dst.at(others)
         result: Expr = Load(total, ())
-        if isinstance(op, Reduce) and not op.clear:
+        if not op.clear:
             result = FOLDS[op.op].fold(result, _old(op, Load(op.dst.buffer, goal), kind))
         kept = Store(op.dst.buffer, goal, cast_expr(result, op.dst.dtype))
-        inside, behind = ((step, kept), ()) if isinstance(op, Scan) else ((step,), (kept,))
-        loop = For(r, const(0), const(sizes[axis]), inside)
+        loop = For(r, const(0), const(sizes[axis]), (step,))
+        self._over(others, sizes, axis, (Alloc(total, identity(op.op, kind)), loop, kept))
+
+    def _over(self, others: Sequence[Var], sizes: Sequence[int], axis: int, body: Body) -> None:
+        """`body` for every line along `axis`."""
         extents = [const(n) for d, n in enumerate(sizes) if d != axis]
-        self.map(
-            Map(
-                tuple(others or [Var("fold.one")]),
-                tuple(extents or [const(1)]),
-                (Alloc(total, identity(op.op, kind)), loop, *behind),
-            )
-        )
+        self.map(Map(tuple(others or [Var("fold.one")]), tuple(extents or [const(1)]), body))
 
     def scan(self, op: Scan) -> None:
-        src, _ = self.tile(op.src), self.tile(op.dst)
+        src, *_ = (self.tile(each) for each in op.sources + op.results + op.totals)
         long = _long(src.shape)  # along one element all of them stay what they are
-        dim = long.index(op.axis) if op.axis in long else len(long)
-        self._lines(op, [src.shape[d] for d in long] + [1] * (dim == len(long)), dim)
+        axis = long.index(op.axis) if op.axis in long else len(long)
+        sizes = [src.shape[d] for d in long] + [1] * (axis == len(long))
+        names = [Var(f"fold.{d}") for d in range(len(sizes))]
+        others = [v for d, v in enumerate(names) if d != axis]
+        fold, kinds = scan_fold(op)
+        totals = [Buffer(f"fold.total{i}", (), kind, Space.LOCAL) for i, kind in enumerate(kinds)]
+
+        def places(step: Expr) -> list[Expr]:
+            at: list[Expr] = [*names]
+            at[axis] = const(sizes[axis] - 1) - step if op.reverse else step
+            return at[: len(long)]
+
+        def elements(step: Expr) -> list[Expr]:
+            found = [Load(r.buffer, r.at(places(step))) for r in op.sources]
+            return [cast_expr(e, kind) for e, kind in zip(found, kinds, strict=True)]
+
+        def keep(regions: Sequence[Region], at: Sequence[Expr]) -> list[Op]:
+            return [
+                Store(r.buffer, r.at(at), cast_expr(Load(t, ()), r.dtype))
+                for r, t in zip(regions, totals, strict=False)
+            ]
+
+        r, first = names[axis], const(0)
+        values = fold([Load(t, ()) for t in totals], elements(r))
+        news = [Var(f"fold.new{i}", kind) for i, kind in enumerate(kinds)]
+        step: list[Op] = [Let(v, e) for v, e in zip(news, values, strict=True)]
+        step += [Store(t, (), v) for t, v in zip(totals, news, strict=True)]
+        body: list[Op] = [Alloc(t, e) for t, e in zip(totals, elements(first), strict=True)]
+        body += keep(op.results, places(first))
+        body.append(For(r, const(1), const(sizes[axis]), (*step, *keep(op.results, places(r)))))
+        self._over(others, sizes, axis, (*body, *keep(op.totals, others)))
 
     def folded(self, op: Folded) -> None:
         r = self._reduction(op.reduce)

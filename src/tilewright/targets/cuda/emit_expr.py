@@ -255,7 +255,9 @@ class _Printer:
         if e.name == "neg" and self.wraps(e):
             return f"tw::wrap_neg({args[0]})", 99
         if e.name == "neg":
-            return self.cut(f"-{self.within(e.args[0], 13)}", 13, e.dtype)
+            text = self.within(e.args[0], 13)
+            text = f"({text})" if text.startswith("-") else text  # `--x` counts down
+            return self.cut(f"-{text}", 13, e.dtype)
         if e.name == "not":
             return f"!{self.within(e.args[0], 13)}", 13
         if e.name == "invert":
