@@ -191,6 +191,18 @@ from tilewright.lang.move import (
     view,
 )
 from tilewright.lang.params import const, empty
+from tilewright.lang.reductions import (
+    all,
+    any,
+    argmax,
+    argmin,
+    max,
+    mean,
+    min,
+    prod,
+    sum,
+    var,
+)
 from tilewright.lang.roles import (
     WarpSpecialize,
     barrier_arrive,
@@ -233,30 +245,20 @@ from tilewright.lang.threads import (
     sync_warp,
 )
 from tilewright.lang.tile_words import (
-    all,
-    any,
     arange,
-    argmax,
-    argmin,
     full,
     gelu,
     hardsigmoid,
     inf,
     load,
-    max,
     maximum,
-    mean,
-    min,
     minimum,
     mish,
     ones,
-    prod,
     relu,
     reshape,
     silu,
     softplus,
-    sum,
-    var,
     where,
     zeros,
 )

@@ -11,7 +11,7 @@ from tilewright.lang import compute
 from tilewright.lang.axes import ONE, Axis, shape_text
 from tilewright.lang.builder import Position, current_block
 from tilewright.lang.handles import Tiles
-from tilewright.lang.tile_words import as_result, dims_of, masked, summed
+from tilewright.lang.reductions import as_result, dims_of, masked, summed
 from tilewright.lang.values import Value, value_of
 from tilewright.support.errors import word
 

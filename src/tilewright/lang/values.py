@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -22,7 +22,7 @@ from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
 from tilewright.lang.builder import Builder, Position, TracedAgain, current, current_block
 from tilewright.lang.handles import WORDS, Tile, Tiles, no_operator
 from tilewright.lang.pieces import apart, in_piece, over, spans, walk_of, walking
-from tilewright.lang.scalar import Scalar, is_number
+from tilewright.lang.scalar import Scalar
 from tilewright.lang.types import ScalarType, integer
 from tilewright.lang.where import locate
 
@@ -455,99 +455,6 @@ def own_places(value: Value, axes: tuple[Axis, ...], places: Places) -> Places:
     )
 
 
-def _computed(*exprs: Any) -> list[Any]:
-    """Operands of arithmetic: floats as float32 at least, integers as int32 at least."""
-    kinds = [e.dtype for e in exprs if isinstance(e, Expr)]
-    kind = reduce(promote, kinds)
-    if any(isinstance(e, float) for e in exprs) and not kind.is_float:
-        kind = FLOAT32
-    if kind.is_float and kind.bits < 32:
-        kind = FLOAT32
-    elif (kind.is_int and kind.bits < 32) or kind.is_bool:
-        kind = INT32
-    return [cast(wrap(e, kind), kind) for e in exprs]
-
-
-def arithmetic(op: str) -> Callable[[Any, Any], Any]:
-    def compute(a: Any, b: Any) -> Expr:
-        x, y = _computed(a, b)
-        if op == "/" and x.dtype.is_int:
-            x, y = cast(x, FLOAT32), cast(y, FLOAT32)
-        return wrap(compare(op, x, y) if op in COMPARED else OPERATORS[op](x, y))
-
-    return compute
-
-
-def logical(op: str) -> Callable[[Any, Any], Any]:
-    """& | ^: of conditions, conditions."""
-
-    def compute(a: Any, b: Any) -> Expr:
-        x, y = wrap(a), wrap(b)
-        if x.dtype.is_bool and y.dtype.is_bool:
-            if op == "^":
-                return compare("!=", x, y)
-            return binary({"&": "and", "|": "or"}[op], x, y)
-        return wrap(OPERATORS[op](*_computed(x, y)))
-
-    return compute
-
-
-COMPARED = ("<", "<=", "==", "!=", ">", ">=")
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b, "//": lambda a, b: a // b, "%": lambda a, b: a % b,
-    "**": lambda a, b: a**b, "<<": lambda a, b: a << b, ">>": lambda a, b: a >> b,
-    "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b,
-}  # fmt: skip
-
-
-def combine(op: str, a: Any, b: Any) -> Any:
-    """`a op b`, where one is a tile."""
-    if op == "@":
-        return WORDS["product"](value_of(a), value_of(b))
-    if op == "+":
-        for one, other in ((a, b), (b, a)):
-            if isinstance(one, Value) and (made := one.plus(other)) is not None:
-                return made
-    function = logical(op) if op in ("&", "|", "^") else arithmetic(op)
-    return lift(function, a, b, what=f"`{op}`")
-
-
-def _operator(op: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
-    def method(self: Any, other: Any) -> Any:
-        if not (is_tile(other) or is_number(other)):
-            return NotImplemented
-        return combine(op, other, self) if swapped else combine(op, self, other)
-
-    return method
-
-
-_METHODS = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
-    "lshift": "<<", "rshift": ">>", "and": "&", "or": "|", "xor": "^", "matmul": "@",
-}  # fmt: skip
-_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
-
-
-def give_operators(kind: type) -> None:
-    for name, op in _METHODS.items():
-        setattr(kind, f"__{name}__", _operator(op))
-        setattr(kind, f"__r{name}__", _operator(op, swapped=True))
-    for name, op in _COMPARE.items():
-        setattr(kind, f"__{name}__", _operator(op))
-    setattr(kind, "__neg__", lambda self: lift(lambda x: -_computed(x)[0], self))  # noqa: B010
-    setattr(kind, "__pos__", lambda self: self)  # noqa: B010
-    setattr(kind, "__abs__", lambda self: lift(abs, self))  # noqa: B010
-    setattr(kind, "__invert__", lambda self: lift(_inverted, self))  # noqa: B010
-
-
-def _inverted(x: Expr) -> Expr:
-    return logical_not(x) if x.dtype.is_bool else ~_computed(x)[0]
-
-
-give_operators(Value)
-
-
 # ── tile indices ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -633,12 +540,6 @@ def axis_of(dim: Any) -> Axis:
 def again(value: Value) -> Value:
     """The value as it is now, under no name yet."""
     return Value(value.axes, value.kind, value.element, (value,))
-
-
-give_operators(Tiles)
-for _name, _op in _METHODS.items():
-    setattr(Tiles, f"__i{_name}__", _operator(_op))
-setattr(Tiles, "T", property(lambda self: value_of(self).T))  # noqa: B010
 
 
 def _region(x: Any) -> Region:

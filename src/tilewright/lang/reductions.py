@@ -1,0 +1,366 @@
+"""Reductions of tile values, of whole dimensions piece by piece and across clusters too."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilewright.ir.core import *
+from tilewright.lang import math
+from tilewright.lang.alloc import alloc_var
+from tilewright.lang.axes import ONE, Axis, shape_text
+from tilewright.lang.builder import Builder, current_block
+from tilewright.lang.check import check_dim
+from tilewright.lang.pieces import blocks_of, exchanged, over, walk_of, walking
+from tilewright.lang.types import static_int
+from tilewright.lang.values import Places, Value, again, is_tile, lift, value_of
+from tilewright.lang.where import locate
+from tilewright.support.errors import word
+
+_any = builtins.any
+
+
+def dims_of(x: Value, dim: Any) -> list[int]:
+    given = dim if isinstance(dim, (tuple, list)) else (dim,)
+    what = f"a value of shape {shape_text(x.axes)}"
+    return sorted({check_dim(static_int(d, f"dim of T.{word()}"), x.ndim, what) for d in given})
+
+
+def _reduced(x: Value, op: str, dims: list[int], keepdim: bool) -> Any:
+    """x folded along `dims`; padding does not take part."""
+    builder = current_block()
+    key = (op, *dims)
+    known = x.folded.get(key)
+    is_known = known is not None and builder.in_turn(known[1]) and not x.is_stale
+    if known is None or not is_known or builder.writes(known[0]) != known[2]:
+        buffer = _folded(x, op, dims)
+        known = x.folded[key] = buffer, builder.position(), builder.writes(buffer)
+        is_known = False
+    made = as_result(x, dims, keepdim, known[0], op)
+    # a loop may change what the first name has
+    return again(made) if is_known and isinstance(made, Value) and made.real else made
+
+
+def as_result(x: Value, dims: list[int], keepdim: bool, buffer: Buffer, op: str) -> Any:
+    """What x was folded to along `dims`, as its user sees it."""
+    builder = current_block()
+    axes = tuple(
+        ONE if k in dims else axis for k, axis in enumerate(x.axes) if keepdim or k not in dims
+    )
+    if _any(axis is not ONE for axis in axes):
+        return Value.of(axes, buffer)
+    number = builder.let(Load(buffer, (const(0),)), builder.hint or op)
+    if axes:
+        return Value(axes, buffer.dtype, lambda _: number)
+    return alloc_var(str(buffer.dtype), init=number)
+
+
+FOLDS: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
+    "max": lambda a, b: _extreme("max", a, b),
+    "min": lambda a, b: _extreme("min", a, b),
+    "any": lambda a, b: binary("or", a, b),
+    "all": lambda a, b: binary("and", a, b),
+}
+
+
+def _extreme(op: str, a: Expr, b: Expr) -> Expr:
+    """As reductions have it: NaN stays."""
+    return Call(f"{op}_nan", (a, b), a.dtype) if a.dtype.is_float else binary(op, a, b)
+
+
+def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
+    builder = current_block()
+    scanned = x.scans.get((op, dims[0])) if len(dims) == 1 else None
+    if scanned is not None and scanned.is_open:  # which knows the totals of lines
+        return scanned.totals()[0]  # type: ignore[no-any-return]
+    since = builder.outermost()
+    reduced = [x.axes[d] for d in dims if x.axes[d] is not ONE]
+    rest = tuple(axis for axis in x.real if axis not in reduced)
+    if _any(axis.is_long for axis in rest):
+        buffer = _folded_pieces(builder, x, op, reduced, rest)
+    else:
+        long = _any(axis.is_long for axis in reduced)
+        source = _accumulated(builder, x, op, reduced) if long else masked(x, op, reduced).hold()
+        buffer = _fold(builder, source, x.real, op, reduced, x.kind)
+    blocks = blocks_of(reduced)
+    if blocks > 1:
+        word_kind = _word(x.kind)
+        fold = FOLDS[{"any": "max", "all": "min"}.get(op, op)]
+        exchanged(builder, buffer, word_kind, blocks, fold, since)
+    return buffer
+
+
+def _inside(axes: Sequence[Axis], places: Places, counted: Sequence[Axis]) -> Expr:
+    """Whether places on `axes` count along those that are `counted`."""
+    found: Expr = TRUE
+    for axis, place in zip(axes, places, strict=True):
+        if axis in counted:
+            found = logical_and(found, axis.inside(place))
+    return found
+
+
+def masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
+    """x, with what changes nothing in its padding."""
+    ragged, unit = [axis for axis in reduced if axis.is_ragged], math.identity(op, x.kind)
+    if ragged and x.is_named and not x.is_long:  # memory of its own
+        x.fill_padding(ragged, unit)
+    elif ragged:
+        return _selected(x, reduced, unit)
+    return x
+
+
+def _selected(x: Value, counted: Sequence[Axis], unit: Expr) -> Value:
+    return Value(
+        x.axes,
+        x.kind,
+        lambda places: select(_inside(x.axes, places, counted), x.element(places), unit),
+        (x,),
+    )
+
+
+def _word(kind: DType) -> DType:
+    """A type of 32 bits or more that holds the same numbers."""
+    return kind if kind.bits >= 32 else FLOAT32 if kind.is_float else INT32
+
+
+def _fold(
+    builder: Builder,
+    buffer: Buffer,
+    axes: Sequence[Axis],
+    op: str,
+    reduced: Sequence[Axis],
+    kind: DType,
+) -> Buffer:
+    """The buffer, which has `axes`, folded along `reduced`."""
+    axes = list(axes)
+    for axis in reversed(reduced):
+        where = next(k for k, each in enumerate(axes) if each is axis)
+        sizes = [int(size) for size in buffer.shape]
+        long = [k for k, size in enumerate(sizes) if size != 1]
+        rest = [size for k, size in enumerate(sizes) if k != where]
+        space = Space.FRAGMENT if rest else Space.SHARED
+        shape = tuple(map(const, rest)) or (const(1),)
+        dst = Buffer(builder.fresh(builder.hint, op), shape, kind, space)
+        builder.emit(Alloc(dst))
+        if sizes[where] == 1:
+            builder.emit(Copy(whole(buffer), whole(dst)))
+        else:
+            builder.emit(Reduce(op, whole(buffer), whole(dst), long.index(where), masked=True))
+        del axes[where]
+        buffer = dst
+    return buffer
+
+
+def _accumulated(builder: Builder, x: Value, op: str, reduced: Sequence[Axis]) -> Buffer:
+    """A tile of a piece's shape: each element is the fold of those at its place in the pieces."""
+    shape = tuple(const(a.split.step if a.split and a.is_long else a.size) for a in x.real)
+    kind = _word(x.kind) if x.kind.is_float else x.kind  # not rounded at every step
+    total = Buffer(builder.fresh(builder.hint, f"{op}_pieces"), shape, kind, Space.FRAGMENT)
+    builder.emit(Alloc(total))
+    builder.emit(Fill(whole(total), math.identity(op, kind)))
+    with walking(builder, x.axes):
+        vars, places = over(builder, x.axes)
+        value = FOLDS[op](Load(total, vars), cast(x.element(places), kind))
+        body: Op = Store(total, vars, value, loc=locate())
+        inside = _inside(x.axes, places, reduced)
+        builder.emit(Map(vars, shape, (body if inside is TRUE else If(inside, (body,)),)))
+    return total
+
+
+def _folded_pieces(
+    builder: Builder, x: Value, op: str, reduced: Sequence[Axis], rest: tuple[Axis, ...]
+) -> Buffer:
+    """x folded along `reduced`, where a long axis remains: in shared memory."""
+    shape = tuple(const(axis.size) for axis in rest)
+    found = Buffer(builder.fresh(builder.hint, op), shape, x.kind, Space.SHARED)
+    builder.emit(Alloc(found))
+    with walking(builder, rest):
+        crossed = _any(axis.is_long for axis in reduced)
+        source = (
+            _accumulated(builder, x, op, reduced)
+            if crossed
+            else again(masked(x, op, reduced)).piece(builder)
+        )
+        part = _fold(builder, source, x.real, op, reduced, x.kind)
+        walks = [walk_of(builder, axis) for axis in rest]
+        starts = tuple(const(0) if walk is None else walk.base for walk in walks)
+        builder.emit(Copy(whole(part), Region(found, starts, part.shape)))
+    return found
+
+
+def summed(x: Any) -> Value:
+    """x in the type that sums have."""
+    value = value_of(x)
+    narrow = value.kind.is_float and value.kind.bits < 32
+    small = value.kind.is_bool or (value.kind.is_int and value.kind.bits < 32)
+    if not narrow and not small:
+        return value
+    if value.wide is None:
+        value.wide = lift(lambda e: cast(e, FLOAT32 if narrow else INT32), value)
+        value.wide.zeros = () if value.padding else value.zeros
+    return value.wide
+
+
+def sum(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """The sum along one or several dimensions.
+
+    >>> @tw.jit
+    ... def rows(X):
+    ...     M, N = T.const("M, N")
+    ...     X: T.Tensor((M, N), "float32")
+    ...     Y = T.empty((M,), "float32")
+    ...     for m in T.tile(M):
+    ...         Y[m] = T.sum(X[m, :], dim=1)
+    ...     return Y
+    >>> rows(np.ones((3, 5), np.float32)).tolist()
+    [5.0, 5.0, 5.0]
+    """
+    value = summed(x)
+    return _reduced(value, "sum", dims_of(value, dim), keepdim)
+
+
+def prod(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """The product along one or several dimensions.
+
+    Example:
+        Y[0, :] = T.prod(T.where(X[:, :] > 60, X[:, :], 1), dim=1)
+        # Y[0]: 238266 3782 61
+    """
+    value = summed(x)
+    return _reduced(value, "prod", dims_of(value, dim), keepdim)
+
+
+def _count(value: Value, dims: list[int]) -> Expr:
+    """How many elements are folded into one."""
+    total: Expr = const(1)
+    for dim in dims:
+        total = total * value.axes[dim].count
+    return cast(total, FLOAT32)
+
+
+def mean(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """The mean along one or several dimensions.
+
+    Example:
+        Y[0, :] = T.mean(X[:, :], dim=1)
+        # Y[0]: 31.5 30.5 29.5
+    """
+    value = summed(x)
+    dims = dims_of(value, dim)
+    count = _count(value, dims)
+    return _reduced(value, "sum", dims, keepdim) / count
+
+
+def var(x: Any, *, dim: Any, keepdim: bool = False, correction: int = 0) -> Any:
+    """The variance along one or several dimensions: divided by n, or n - 1 with correction=1.
+
+    Example:
+        Y[0, :] = T.var(X[:, :], dim=1)
+        # Y[0]: 341.25 341.25
+    """
+    value = summed(x)
+    dims = dims_of(value, dim)
+    if not value.is_named:
+        value.is_named = True  # it is read twice
+    off = value - mean(value, dim=dim, keepdim=True)
+    count = _count(value, dims) - correction if correction else _count(value, dims)
+    return _reduced(off * off, "sum", dims, keepdim) / count
+
+
+def _folding(name: str) -> Callable[..., Any]:
+    elementwise_name = f"T.{name}imum(a, b)"
+
+    def word(*values: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        if dim is None:
+            if _any(map(is_tile, values)):
+                raise CompileError(
+                    f"T.{name} of tiles folds along a dimension",
+                    expected=f"T.{name}(x, dim=1)",
+                    fix=f"give dim=; the {name}imum of two tiles is {elementwise_name}",
+                    code="arguments",
+                )
+            return getattr(math, name)(*values)
+        value = value_of(values[0])
+        return _reduced(value, name, dims_of(value, dim), keepdim)
+
+    word.__name__ = word.__qualname__ = name
+    return word
+
+
+max, min = _folding("max"), _folding("min")
+max.__doc__, min.__doc__ = math.max.__doc__, math.min.__doc__
+
+
+def _tested(x: Any) -> Any:
+    return lift(truth, value_of(x))
+
+
+def any(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """Whether any element along one or several dimensions is true.
+
+    Example:
+        M[:] = T.any(X[:, :] > 62, dim=1)
+        # M: 1 0 0
+    """
+    value = _tested(x)
+    return _reduced(value, "any", dims_of(value, dim), keepdim)
+
+
+def all(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
+    """Whether all elements along one or several dimensions are true.
+
+    Example:
+        M[:] = T.all(X[:, :] >= 0, dim=1)
+        # M: 1 0 0
+    """
+    value = _tested(x)
+    return _reduced(value, "all", dims_of(value, dim), keepdim)
+
+
+def _first(name: str) -> Callable[..., Any]:
+    """argmax and argmin: the first place of the extreme; a NaN wins."""
+
+    def word(x: Any, *, dim: int, keepdim: bool = False) -> Any:
+        value = value_of(x)
+        if not value.is_named:
+            value.is_named = True  # it is read twice
+        dims = dims_of(value, dim)
+        axis = value.axes[dims[0]]
+        top = _reduced(value, name, dims, True)
+        last = const(axis.total or axis.size)
+        at = [ONE] * value.ndim
+        at[dims[0]] = axis
+        places = Value(tuple(at), INT32, lambda p: axis.index(p[dims[0]]))
+
+        def found(element: Any, best: Any, place: Any) -> Expr:
+            hit = compare("==", element, best)
+            if element.dtype.is_float:
+                hit = binary("or", hit, compare("!=", element, element))
+            return select(hit, place, last)
+
+        return _reduced(lift(found, value, top, places), "min", dims, keepdim)
+
+    return word
+
+
+def argmax(x: Any, *, dim: int, keepdim: bool = False) -> Any:
+    """The first place of the largest element along a dimension, as int32; NaN counts as largest.
+
+    Example:
+        M[:] = T.argmax(X[:, :], dim=1)
+        # M: 63 63
+    """
+    return _first("max")(x, dim=dim, keepdim=keepdim)
+
+
+def argmin(x: Any, *, dim: int, keepdim: bool = False) -> Any:
+    """The first place of the smallest element along a dimension, as int32; NaN counts as smallest.
+
+    Example:
+        M[:] = T.argmin(X[:, :], dim=1)
+        # M: 0 0
+    """
+    return _first("min")(x, dim=dim, keepdim=keepdim)
