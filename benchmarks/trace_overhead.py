@@ -21,8 +21,8 @@ def kernels() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     """Name, kernel and arguments."""
     import torch
 
-    from zoo import values
     from zoo.attention.flash import flash_attention
+    from zoo.gemm import values
     from zoo.gemm.gemm import gemm_relu
     from zoo.softmax.softmax import softmax_rows
 

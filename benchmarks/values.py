@@ -298,11 +298,8 @@ def mla(rng: random.Random) -> Iterator[Race]:
         run = -(-length // (splits * 64)) * 64
 
         def expected(q: Any, q_rope: Any, kv: Any, k_rope: Any) -> Any:
-            query = torch.cat([q, q_rope], -1)[:, :, None]
-            key = torch.cat([kv, k_rope], -1)[:, None].expand(-1, 128, -1, -1)
-            value = kv[:, None].expand(-1, 128, -1, -1)
-            found = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-            return found[:, :, 0]
+            scores = q.float() @ kv.float().mT + q_rope.float() @ k_rope.float().mT
+            return torch.softmax(scores * 576**-0.5, -1) @ kv.float()
 
         yield race(
             name_of("mla_decode", (batch, 128, length, splits)),
@@ -364,12 +361,10 @@ def moves(rng: random.Random) -> Iterator[Race]:
         6.0 * m * n,
         "B",
     )
-    # as the other text says: threads move the tiles
-    turned = values.transpose.configured({"bulk_copies": False})
     yield race(
         name_of("transpose", (m, n)),
         (x,),
-        turned.with_schedule(tiles={"m": 128, "n": 128}, threads=512),
+        values.transpose.with_schedule(tiles={"m": 128, "n": 128}, threads=512),
         transpose_rows(n, aligned=True),
         lambda x: x.T.contiguous(),
         4.0 * m * n,

@@ -1,4 +1,7 @@
-"""Value texts of the zoo at the tiles of a GPU, as thread code."""
+"""Value texts of the zoo at the tiles of a GPU: their thread code, and their instructions."""
+
+import re
+from collections import Counter
 
 import ml_dtypes
 import numpy as np
@@ -58,3 +61,78 @@ def test_gathered_operands(target):
     want = sum(wide[:, y : y + 9, z : z + 8] @ f[y, z].astype(np.float64) for y, z in taps)
     tiles = {"p": 64, "o": 64, "c": 32}
     close(gemm.convolution.on(target).with_schedule(tiles=tiles)(x, f), want, 2e-2)
+
+
+GRADIENTS = {"m": 64, "n": 128, "i": 128, "j": 64, "r": 64}
+HOPPER = "cuda -arch=sm_90a"
+INSTRUCTION = re.compile(r"\b(wgmma_\w+|bulk_(?:load|store)\w*|(?:st|ld)matrix\w*|cp_async\w*)\(")
+
+
+def instructions(*kernels):
+    """Of products and copies, how often each stands in the code."""
+    texts = [kernel.get_kernel_source().partition('extern "C"')[2] for kernel in kernels]
+    return Counter(name for text in texts for name in INSTRUCTION.findall(text))
+
+
+def value_text(kernel, tiles, threads, sizes, **schedule):
+    made = kernel.on(HOPPER).with_schedule(tiles=tiles, threads=threads, **schedule)
+    return made.compile(**sizes)
+
+
+def scaled_texts():
+    sizes = {"M": 4096, "N": 4096, "K": 4096}
+    yield value_text(gemm.matmul_scaled, {"m": 128, "n": 256}, 256, sizes, stages=3)
+    yield scaled.gemm_scaled.on(HOPPER).with_schedule(stages=3)(4096, 4096, 4096)
+
+
+def attention_texts():
+    sizes = dict(zip("BHGSLD", (1, 2, 2, 8192, 8192, 64), strict=True))
+    yield value_text(attention.attention, {"i": 192, "j": 128}, 384, sizes)
+    yield flash.flash_attention.on(HOPPER)(
+        1,
+        2,
+        2,
+        8192,
+        8192,
+        64,
+        causal=True,
+        block_M=192,
+        block_N=128,
+        threads=384,
+        dtype="bfloat16",
+    )
+
+
+def gradient_texts():
+    shape = (1, 2, 2, 4096, 4096, 128)
+    sizes = dict(zip("BHGSLD", shape, strict=True))
+    yield value_text(attention.attention_gradients, GRADIENTS, 256, sizes, stages=2)
+    for factory, rows, columns in (
+        (backward.keys_gradient, 64, 128),
+        (backward.queries_gradient, 128, 64),
+    ):
+        yield factory.on(HOPPER)(
+            *shape, causal=True, block_M=rows, block_N=columns, threads=256, dtype="bfloat16"
+        )
+
+
+def decode_texts():
+    sizes = {"B": 4, "H": 128, "L": 8192, "D": 512, "R": 64, "run": 4096}
+    yield value_text(mla.mla_decode, {"h": 64, "j": 64}, 256, sizes)
+    yield decode.mla_decode.on(HOPPER)(4, 128, 8192, splits=2, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        scaled_texts,
+        attention_texts,
+        pytest.param(gradient_texts, marks=pytest.mark.slow),
+        pytest.param(decode_texts, marks=pytest.mark.slow),
+    ],
+)
+def test_the_same_instructions_as_of_words(texts):
+    ours, *words = texts()
+    found = instructions(ours)
+    assert found == instructions(*words)
+    assert any(name.startswith("wgmma") for name in found)

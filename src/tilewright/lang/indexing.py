@@ -198,7 +198,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
         value.serial = builder.loads
     value.box, value.is_formula = box, False
     if fill == 0:
-        value.region, value.is_zero_outside = box.region, True
+        value.region, value.is_zero_outside = box.region, buffer.is_global
         value.zeros = tuple(a for a in box.axes if box.region is not None and a not in box.loose)
     return value
 

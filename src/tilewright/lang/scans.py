@@ -17,6 +17,8 @@ from tilewright.support.errors import word
 
 NAMED = ("sum", "prod", "max", "min")
 
+LONGEST = 32768  # elements of a line that the registers of a block hold
+
 
 @dataclass
 class Scanned:
@@ -189,7 +191,8 @@ def _emitted(
     nor in the totals of a scan by name, nor in those asked for."""
     builder = current_block()
     axis, by = values[0].axes[at], None
-    if any(value.is_long for value in values):
+    builder.uncut.add(len(builder.kernels))
+    if axis.size > LONGEST:
         raise CompileError(
             f"T.{word()} of a row that does not fit the registers of a block",
             got=f"a value of shape {shape_text(values[0].axes)}",

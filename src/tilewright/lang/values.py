@@ -221,6 +221,12 @@ class Value:
         return own or any(part.is_turned for part in self.parts)
 
     @property
+    def is_gathered(self) -> bool:
+        """Whether integer values say what is read, some of it perhaps many times."""
+        own = self.box is not None and self.box.region is None
+        return own or any(part.is_gathered for part in self.parts)
+
+    @property
     def is_stale(self) -> bool:
         return self.source is not None and current().writes(self.source) != self.writes
 
@@ -414,7 +420,7 @@ def lift(function: Callable[..., Any], *args: Any, what: str = "this operation")
     tiles = [v for v in values if isinstance(v, Value)]
     axes = broadcast([v.axes for v in tiles], what)
     for v in tiles:
-        if 0 < len(v.real) < sum(axis is not ONE for axis in axes):
+        if 0 < len(v.real) < sum(axis is not ONE for axis in axes) and not v.is_gathered:
             v.is_named = v.is_named or not v.is_formula  # not computed again for each element
     numbers: list[Any] = [
         current("a value").snapshot(v) if isinstance(v, (Expr, Scalar)) else v for v in values
