@@ -170,6 +170,17 @@ def test_elements_of_two_types_cross_warps(columns, threads):
         assert (got[row] == x[row][at]).all() and last[row] == labels[row][at[-1]]
 
 
+def test_a_wider_copy_of_what_is_scanned_has_its_vectors():
+    x = np.zeros((8, 2048), BF16)
+    tiles = {"r": 4, "n": 1024}
+    program = program_of(scans.cumsum_rows, x, tiles=tiles, dtype="bfloat16")
+    code = lower(program, Target.parse(HOPPER)).result
+    (kernel,) = code.kernels
+    assert not any(walk_ops(kernel, Sync))  # a row in each warp
+    shuffles = [op for op in walk_ops(kernel, Intrinsic) if op.name == "shfl_up"]
+    assert len(shuffles) == 6
+
+
 @pytest.mark.parametrize("columns", [96, 70])
 def test_loads_run_ahead_where_stages_are_asked_for(columns):
     x = drawn(5, columns)

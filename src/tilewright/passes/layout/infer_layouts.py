@@ -403,15 +403,18 @@ def _wish(problem: Problem, key: Key) -> Wish:
                 vectors += _copied(op, key, ranges, anywhere)
             elif isinstance(op, Reduce) and op.src.name == key:
                 reduced[op.axis] = reduced.get(op.axis, 0) + problem.turns[id(op)]
-            elif isinstance(op, Scan) and key in _scanned_like(op):
-                scanned[op.axis] = scanned.get(op.axis, 0) + problem.turns[id(op)]
             elif isinstance(op, Map):
                 nest = problem.nests[id(op)]
                 own = [a for a in nest.accesses if a.buffer.name == key]
                 nests += [nest for a in own if a.indices[-1:] == op.vars[-1:]]
             uses += problem.turns[id(op)]
-        if scanned and not vectors:  # those of what it is a copy of, as in a wider type
-            for name in _copies(problem, key):
+        copies = _copies(problem, key)  # as in a wider type
+        for name in (key, *copies):
+            for op, _ in problem.touching.get(name, ()):
+                if isinstance(op, Scan) and name in _scanned_like(op):
+                    scanned[op.axis] = scanned.get(op.axis, 0) + problem.turns[id(op)]
+        if scanned and not vectors:
+            for name in copies:
                 for op, ranges in problem.touching.get(name, ()):
                     vectors += _copied(op, name, ranges, anywhere)
         for space in (Space.GLOBAL, Space.SHARED):
@@ -439,9 +442,11 @@ def _copied(op: Op, name: str, ranges: Ranges, anywhere: bool) -> Iterator[tuple
 
 
 def _copies(problem: Problem, name: str) -> list[str]:
-    """Fragments that are copied to or from one."""
+    """Other fragments of its shape that are copied to or from one."""
+    shape = problem.fragments[name].shape
     found = [op for op, _ in problem.touching.get(name, ()) if isinstance(op, Copy)]
-    return [r.name for op in found for r in (op.src, op.dst) if r.buffer.is_fragment]
+    buffers = [r.buffer for op in found for r in (op.src, op.dst) if r.is_whole]
+    return [b.name for b in buffers if b.is_fragment and b.shape == shape and b.name != name]
 
 
 def _scanned_like(op: Scan) -> set[str]:
