@@ -27,7 +27,7 @@ from tilewright.targets.cuda.names import Names, comment, quoted_path, words_of
 from tilewright.targets.cuda.spans import Spans
 
 HEADER = "tilewright.cuh"
-PARTS = ("numbers.cuh", "threads.cuh")
+PARTS = ("numbers.cuh", "threads.cuh", "copies.cuh")
 
 
 @dataclass(frozen=True)
