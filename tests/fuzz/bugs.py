@@ -306,7 +306,7 @@ BUGS = (
         'f"{name} + 8 * ({index})"', 'f"{name} + 4 * ({index})"', "host-roles"),
     Bug("registers of a product numbered from one too early", "targets/cuda/instructions.py",
         "(count, 4), (count + 4, 2))]", "(count, 4), (count + 3, 2))]", "host-sm80"),
-    Bug("zeros behind a copy's end forgotten", "targets/cuda/tilewright.cuh",
+    Bug("zeros behind a copy's end forgotten", "targets/cuda/copies.cuh",
         '[%1], 16, %2;" ::"r"(to), "l"(from), "r"(amount)',
         '[%1], 16, %2;" ::"r"(to), "l"(from), "r"(16)', "host-sm80"),
     Bug("a swizzle that does not grow with the elements it parts", "ir/layout/query.py",

@@ -114,12 +114,14 @@ def extent_axis(size: Any) -> Axis:
     name = size.name if isinstance(size, Extent) else str(expr.value)
     builder, total = current("a value"), int(expr.value)
     key = (len(builder.kernels), name)
-    found: Axis | None = builder.extents.get(key)
-    if found is None:
-        split = builder.splits.get(key)
-        found = Axis(name, total, ("extent", name)) if split is None else _cut(name, total, split)
-        builder.extents[key] = found
-    return found
+    split, found = builder.splits.get(key), Axis(name, total, ("extent", name))
+    if split is None:  # a value may have it twice
+        builder.extents.setdefault(key, found)
+        return found
+    if key not in builder.extents:
+        builder.extents[key] = _cut(name, total, split)
+    cut: Axis = builder.extents[key]
+    return cut
 
 
 def _cut(name: str, total: int, split: Split) -> Axis:

@@ -112,16 +112,18 @@ def _rows(builder: Builder, kernel: int) -> Rows | None:
     axes = [axis for (number, _), axis in builder.extents.items() if number == kernel]
     boxes = [box for number, box in builder.reads_of if number == kernel and box.region is not None]
     best = max(axes, key=lambda axis: axis.size, default=None)
-    mine = [box for box in boxes if best in box.axes]
-    if best is None or not mine:
+    if best is None:
+        return None
+    keys = [[axis.key for axis in box.axes] for box in boxes]
+    mine = [box for box, own in zip(boxes, keys, strict=True) if best.key in own]
+    if not mine or any(own.count(best.key) > 1 for own in keys):
         return None
     bytes_of = {box.buffer: ceil(box.buffer.dtype.bits / 8) for box in mine}
     sizes = bytes_of.values()
     own = [bytes_of[buffer] for buffer in {box.buffer for box in mine if len(box.keys) > 1}]
-    others = {axis for box in mine for axis in box.axes if axis is not best and axis.size != 1}
-    fixed = [axis for axis in others if builder.axes.get(axis.key) not in builder.open_tiles]
-    tiles = [builder.axes[axis.key] for axis in others if axis not in fixed]
-    height = prod(axis.size for axis in fixed)
+    others = {a.key: a for box in mine for a in box.axes if a.key != best.key and a.size != 1}
+    tiles = [builder.axes[key] for key in others if builder.axes.get(key) in builder.open_tiles]
+    height = prod(a.size for key, a in others.items() if builder.axes.get(key) not in tiles)
     blocks = {*builder.kernels[kernel].blocks}
     rows = [i for box in mine for i in box.region.starts[:-1]]
     is_single = height == 1 and all(blocks.issuperset(variables(index)) for index in rows)

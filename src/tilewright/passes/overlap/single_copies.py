@@ -65,6 +65,8 @@ class SingleCopies:
             return rebuild(op, atom=BULK if load else "bulk_store")
         if looped or not load or op.atom is not None or op.prefer not in (None, CP_ASYNC):
             return op
+        if tile.name in found.viewed or tile in self.of_peers:
+            return op
         grouped = any(ring.how == CP_ASYNC for ring in self.rings)
         least = 1 if op.prefer == CP_ASYNC else 16
         if grouped or cp_async_bytes(op, ranges) < least:
