@@ -64,7 +64,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("more, shared", CASES, ids=str)
+@pytest.mark.parametrize("more, shared", CASES, ids=range(len(CASES)))
 def test_what_is_shared(more, shared):
     found = share_fragments(chain(**more), CUDA)
     held = {op.buffer.name for op in walk_ops(found.kernels[0], Alloc) if op.buffer.is_shared}
