@@ -7,7 +7,7 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tilewright.ir.op import For, walk_ops
-from tilewright.ir.schedule import HOME, WORDS, Schedule
+from tilewright.ir.schedule import HOME, RECORDS, WORDS, Schedule, word
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError
 from zoo.gemm.gemm import gemm_relu
@@ -23,12 +23,13 @@ def test_few_choices_are_public():
 @pytest.mark.parametrize("name", WORDS)
 def test_a_field_comes_back_from_text(name):
     plain = Target.parse("cuda")
+    default = word(getattr(RECORDS[HOME[name]](), name))
     for text in WORDS[name]:
         value = WORDS[name][text]
         found = plain.choosing(**{name: value})
         assert getattr(getattr(found, HOME[name]), name) == value
         assert Target.parse(str(found)) == found == Target.parse(f"cuda -{name}={text}")
-        assert (found == plain) is (text == ("off" if HOME[name] == "numerics" else "auto"))
+        assert (found == plain) is (text == default)
 
 
 def test_all_ways_are_one(tmp_path):
