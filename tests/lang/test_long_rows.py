@@ -115,3 +115,10 @@ def test_a_store_to_the_row_that_is_read_keeps_its_numbers():
     kept = x.copy()
     np.testing.assert_array_equal(twice.with_schedule(tiles={"N": 32})(x), kept)
     np.testing.assert_array_equal(x, kept * 2)
+
+
+@pytest.mark.parametrize("rows, is_one", [(1024, True), (65536, False)])
+def test_a_tensor_of_many_elements_is_not_counted_as_one_row(rows, is_one):
+    """65536 rows of 50257 are more than 32 bits count."""
+    source = values.softmax.on("cuda -arch=sm_90a").compile(M=rows, N=50257).get_kernel_source()
+    assert ("X_flat" in source) is is_one

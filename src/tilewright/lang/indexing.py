@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
+from math import prod
 from typing import Any
 
 from tilewright.ir.core import *
@@ -121,6 +122,8 @@ def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, 
     if axis is None or axis.shift is None or axis.split is None or not single:
         return None, ()
     if buffer.rank == 1 or buffer.strides is not None or not buffer.is_global:
+        return None, ()
+    if not buffer.is_static or prod(buffer.static_shape) >= 2**31:
         return None, ()
     builder = current()
     row: Expr = const(0)

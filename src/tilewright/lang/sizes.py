@@ -126,7 +126,10 @@ def _rows(builder: Builder, kernel: int) -> Rows | None:
     height = prod(a.size for key, a in others.items() if builder.axes.get(key) not in tiles)
     blocks = {*builder.kernels[kernel].blocks}
     rows = [i for box in mine for i in box.region.starts[:-1]]
-    is_single = height == 1 and all(blocks.issuperset(variables(index)) for index in rows)
+    # as one row of all elements a tensor is counted in 32 bits
+    counts = all(box.buffer.is_static and prod(box.buffer.static_shape) < 2**31 for box in mine)
+    fixed = all(blocks.issuperset(variables(index)) for index in rows)
+    is_single = height == 1 and counts and fixed
     column = (sum(own) or max(sizes)) * height
     return Rows(best, min(sizes), column, height, next(iter(tiles), None), is_single)
 
@@ -138,6 +141,7 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     pinned = dict(chosen.tiles).get(name)
     vector, width = VECTOR // rows.narrowest, rows.narrowest * total
     ragged = rows.is_single and width % VECTOR != 0 and target.kind != "cpu"
+    ragged = ragged and target.internal.rows != "any"
     if target.kind == "cpu" and pinned is None:
         return
     if pinned is None and width <= (TINY if ragged else SHORT) and chosen.cluster in ("auto", 1):
