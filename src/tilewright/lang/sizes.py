@@ -24,7 +24,6 @@ MATRIX = 64  # along each side of a matrix product
 ELEMENTS = 4096  # of the largest value that a block keeps
 LONGEST = 1024
 VECTOR = 16  # bytes of the widest access
-SLOT = 128  # bytes: the bulk engine fills shared memory in multiples of them
 TINY = 512  # bytes of a row below which nothing is gained by bringing it to a vector's begin
 SHORT = 4096  # bytes of a row up to which a block holds several in registers
 HELD = 64  # bytes of rows that a thread holds in registers
@@ -164,8 +163,8 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
             blocks *= 2
     align = vector if ragged else 1
     share = ceil((total + align - 1) / blocks)
-    unit = 1 << max(share // 64, SLOT // rows.narrowest).bit_length() - 1  # few and large boxes
-    part = ceil(share / unit) * unit if blocks > 1 or align > 1 else share
+    # what the last part is short of, one thread fills with zeros
+    part = ceil(share / vector) * vector if blocks > 1 or align > 1 else share
     threads, step = _pace(part, vector, rows.height, chosen.threads)
     step = pinned or step
     if rows.tile is not None:
