@@ -169,8 +169,9 @@ class Ragged:
 # ── what lies together ───────────────────────────────────────────────────────────────────────
 
 
-def common_guard(groups: Groups, cond: Expr) -> Expr | None:
-    """What a condition is for a group, where it is the same for all of its values."""
+def common_guard(groups: Groups, cond: Expr) -> tuple[Expr, bool]:
+    """What to ask so that a condition holds for a whole group, and whether it holds for none of it
+    otherwise; FALSE: nobody knows."""
     loop, each = groups.loop, groups.loop.low.var("e")
     wanted = loop.expr(cond)
     ranges = groups.ranges.where(each, 0, groups.count - 1)
@@ -178,8 +179,12 @@ def common_guard(groups: Groups, cond: Expr) -> Expr | None:
     def at(e: Expr, more: Expr) -> Expr:
         return simplify(substitute(e, {loop.var: groups.first + more}), ranges, index=False)
 
-    same = holds_for_all(wanted, at, each, groups.count, ranges)
-    return at(wanted, const(0)) if same else None
+    first = at(wanted, const(0))
+    if holds_for_all(wanted, at, each, groups.count, ranges):
+        return first, True
+    if not is_run(wanted, at, each, ranges):
+        return FALSE, False
+    return logical_and(first, at(wanted, const(groups.count - 1))), False
 
 
 def find_access(
@@ -410,6 +415,7 @@ def move(
     (held, first), memory, inside = registers, low.flat(access.buffer), access.inside
     kind, cache, ragged = memory.dtype, access.cache, access.ragged
     told = f" cache={cache}" if cache and memory.is_global else ""
+    fixed = not store and low.roots[memory.name] in low.fixed
 
     def element(place: tuple[Expr, ...], slot: Expr, cond: Expr) -> Body:
         if store:
@@ -439,7 +445,7 @@ def move(
         begin = const(0)
         before = (Alloc(piece),)
     name = ("store_" if store else "load_") + memory.space.value
-    text = f"type={kind.name} count={access.width}{told}"
+    text = f"type={kind.name} count={access.width}{told}" + " fixed=1" * fixed
     body: list[Op] = []
     for step in range(0, count, access.width):
         sides = access.where(low, step), Region(piece, (begin + step,), (const(access.width),))

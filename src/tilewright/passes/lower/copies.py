@@ -86,7 +86,8 @@ def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
             count //= 2
         own, inside = loop.guard(), access.inside
         if store:
-            inside, own = logical_and(loop.first_copy(), logical_and(own, inside)), TRUE
+            turn = int(memory.cta) if isinstance(memory.cta, Const) else 0
+            inside, own = logical_and(loop.first_copy(turn), logical_and(own, inside)), TRUE
         elif loop.inside is TRUE:  # otherwise what lies outside the region keeps its value
             inside, own = logical_and(own, inside), TRUE
         access = replace(access, inside=groups.at(inside), cache=op.cache)

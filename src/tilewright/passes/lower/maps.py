@@ -432,30 +432,40 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
             return Load(loaded[key], (slot // found[key].share,), e.loc)
         return map_children(e, swap)
 
-    body: list[Op] = []
     conds = {cond for cond, _ in statements}
     first = next(iter(conds))
     alone = len(conds) == 1 and first is not TRUE and not loads(first)
-    guard = common_guard(groups, first) if alone else None
-    for cond, statement in statements:
-        cond = cond if guard is None else TRUE
-        new: Op = map_exprs(statement, swap)
-        if isinstance(statement, Store) and (key := _place(statement)) in stored:
-            new = Store(stored[key], (slot,), swap(statement.value))
-            # what is not stored may be anything, unless computing it needs the guard
-            rest = [x for x in op_loads(statement) if _place(x) not in loaded]
-            if all(_inside_anyway(loop, x) for x in rest):
-                cond = TRUE
-        body += [located(part, statement.loc) for part in guarded(swap(cond), (new,))]
-    lowered = _body(loop, tuple(body))
+    whole, parts = common_guard(groups, first) if alone else (FALSE, False)
+
+    def lower(asking: bool) -> Body:
+        body: list[Op] = []
+        for cond, statement in statements:
+            new: Op = map_exprs(statement, swap)
+            if isinstance(statement, Store) and (key := _place(statement)) in stored:
+                new = Store(stored[key], (slot,), swap(statement.value))
+                # what is not stored may be anything, unless computing it needs the guard
+                rest = [x for x in op_loads(statement) if _place(x) not in loaded]
+                if all(_inside_anyway(loop, x) for x in rest):
+                    cond = TRUE
+            cond = swap(cond) if asking else TRUE
+            body += [located(part, statement.loc) for part in guarded(cond, (new,))]
+        return _body(loop, tuple(body))
+
+    asking = lower(True)
+    bare = asking if whole is FALSE else lower(False)
 
     def work(first: Expr) -> Body:
         at = simplify(first + each, low.ranges)
-        ops = (unroll(each, count, substitute_vars(lowered, {loop.var: at})),)
-        if guard is None:
+        ops, others = (
+            (unroll(each, count, substitute_vars(body, {loop.var: at})),) for body in (bare, asking)
+        )
+        if whole is FALSE or (asking == bare and not parts):
             return ops
         number = simplify(first // count, low.ranges)
-        return guarded(simplify(substitute(guard, {groups.var: number}), index=False), ops)
+        cond = simplify(substitute(whole, {groups.var: number}), index=False)
+        if parts:
+            return guarded(cond, ops)
+        return (If(cond, ops, (Hint("rare"), *rename_unique(others, low.names))),)
 
     memory = all(b.space in MEMORY for _, s in statements for b, _ in touched_within(s))
     return batched(

@@ -392,7 +392,7 @@ def _for(w: _Writer, op: For) -> None:
         w.line(f"const {kind} {bound} = {stop};", op.loc)
         stop = bound
     whole = op.kind == "unroll" and not (len(values_of(op) or ()) > FEW and _walks_memory(op))
-    w.line("#pragma unroll" if whole else "#pragma unroll 1")
+    w.line("#pragma unroll" if whole else f"#pragma unroll {op.unroll}")
     step, by = w.expr(op.step), w.spans.of(op.step)
     advance = f"++{var}" if by == single(1) else f"{var} += {step}"
     most = limits(op.var.dtype).hi
@@ -491,7 +491,9 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> str | None:
     fields: dict[str, Any] = {"mask": "~0u", "width": op.width or 32, **op.fields}
     if fields.get("type") == "bool":
         fields["type"] = "boolean"
-    fields["kept"] = f", tw::{fields['cache']}" if "cache" in fields else ""
+    kept = [f"tw::{fields.get('cache', 'normal')}"] if {"cache", "fixed"} & fields.keys() else []
+    kept += ["true"] if "fixed" in fields else []
+    fields["kept"] = "".join(f", {each}" for each in kept)
     if fields["mask"] == "active":
         fields["mask"] = "__activemask()"
     if record.define is not None:

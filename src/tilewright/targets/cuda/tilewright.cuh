@@ -364,6 +364,7 @@ TW_DEVICE void store_shared(uint32_t to, const From* from) {
   else                                                                                            \
     asm volatile("ld.global" HOW ".u8 %0, [%1]" POLICY(2) ";"                                     \
                  : "=r"(w[0]) : "l"(from) __VA_ARGS__ : "memory")
+#define TW_LOAD_FIXED(HOW, POLICY, ...) TW_LOAD_GLOBAL(".nc" HOW, POLICY, __VA_ARGS__)
 #define TW_STORE_GLOBAL(HOW, POLICY, ...)                                                         \
   if constexpr (Bytes == 16)                                                                      \
     asm volatile("st.global" HOW ".v4.b32 [%0], {%1, %2, %3, %4}" POLICY(5) ";" ::"l"(to),        \
@@ -394,16 +395,21 @@ TW_DEVICE void store_shared(uint32_t to, const From* from) {
 
 // Vectors of whole words, or one element of less as it is. The access is written out here: in a
 // function of its own, what several of them have in common is computed for each.
-template <class From, int Count, Policy Kept = normal, class To>
+// `Fixed`: of what nobody writes while the kernel runs. The assembler moves such loads before stores.
+template <class From, int Count, Policy Kept = normal, bool Fixed = false, class To>
 TW_DEVICE void load_global(To* to, const From* from) {
   if constexpr (sizeof(From) == 8) {
-    load_global<uint32_t, 2 * Count, Kept>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
+    load_global<uint32_t, 2 * Count, Kept, Fixed>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
     return;
   } else {
   constexpr int Bytes = Count * sizeof(From), per = Elements<From>::per_word;
   constexpr int words = Count / per + (Count < per);
   uint32_t w[words];
-  TW_TOLD(TW_LOAD_GLOBAL)
+  if constexpr (Fixed) {
+    TW_TOLD(TW_LOAD_FIXED)
+  } else {
+    TW_TOLD(TW_LOAD_GLOBAL)
+  }
   if constexpr (Bytes < 4) {
     static_assert(Count == 1 && sizeof(To) == sizeof(From), "an element as it is");
     if constexpr (Bytes == 2) *reinterpret_cast<uint16_t*>(to) = uint16_t(w[0]);
