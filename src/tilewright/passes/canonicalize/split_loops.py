@@ -27,8 +27,8 @@ from tilewright.passes.canonicalize.unswitch_guards import together
 from tilewright.passes.core import *
 
 MOST = 4  # iterations that are written out
-LEAST = 40  # registers of a thread: with fewer, what shared memory has room for does not help
-OTHERS = 16  # registers for addresses, counters and sums
+LEAST = 56  # registers of a thread: more blocks than that leaves do not help
+OTHERS = 20  # registers for addresses, counters and sums
 
 
 @kernel_pass
@@ -54,6 +54,13 @@ def split_loops(at: Facts) -> Kernel:
         bare = rebuild(part(low, high, False), unroll=count)
         if not lows and not highs:
             return (bare,)
+        known = [
+            _said(op.var, lets.get(e, e), lower)
+            for lower in (True, False)
+            for e in (lows if lower else highs)
+        ]
+        hints = (Hint("assume", value=cond) for cond in known if cond is not None)
+        bare = rebuild(bare, body=(*hints, *bare.body))
         because(at.kernel.name, op, f"iterations from {low} to {high} ask for no guard")
         before = (part(op.start, low, True),) if lows else ()
         behind = (part(high, op.stop, True),) if highs else ()
@@ -61,6 +68,7 @@ def split_loops(at: Facts) -> Kernel:
         first = before if not highs else rename_unique(before)
         return (*first, rename_unique(bare), *behind)
 
+    lets: dict[Expr, Expr] = {op.var: op.value for op in at.ops if isinstance(op, Let)}
     words = fragment_words(at.kernel)
     _, live = lifetimes(at.kernel.body, (Space.FRAGMENT,)).peak(words)
     taken = OTHERS + sum(words[name] for name in live)
@@ -120,6 +128,19 @@ def _edges(loop: For) -> tuple[list[Expr], list[Expr]] | None:
                     return None
                 found[cond.op].append(cond.b)
     return found["<"], found[">="]
+
+
+def _said(k: Var, edge: Expr, lower: bool) -> Expr | None:
+    """What `k >= edge`, or `k < edge`, says without the quotient in it."""
+    more = 0
+    if isinstance(edge, Bin) and edge.op == "+" and isinstance(edge.b, Const):
+        edge, more = edge.a, int(edge.b.value)
+    if not isinstance(edge, Bin) or edge.op != "//" or not isinstance(edge.b, Const):
+        return None
+    a, c = edge.a, int(edge.b.value)
+    if lower:
+        return compare(">=", (k - more) * c, a - (c - 1))
+    return compare("<=", (k - more + 1) * c, a)
 
 
 def _answered(body: Body, answer: bool) -> Body:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import gcd
 from typing import Any, TypeAlias
@@ -453,12 +453,15 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
 
     asking = lower(True)
     bare = asking if whole is FALSE else lower(False)
+    fold = _fold(groups, statements, loaded, (slot, each))
 
     def work(first: Expr) -> Body:
         at = simplify(first + each, low.ranges)
         ops, others = (
             (unroll(each, count, substitute_vars(body, {loop.var: at})),) for body in (bare, asking)
         )
+        if fold is not None and (whole is not FALSE or conds == {TRUE}):
+            ops = fold(first)
         if whole is FALSE or (asking == bare and not parts):
             return ops
         number = simplify(first // count, low.ranges)
@@ -476,6 +479,38 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
         MOST_UNROLLED if memory else groups.number,
         (turn, work),
     )
+
+
+def _fold(
+    groups: Groups, statements: Statements, loaded: Mapping[Place, Buffer], slot: tuple[Expr, Var]
+) -> Callable[[Expr], Body] | None:
+    """Maxima of 16 bits, two at a time, where that is all that happens to what was loaded."""
+    loop, low = groups.loop, groups.loop.low
+    match statements:
+        case [
+            (_, Store(held, place, Call("max_nan" | "min_nan" as name, (Load() as a, Load() as b))))
+        ]:
+            if _place(a) != (held, place) or _place(b) not in loaded or held.dtype.bits != 16:
+                return None
+        case _:
+            return None
+    register = loop.register(held, place)
+    if loaded[_place(b)].dtype != held.dtype or not groups.in_row(register, held.dtype.bits):
+        return None
+    pair, two = low.var("e"), const(2)
+
+    def fold(first: Expr) -> Body:
+        to, of = (
+            Region(buffer, (simplify(substitute(at, {var: begin + pair * 2}), low.ranges),), (two,))
+            for buffer, at, var, begin in (
+                (low.flat(held), register, loop.var, first),
+                (loaded[_place(b)], *slot, const(0)),
+            )
+        )
+        text = f"op={name[:3]}"
+        return (unroll(pair, groups.count // 2, (Intrinsic("fold_pair", (to, of), text=text),)),)
+
+    return fold
 
 
 def _inside_anyway(loop: MapLoop, load: Load) -> bool:

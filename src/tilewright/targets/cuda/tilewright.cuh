@@ -421,6 +421,35 @@ TW_DEVICE void load_global(To* to, const From* from) {
   }
   }
 }
+// 16 bytes that begin anywhere, of what nobody writes while the kernel runs: they lie in two vectors.
+template <class From, class To>
+TW_DEVICE void load_across(To* to, const From* from) {
+  const uint64_t at = reinterpret_cast<uint64_t>(from);
+  const uint32_t* first = reinterpret_cast<const uint32_t*>(at & ~uint64_t(15));
+  uint32_t w[8];
+  load_global<uint32_t, 4, normal, true>(w, first);
+  load_global<uint32_t, 4, normal, true>(w + 4, at & 15 ? first + 4 : first);
+#pragma unroll
+  for (int i = 0; i < 6; ++i) w[i] = at & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) w[i] = at & 4 ? w[i + 1] : w[i];
+  constexpr int per = Elements<From>::per_word;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    Elements<From>::unpack(to + i * per, __funnelshift_r(w[i], w[i + 1], (at & 3) * 8));
+}
+// Elements of 16 bits in registers, two at a time; NaN stays.
+#define TW_PAIR(OP, T, KIND)                                                                      \
+  TW_DEVICE void OP##_pair(T* to, const T* from) {                                                \
+    uint32_t r;                                                                                   \
+    asm(#OP ".NaN." KIND "x2 %0, %1, %2;"                                                         \
+        : "=r"(r) : "r"(Elements<T>::pack(to)), "r"(Elements<T>::pack(from)));                    \
+    Elements<T>::unpack(to, r);                                                                   \
+  }
+TW_PAIR(max, bfloat16, "bf16")
+TW_PAIR(min, bfloat16, "bf16")
+TW_PAIR(max, float16, "f16")
+TW_PAIR(min, float16, "f16")
 template <class To, int Count, Policy Kept = normal, class From>
 TW_DEVICE void store_global(To* to, const From* from) {
   if constexpr (sizeof(To) == 8) {
