@@ -22,7 +22,7 @@ from tilewright.inspect.trace import trace_of
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import dtype
 from tilewright.ir.expr import const
-from tilewright.ir.op import For, Gemm, Hint, Wait, walk_ops
+from tilewright.ir.op import Break, For, Gemm, Hint, If, Sync, Wait, walk_ops
 from tilewright.ir.target import Target
 from tilewright.passes.lower import stamp_ops
 from tilewright.support.errors import CompileError, LaunchError
@@ -292,6 +292,15 @@ def test_few_clocks_of_an_iteration_of_attention():
     assert names[names.index("WaitGroup") + 1] == "clock"
     text = emit_program(steps.result).text
     assert text.count("tw::wait<") == 6 and "tw::wait(" not in text
+
+
+def test_clocks_are_stored_before_a_loop_is_left():
+    """And before others are read in their place."""
+    sync, leave = Sync("block"), If(const(1) < const(2), (Break(),))
+    body = stamp_ops.Plan(stamp_ops.NOWHERE, 128).body((sync, leave, sync), loop=leave)
+    assert [(op.name, *op.detail) if isinstance(op, Hint) else op for op in body] == [
+        ("clock", 0), sync, ("stamp", 1, 0), leave, ("clock", 0), sync, ("stamp", 2, 0),
+    ]  # fmt: skip
 
 
 def test_registers_and_spills_stay():

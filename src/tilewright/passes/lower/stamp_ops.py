@@ -105,8 +105,8 @@ class Plan:
     def body(self, body: Body, loop: Op | None = None) -> Body:
         """`body` with its stamps; of a `loop`, the next iteration ends the last op."""
         out: list[Op] = []
-        held: list[int] = []  # numbers of the stamps whose clocks are
-        shared: list[Op] = []  # those of the last stamp, which the next op may share
+        held: list[int] = []  # numbers of stamps whose clocks are not stored yet
+        shared: list[Op] = []  # ops of the last stamp, which the next op may join
         place: int | None = None  # of the next stamp, where that is not right before its op
         if loop is not None:
             place = next((n for n, op in enumerate(body) if not isinstance(op, _SILENT)), 0)
@@ -129,14 +129,17 @@ class Plan:
                 at = len(out) if place is None else place
                 number = self.site(op if stamped or loop is None else loop)
                 shared, made = self.sites[-1], [clock(number)]
-                out[at:at] = made + (stored() if computes(op) or len(held) == CLOCKS else [])
+                full = len(held) == CLOCKS
+                out[at:at] = [*made, *stored()] if full or computes(op) else made
                 if begins:
                     self.first[id(loop)] = number
             if isinstance(op, Wait):
                 out.append(self.hint("stamp_wait", self.site(op)))
                 shared = shared if all(map(is_product, shared)) else []
             elif not stamped:
-                out += stored() if holds or any(walk_ops(op, Break, Continue)) else ()
+                if held and (holds or any(walk_ops(op, Break, Continue))):
+                    out += stored()
+                    place = None
                 op = self.inside(op) if holds or any(walk_ops(op, Wait)) else op
                 shared = [] if holds else shared
             out.append(op)
