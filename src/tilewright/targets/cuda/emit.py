@@ -118,6 +118,7 @@ class _Writer:
         self.warp: str | None = None
         self.role: Role | None = None
         self.first = False  # in a branch that thread 0 takes alone
+        self.stamped_wait = ""  # the call that the next wait begins with, in a traced build
         for op in self.hints("tensor_map"):
             assert op.buffer is not None
             said = MapHint.of(op)
@@ -167,6 +168,11 @@ class _Writer:
         """The variable that says where a thread's next stamp goes; no name of the IR is like it."""
         return self.names.of("stamps at")
 
+    @cached_property
+    def clocks(self) -> str:
+        """The clocks of stamps that are not stored yet."""
+        return self.names.of("stamps clocks")
+
     def function(self) -> str:
         threads = prod(self.kernel.threads)
         params = ",\n    ".join(self.param(p) for p in self.params)
@@ -196,7 +202,8 @@ class _Writer:
         if rank is not None and rank in self.used:
             self.line(f"const int {self.names.of(rank.name)} = tw::cluster_rank();")
         if self.hints("stamps"):
-            self.line(f"uint32_t {self.stamps_at} = 0;")
+            count = 1 + max((int(op.detail[0]) for op in self.hints("clock")), default=0)
+            self.line(f"uint32_t {self.stamps_at} = 0, {self.clocks}[{count}];")
         self.body(self.kernel.body)
         self.lines.append("}")
         return "\n".join(self.lines) + "\n"
@@ -366,8 +373,14 @@ class _Writer:
         return (number,) if barrier is None else (number, self.names.of(barrier.name))
 
     def wait(self, verb: str, op: Op, barrier: Region, phase: Expr) -> str:
-        more = self.site(op, barrier.buffer)
-        return f"tw::{verb}({', '.join([self.operand(barrier), self.expr(phase), *more])})"
+        args = [self.operand(barrier), self.expr(phase), *self.site(op, barrier.buffer)]
+        if self.stamped_wait:
+            stamped = f"tw::{self.stamped_wait}, {', '.join(args)})"
+            self.stamped_wait = ""
+            if verb == "wait":
+                return stamped
+            self.line(f"{stamped};")
+        return f"tw::{verb}({', '.join(args)})"
 
 
 def _bytes(buffer: Buffer) -> int:
@@ -528,15 +541,20 @@ _SHUFFLED = (
 
 def _hint(w: _Writer, op: Hint) -> str | None:
     """Stamps are code, all else is said elsewhere."""
-    if op.name not in ("stamp", "stamps"):
+    if op.name not in ("clock", "stamp", "stamp_wait", "stamps"):
         return None
     assert op.buffer is not None
-    slots = op.buffer.static_shape[1]
+    slots, detail = op.buffer.static_shape[1], op.detail
     to = f"{w.names.of(op.buffer.name)}, {w.stamps_at}"
+    if op.name == "clock":
+        return f"{w.clocks}[{detail[0]}] = tw::clock()"
     if op.name == "stamp":
-        return f"tw::stamp<{slots}>({to}, {op.detail[0]})"
-    chosen = ", ".join(map(str, op.detail))
-    return f"tw::begin_stamps<{slots}, {chosen}>({to})"
+        pairs = [f"{n}, {w.clocks}[{c}]" for n, c in zip(*[iter(detail)] * 2, strict=True)]
+        return f"tw::stamp<{slots}>({', '.join([to, *pairs])})"
+    if op.name == "stamp_wait":
+        w.stamped_wait = f"wait<{slots}>({to}, {detail[0]}"
+        return None
+    return f"tw::begin_stamps<{slots}, {', '.join(map(str, detail))}>({to})"
 
 
 def _view(w: _Writer, op: View) -> str:

@@ -103,6 +103,24 @@ TW_DEVICE void wait_cluster_shared(uint32_t barrier, uint32_t parity) {
   acquire_shared();
 }
 
+// Of traced builds: a warp that does not wait stamps nothing.
+template <int Slots>
+TW_DEVICE void wait(uint32_t* stamps, uint32_t& at, uint32_t site, uint32_t barrier,
+                    uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.b32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  if (done != 0) return;
+  const uint32_t since = clock();
+  wait(barrier, parity);
+  stamp<Slots>(stamps, at, site, since, ~0u, clock());
+}
+
 #ifdef TW_DIAGNOSTIC
 // Where warps stand, one record per warp slot of the GPU, in memory of the host: a trap takes the
 // device's with it, and the host looks while threads stand where nothing can be bounded. Times are
