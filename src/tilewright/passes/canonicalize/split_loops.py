@@ -132,21 +132,23 @@ def _edges(loop: For) -> tuple[list[Expr], list[Expr]] | None:
 
 def _said(k: Var, edge: Expr, lower: bool) -> Expr | None:
     """What `k >= edge`, or `k < edge`, says without the quotient in it."""
-    more = 0
-    if isinstance(edge, Bin) and edge.op == "+" and isinstance(edge.b, Const):
-        edge, more = edge.a, int(edge.b.value)
-    if not isinstance(edge, Bin) or edge.op != "//" or not isinstance(edge.b, Const):
-        return None
-    a, c = edge.a, int(edge.b.value)
-    if lower:
-        return compare(">=", (k - more) * c, a - (c - 1))
-    return compare("<=", (k - more + 1) * c, a)
+    more: Expr = const(0)
+    match edge:
+        case Bin("+", quotient, Const() as more):
+            edge = quotient
+    match edge:
+        case Bin("//", a, Const(c)) if c > 0:
+            low = compare(">=", (k - more) * c, a - (c - 1))
+            return low if lower else compare("<=", (k - more + 1) * c, a)
+    return None
 
 
 def _answered(body: Body, answer: bool) -> Body:
     """`body` with what is asked of iterations answered."""
     result: list[Op] = []
     for op in body:
-        asked = isinstance(op, If) and is_rare(op.then)  # its first op says so
-        result += (op.then[1:] if answer else op.orelse) if asked else (op,)
+        if isinstance(op, If) and is_rare(op.then):  # its first op says so
+            result += op.then[1:] if answer else op.orelse
+        else:
+            result.append(op)
     return tuple(result)

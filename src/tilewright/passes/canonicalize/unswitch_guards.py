@@ -498,9 +498,11 @@ class _Loop:
     def least(self, span: Span) -> Span:
         """`span` without upper bounds that others are surely below."""
         for cond in span:
-            ends = [end for op, end in map(self.bound, span) if op == "<" and end is not cond.b]
-            if self.bound(cond)[0] == "<" and any(self.reaches(cond.b, end) for end in ends):
-                span = tuple(other for other in span if other is not cond)
+            op, value = self.bound(cond)
+            others = tuple(other for other in span if other is not cond)
+            ends = [end for same, end in map(self.bound, others) if op == same == "<"]
+            if any(self.reaches(value, end) for end in ends):
+                span = others
         return span
 
     def reaches(self, a: Expr, b: Expr) -> bool:

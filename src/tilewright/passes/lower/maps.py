@@ -457,18 +457,19 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
 
     def work(first: Expr) -> Body:
         at = simplify(first + each, low.ranges)
-        ops, others = (
-            (unroll(each, count, substitute_vars(body, {loop.var: at})),) for body in (bare, asking)
-        )
-        if fold is not None and (whole is not FALSE or conds == {TRUE}):
-            ops = fold(first)
+
+        def by_one(body: Body) -> Body:
+            return (unroll(each, count, substitute_vars(body, {loop.var: at})),)
+
+        in_pairs = fold is not None and (whole is not FALSE or conds == {TRUE})
+        ops = fold(first) if fold is not None and in_pairs else by_one(bare)
         if whole is FALSE or (asking == bare and not parts):
             return ops
         number = simplify(first // count, low.ranges)
         cond = simplify(substitute(whole, {groups.var: number}), index=False)
         if parts:
             return guarded(cond, ops)
-        return (If(cond, ops, (Hint("rare"), *rename_unique(others, low.names))),)
+        return (If(cond, ops, (Hint("rare"), *rename_unique(by_one(asking), low.names))),)
 
     memory = all(b.space in MEMORY for _, s in statements for b, _ in touched_within(s))
     return batched(
