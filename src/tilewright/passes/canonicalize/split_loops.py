@@ -43,8 +43,14 @@ def split_loops(at: Facts) -> Kernel:
             return None
         assert isinstance(op, For)
         lows, highs = edges
+        ranges = places.get(id(op), begin)
         low = simplify(reduce(partial(binary, "max"), lows, op.start), ranges)
         high = simplify(reduce(partial(binary, "min"), highs, op.stop), ranges)
+        # one iteration that asks in vain costs less than a loop whose length is not known
+        if lows and prove(low <= op.start + 1, ranges) and prove(op.start < op.stop, ranges):
+            low = simplify(op.start + 1, ranges)
+        if highs and prove(high >= op.stop - 1, ranges):
+            high = simplify(op.stop - 1, ranges)
         high = simplify(binary("max", low, high), ranges) if highs else high
 
         def part(start: Expr, stop: Expr, asks: bool) -> For:
@@ -73,7 +79,9 @@ def split_loops(at: Facts) -> Kernel:
     _, live = lifetimes(at.kernel.body, (Space.FRAGMENT,)).peak(words)
     taken = OTHERS + sum(words[name] for name in live)
     blocks, room = _room(at, taken)
-    ranges = scope.entry(at.kernel, at.dims)
+    begin = scope.entry(at.kernel, at.dims)
+    walk = scope.walk_body(at.kernel.body, begin)
+    places = {id(op): ranges for op, ranges in walk if isinstance(op, For)}
     kernel = map_ops(at.kernel, rule)
     asked = any(isinstance(op, Hint) and op.name == "min_blocks" for op in at.ops)
     if asked or not any(op.unroll > 1 for op in walk_ops(kernel, For)):
