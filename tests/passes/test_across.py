@@ -114,3 +114,18 @@ def test_source():
     wide = x.astype(np.float32)
     np.testing.assert_array_equal(got["high"].astype(np.float32), wide.max(1))
     np.testing.assert_array_equal(got["low"].astype(np.float32), wide.min(1))
+
+
+def test_what_an_earlier_launch_may_write_is_not_read_early():
+    """Launches may overlap: loads stay behind the wait for the one before."""
+
+    @T.prim_func
+    def main(A: T.Tensor((600,), "bfloat16"), by: T.int32, C: T.Tensor((512,), "bfloat16")):
+        with T.Kernel(1, threads=32):
+            T.pdl_sync()
+            for i in T.Parallel(512):
+                C[i] = A[i + by]
+
+    code = lower(main.program, HOPPER).result
+    assert "load_across" not in names_of(code)
+    assert not [op for op in walk_ops(code.kernels[0], Intrinsic) if "fixed" in op.text]

@@ -295,7 +295,7 @@ def find_access(
                     return None
             else:
                 across = stores is False and count * bits == WIDEST and bits <= 16
-                across = across and low.roots[buffer.name] in low.fixed
+                across = across and buffer.name in low.lasting
                 if not across or (begins * bits) % 64 == 0:
                     return None
                 parted = _between(low, buffer, starts, count)
@@ -445,7 +445,7 @@ def move(
     (held, first), memory, inside = registers, low.flat(access.buffer), access.inside
     kind, cache, ragged = memory.dtype, access.cache, access.ragged
     told = f" cache={cache}" if cache and memory.is_global else ""
-    fixed = not store and low.roots[memory.name] in low.fixed
+    fixed = not store and access.buffer.name in low.lasting
 
     def element(place: tuple[Expr, ...], slot: Expr, cond: Expr) -> Body:
         if store:

@@ -101,6 +101,7 @@ class Lowering:
     maps: dict[Any, tuple[Buffer, MapHint]] = field(default_factory=dict)
     touched: bool = False
     fixed: frozenset[str] = frozenset()  # tensors that the kernel does not write
+    lasting: frozenset[str] = frozenset()  # nor anybody else while it runs
     open_group: list[Buffer] = field(default_factory=list)
     committed: list[frozenset[Buffer]] = field(default_factory=list)
     fenced: bool = False

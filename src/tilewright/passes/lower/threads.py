@@ -52,7 +52,7 @@ from tilewright.passes.lower.reduce import lower_reduce
 from tilewright.passes.lower.relayout import lower_relayout
 from tilewright.passes.lower.scan import lower_scan
 from tilewright.passes.memory.place_shared import settle_scratch
-from tilewright.passes.overlap.roles import free_barriers
+from tilewright.passes.overlap.roles import LAUNCHES, free_barriers
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 
@@ -418,7 +418,9 @@ def lowering_of(at: Facts, names: set[str]) -> Lowering:
     kernel = at.kernel
     threads, linear = prod(kernel.threads), linear_thread(kernel)
     read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
-    tensors = {b.name for b in read if b.is_global}
+    fixed = frozenset({b.name for b in read if b.is_global} - written_by(kernel))
+    # the launch before this one may still be writing
+    overlaps = any(isinstance(op, Intrinsic) and op.name in LAUNCHES for op in at.ops)
     low = Lowering(
         kernel,
         RULES,
@@ -430,7 +432,8 @@ def lowering_of(at: Facts, names: set[str]) -> Lowering:
         roots=aliases(kernel),
         places={buffer.name: place for buffer, place in places(kernel).items()},
         free_ids=free_barriers(kernel),
-        fixed=frozenset(tensors - written_by(kernel)),
+        fixed=fixed,
+        lasting=frozenset() if overlaps else fixed,
         crossing=crossing_barriers(kernel),
         peer_fence=peer_fence(kernel),
     )
