@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections import Counter
+from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -53,8 +56,10 @@ KERNELS = {
     "gemm": lambda: gemm_relu.on("interp")(256, 128, 512, block_N=64, threads=256).program,
     "softmax": lambda: online_softmax.on("interp")(16, 5000).program,
     "shift": lambda: shift.program,
+    "tiles": lambda: gemm_relu.on("interp")(384, 128, 256, block_N=64, threads=256).program,
 }
-ROLES = {"gemm": {"producer", "consumer 0", "consumer 1"}}
+ROLES = {name: {"producer", "consumer 0", "consumer 1"} for name in ("gemm", "tiles")}
+TWO = mock.patch("tilewright.passes.grid.persist_blocks.blocks_of", lambda *_: 2)
 
 
 @cache
@@ -65,7 +70,8 @@ def traced(name):
     except build.NoCompiler as error:
         pytest.skip(str(error))
     program = KERNELS[name]()
-    steps = lower(program, TRACED)
+    with TWO if name == "tiles" else nullcontext():  # persistent blocks
+        steps = lower(program, TRACED)
     rng = np.random.default_rng(0)
     given = {
         t.name: rng.integers(-2, 3, t.static_shape).astype(t.dtype.numpy) for t in program.tensors
@@ -108,6 +114,38 @@ def test_every_op_ends_and_clocks_go_forward(name):
     assert {s for agent in agents for s in agent.sites} >= set(range(1, len(told.sites) + 1))
     written = (stamps.words[:, 1:, 0] != 0xCDCDCDCD).sum()
     assert written == sum(len(agent.sites) for agent in agents)
+
+
+def test_a_persistent_block_stamps_its_first_tiles():
+    """Three tiles of four iterations each, of which consumers take every other one."""
+    _, steps, *_, stamps = traced("tiles")
+    kernel, told = plan("tiles")
+    assert len(told.first) == 2  # the loop of each role
+    agents = read(kernel, stamps.grid, stamps.words)
+    begun = Counter((a.block, a.role) for a in agents for s in a.sites if s in told.first.values())
+    assert set(begun.values()) == {4 * stamp_ops.TILES}
+    assert set(begun) == {(block, role) for block in (0, 1) for role in ("consumer", "producer")}
+    assert all(agent.sites[-1] == stamp_ops.END for agent in agents)
+    text = str(trace_of("tiles", TRACED, steps, [stamps], [{}]))
+    assert " measured\n" in text and "waits for products" in text
+
+
+def test_what_is_not_traced_between_tiles_counts_for_nothing():
+    program, steps, *_, stamps = traced("tiles")
+    kernel, _ = plan("tiles")
+    words, late = stamps.words.copy(), np.uint32(1_000_000)
+    for section in words[1:, 2:]:
+        ends = section[section[:, 0] == stamp_ops.END, 1] + np.uint32(1001)
+        if len(ends):  # the clock's first reading is 0 then
+            section[:, 1] += late * (section[:, 1] + np.uint32(1001) > ends.min()).astype(np.uint32)
+    told = [
+        trace_of("tiles", TRACED, steps, [Stamps(0, stamps.grid, each)], [{}])
+        for each in (stamps.words, words)
+    ]
+    lengths = [[(s.op, s.iteration, s.end - s.start) for s in t.spans] for t in told]
+    assert lengths[0] == lengths[1] and told[1].spans[-1].end > late
+    one, other = (next(iter(t.timelines.values()))["measured"] for t in told)
+    assert one["interval"] == other["interval"] and one["differences"] == other["differences"]
 
 
 def test_a_full_section_stops(monkeypatch):
@@ -222,17 +260,20 @@ def test_the_source():
         ]
         for target in (TRACED, Target.parse("cuda"))
     )
-    assert text[text.index("uint32_t stamps_at = 0, stamps_clocks[2];") :] == GOLDEN.splitlines()
-    # without stamps it is the plain source
-    without = [line for line in text if "stamps" not in line]
-    last = "float* __restrict__ B"  # of the parameters
-    assert [x for x in without if last not in x] == [x for x in plain if last not in x]
+    begin, orelse = text.index("int stamps_left = 0;"), text.index("} else {")
+    assert text[begin:orelse] == GOLDEN.splitlines()
+    # blocks that are not traced run the plain source, and without stamps the other one is the same
+    inside = plain[plain.index("float* const held = reinterpret_cast<float*>(shared + 0);") :]
+    assert text[orelse + 1 :] == [*inside, "}"]
+    assert [x for x in text[begin + 4 : orelse] if "stamps" not in x] == inside[:-1]
     assert not any("stamp" in line for line in plain)
 
 
 GOLDEN = """\
+int stamps_left = 0;
 uint32_t stamps_at = 0, stamps_clocks[2];
-tw::begin_stamps<4096, 4, 0, 4, 0>(stamps, stamps_at);
+stamps_left = tw::begin_stamps<4096, 4, 2, 0, 4, 0>(stamps, stamps_at);
+if (stamps_left-- > 0) {
 float* const held = reinterpret_cast<float*>(shared + 0);
 #pragma unroll 1
 for (int k = 0; k < 3; ++k) {
@@ -243,7 +284,7 @@ tw::stamp<4096>(stamps, stamps_at, 1, stamps_clocks[0], 2, stamps_clocks[1]);
 const int i_2 = tx * 2;
 float A_in[2];
 float held_out[2];
-tw::load_global<tw::float32, 2>(A_in, A + int64_t(bx) * (256) + i_2);
+tw::load_global<tw::float32, 2, tw::normal, true>(A_in, A + int64_t(bx) * (256) + i_2);
 #pragma unroll
 for (int e_2 = 0; e_2 < 2; ++e_2) {
 held_out[e_2] = A_in[e_2] + float(k);
@@ -263,7 +304,6 @@ tw::store_global<tw::float32, 2>(B + int64_t(bx) * (256) + i_1_1, B_out);
 }
 stamps_clocks[0] = tw::clock();
 tw::stamp<4096>(stamps, stamps_at, 0, stamps_clocks[0]);
-}
 """
 
 
@@ -291,7 +331,7 @@ def test_few_clocks_of_an_iteration_of_attention():
     ]
     assert names[names.index("WaitGroup") + 1] == "clock"
     text = emit_program(steps.result).text
-    assert text.count("tw::wait<") == 6 and "tw::wait(" not in text
+    assert text.count("tw::wait<") == text.count("tw::wait(") == 6  # the copy without stamps
 
 
 def test_clocks_are_stored_before_a_loop_is_left():

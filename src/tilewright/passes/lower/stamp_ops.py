@@ -1,6 +1,10 @@
 """Stamps, in a traced build only (`kernel.trace`): one thread of each warpgroup notes which op it
 comes to, and its clock.
 
+`BLOCKS` blocks are traced. Their code is there twice, with stamps and as the plain build has it,
+which other blocks run. Persistent blocks are done when the slowest is: those that are traced stamp
+their first `TILES` tiles only, and nothing after the loop over tiles.
+
 A stamp begins the time of an op, and the next one ends it; number 0 ends an op after which nothing
 is stamped. The assembler moves nothing across a clock, so there are few of them:
 
@@ -12,9 +16,9 @@ is stamped. The assembler moves nothing across a clock, so there are few of them
 - Clocks stay in registers until threads compute: stores fit between their instructions.
 
 Stamps are hints, which change no result and no other pass minds. `stamps` chooses the thread,
-`clock` reads the clock, `stamp` stores one or two clocks with their numbers, and `stamp_wait` says
-the number of the wait that follows. They go to a scratch tensor, `SLOTS` for each warp of `BLOCKS`
-blocks (`begin_stamps` in threads.cuh).
+`traced` stands before what is there twice, `clock` reads the clock, `stamp` stores one or two
+clocks with their numbers, and `stamp_wait` says the number of the wait that follows. They go to a
+scratch tensor, `SLOTS` for each warp of `BLOCKS` blocks (`begin_stamps` in threads.cuh).
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from tilewright.passes.core import *
 from tilewright.passes.lower.lowering import ENGINE_ATOMS
 
 BLOCKS, SLOTS = 4, 4096  # that are traced, evenly over the grid; stamps of a warp of theirs
+TILES = 2  # of a persistent block that are traced
 CLOCKS = 4  # that a thread holds at most
 END = 0  # of an op
 BACK = 0xFFFFFFFF  # to the op before a wait at a barrier
@@ -81,6 +86,12 @@ def is_stamped(op: Op) -> bool:
     return waits(op) or computes(op) or isinstance(op, (Copy, Gemm))
 
 
+def has_loops(tiles: For) -> bool:
+    """Whether a loop over tiles has loops inside with stamps of their own."""
+    loops = [loop for loop in walk_ops(tiles.body, For) if not computes(loop)]
+    return any(is_stamped(op) for loop in loops for op in walk_ops(loop.body))
+
+
 @dataclass
 class Plan:
     """The stamps of a kernel: of stamp number n the ops are `sites[n - 1]`; `first` is, by a loop's
@@ -100,7 +111,16 @@ class Plan:
         return Hint(name, self.stamps, detail=detail)
 
     def begin(self, first: int, warps: int, loc: Loc | None) -> Hint:
-        return Hint("stamps", self.stamps, detail=(BLOCKS, first, gcd(GROUP, warps)), loc=loc)
+        detail = (BLOCKS, TILES, first, gcd(GROUP, warps))
+        return Hint("stamps", self.stamps, detail=detail, loc=loc)
+
+    def traced(self, body: Body) -> Body:
+        """`body` of a kernel or role with its stamps, all of it or that of its tiles."""
+        for n, op in enumerate(body):
+            if isinstance(op, For) and op.kind == "persistent" and has_loops(op):
+                loop = rebuild(op, body=self.traced(op.body))
+                return (*self.body(body[:n]), loop, *body[n + 1 :])
+        return (self.hint("traced"), *self.body(body))
 
     def body(self, body: Body, loop: Op | None = None) -> Body:
         """`body` with its stamps; of a `loop`, the next iteration ends the last op."""
@@ -169,7 +189,7 @@ class Plan:
             return map_bodies(op, lambda body: tuple(map(self.role, body)))
         warps = op.warps // op.instances
         self.threads = warps * WARP
-        return rebuild(op, body=(self.begin(op.first, warps, op.loc), *self.body(op.body)))
+        return rebuild(op, body=(self.begin(op.first, warps, op.loc), *self.traced(op.body)))
 
 
 NOWHERE = Buffer("stamps", (), dtype("uint32"), Space.GLOBAL)
@@ -181,7 +201,7 @@ def planned(kernel: Kernel, stamps: Buffer = NOWHERE) -> tuple[Plan, Kernel]:
     if any(walk_ops(kernel, Role)):
         body = tuple(map(plan.role, kernel.body))
     else:
-        body = (plan.begin(0, GROUP, kernel.loc), *plan.body(kernel.body))
+        body = (plan.begin(0, GROUP, kernel.loc), *plan.traced(kernel.body))
     return plan, rebuild(kernel, body=body)
 
 

@@ -164,14 +164,10 @@ class _Writer:
                 for v in variables(e)}  # fmt: skip
 
     @cached_property
-    def stamps_at(self) -> str:
-        """The variable that says where a thread's next stamp goes; no name of the IR is like it."""
-        return self.names.of("stamps at")
-
-    @cached_property
-    def clocks(self) -> str:
-        """The clocks of stamps that are not stored yet."""
-        return self.names.of("stamps clocks")
+    def stamp_names(self) -> tuple[str, ...]:
+        """Where a thread's next stamp goes, how often the block will run what is traced with
+        stamps, and the clocks of stamps that are not stored yet; no names of the IR are alike."""
+        return tuple(map(self.names.of, ("stamps at", "stamps left", "stamps clocks")))
 
     def function(self) -> str:
         threads = prod(self.kernel.threads)
@@ -203,7 +199,9 @@ class _Writer:
             self.line(f"const int {self.names.of(rank.name)} = tw::cluster_rank();")
         if self.hints("stamps"):
             count = 1 + max((int(op.detail[0]) for op in self.hints("clock")), default=0)
-            self.line(f"uint32_t {self.stamps_at} = 0, {self.clocks}[{count}];")
+            at, left, clocks = self.stamp_names
+            self.line(f"int {left} = 0;")
+            self.line(f"uint32_t {at} = 0, {clocks}[{count}];")
         self.body(self.kernel.body)
         self.lines.append("}")
         return "\n".join(self.lines) + "\n"
@@ -253,6 +251,10 @@ class _Writer:
                 self.roles(roles)
                 index += len(roles)
                 continue
+            if isinstance(op, Hint) and op.name == "traced":
+                rest = body[index + 1 :]
+                head = f"if ({self.stamp_names[1]}-- > 0) {{"
+                return self.block(head, rest, op.loc, _without_stamps(rest))
             products = adjacent(body, index)
             op = together(products) if products else op
             rule = _RULES.get(type(op))
@@ -539,22 +541,31 @@ _SHUFFLED = (
 )  # fmt: skip
 
 
+_STAMPS = ("clock", "stamp", "stamp_wait", "stamps", "traced")
+
+
+def _without_stamps(body: Body) -> Body:
+    kept = (op for op in body if not (isinstance(op, Hint) and op.name in _STAMPS))
+    return tuple(map_bodies(op, _without_stamps) for op in kept)
+
+
 def _hint(w: _Writer, op: Hint) -> str | None:
     """Stamps are code, all else is said elsewhere."""
-    if op.name not in ("clock", "stamp", "stamp_wait", "stamps"):
+    if op.name not in _STAMPS:
         return None
     assert op.buffer is not None
     slots, detail = op.buffer.static_shape[1], op.detail
-    to = f"{w.names.of(op.buffer.name)}, {w.stamps_at}"
+    at, left, clocks = w.stamp_names
+    to = f"{w.names.of(op.buffer.name)}, {at}"
     if op.name == "clock":
-        return f"{w.clocks}[{detail[0]}] = tw::clock()"
+        return f"{clocks}[{detail[0]}] = tw::clock()"
     if op.name == "stamp":
-        pairs = [f"{n}, {w.clocks}[{c}]" for n, c in zip(*[iter(detail)] * 2, strict=True)]
+        pairs = [f"{n}, {clocks}[{c}]" for n, c in zip(*[iter(detail)] * 2, strict=True)]
         return f"tw::stamp<{slots}>({', '.join([to, *pairs])})"
     if op.name == "stamp_wait":
         w.stamped_wait = f"wait<{slots}>({to}, {detail[0]}"
         return None
-    return f"tw::begin_stamps<{slots}, {', '.join(map(str, detail))}>({to})"
+    return f"{left} = tw::begin_stamps<{slots}, {', '.join(map(str, detail))}>({to})"
 
 
 def _view(w: _Writer, op: View) -> str:

@@ -309,22 +309,27 @@ TW_DEVICE auto from_lane_0(F get) {
 // the first is when and where it began, in nanoseconds; from the last two down, two at a time,
 // number and clock of each stamp. `at` is the place of the next two, in bytes; 0 in threads that
 // note nothing, and the start of a section that is full. Straight code: matrix instructions may be
-// under way.
-template <int Slots, int Blocks, int First, int Group, int Solo>
-TW_DEVICE void begin_stamps(uint32_t* stamps, uint32_t& at) {
+// under way. Returns how many tiles a block traces; the assembler must see that threads agree on it,
+// or it takes no uniform registers in what is traced, and in its plain copy neither.
+template <int Slots, int Blocks, int Tiles, int First, int Group, int Solo>
+TW_DEVICE int begin_stamps(uint32_t* stamps, uint32_t& at) {
   const uint32_t blocks = gridDim.x * gridDim.y * gridDim.z, step = (blocks + Blocks - 1) / Blocks;
   const uint32_t block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   const uint32_t warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
   const bool chosen = (Solo || threadIdx.x % 32 == 0) && (warp - First) % Group == 0;
-  uint32_t index = 0;  // among traced blocks; a division would take longer
-  while (index < Blocks && block != index * step) ++index;
-  if (at != 0 || index == Blocks || !chosen) return;
-  const uint32_t section = (index * warps + warp + 1) * Slots;
-  uint32_t time, sm;
-  asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(time));
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(stamps + 2 * section), "r"(time), "r"(sm));
-  at = 8 * (section + Slots - 2);
+  uint32_t index = Blocks;  // among traced blocks; a division would take longer
+#pragma unroll
+  for (uint32_t i = 0; i < Blocks; ++i) index = block == i * step ? i : index;
+  if (at == 0 && index < Blocks && chosen) {
+    const uint32_t section = (index * warps + warp + 1) * Slots;
+    uint32_t time, sm;
+    asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(time));
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(stamps + 2 * section), "r"(time),
+                 "r"(sm));
+    at = 8 * (section + Slots - 2);
+  }
+  return index < Blocks ? Tiles : 0;
 }
 TW_DEVICE uint32_t clock() {
   uint32_t now;
