@@ -118,6 +118,9 @@ class _Writer:
         self.warp: str | None = None
         self.role: Role | None = None
         self.first = False  # in a branch that thread 0 takes alone
+        loops = [*walk_ops(self.kernel, For)]
+        self.unrolled = {op.var for op in loops if op.kind == "unroll"}
+        self.counted = {op.var for op in loops} - self.unrolled
         for op in self.hints("tensor_map"):
             assert op.buffer is not None
             said = MapHint.of(op)
@@ -287,9 +290,25 @@ class _Writer:
                 continue
             if stride is None or stride == "1":
                 terms.append(self.expr(index, index=True, beside="+"))
-            else:
-                terms.append(f"{wide}({self.expr(index, index=True)}) * ({stride})")
+                continue
+            index, offset = self.apart(index, stride)
+            terms.append(f"{wide}({self.expr(index, index=True)}) * ({stride})")
+            if offset is not None:
+                terms.append(f"({self.expr(offset, index=True)}) * {stride}")
         return " + ".join(terms) or "0"
+
+    def apart(self, index: Expr, stride: str) -> tuple[Expr, Expr | None]:
+        """`index`, which a loop counts up, less what unrolled loops add to it, and that: a constant
+        of the address. Inside the product of 64 bits, the compiler would count up an address for
+        each of their iterations."""
+        match index:
+            case Bin("+", a, b) if stride.isdecimal() and {*variables(a)} & self.counted:
+                rest, offset = self.apart(a, stride)
+                span, names = self.spans.of(b), {*variables(b)}
+                fits = span.lo >= 0 < span.hi * int(stride) <= limits(INT32).hi // 2
+                if names and names <= self.unrolled and fits and not loads(b):
+                    return rest, b if offset is None else offset + b
+        return index, None
 
     def product(self, sizes: tuple[Expr, ...]) -> str | None:
         """The product of sizes, of 64 bits where 32 may be too few."""
