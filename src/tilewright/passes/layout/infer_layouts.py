@@ -392,7 +392,7 @@ def say(problem: Problem) -> None:
 def _wish(problem: Problem, key: Key) -> Wish:
     """How wide memory allows to move this tile, and along what it is reduced and scanned."""
     vectors: list[tuple[int, int]] = []  # elements, and the bytes of each
-    uses = 0
+    uses = moves = 0
     reduced: dict[int, int] = {}
     scanned: dict[int, int] = {}
     anywhere = problem.target.internal.rows == "any"
@@ -413,6 +413,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
             for op, _ in problem.touching.get(name, ()):
                 if isinstance(op, Scan) and name in _scanned_like(op):
                     scanned[op.axis] = scanned.get(op.axis, 0) + problem.turns[id(op)]
+                    moves = max(moves, problem.turns[id(op)])
         if scanned and not vectors:
             for name in copies:
                 for op, ranges in problem.touching.get(name, ()):
@@ -430,7 +431,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
     most = 2 * WIDEST // max(size for _, size in vectors)
     widest = max((width for width, _ in vectors if width <= most), default=1)
     lines = tuple(sorted(scanned.items()))
-    return Wish(widest, vectors[-1][1], pairs, exact, max(uses, 1), lanes, lines)
+    return Wish(widest, vectors[-1][1], pairs, exact, max(uses, 1), lanes, lines, max(moves, 1))
 
 
 def _copied(op: Op, name: str, ranges: Ranges, anywhere: bool) -> Iterator[tuple[int, int]]:
