@@ -114,7 +114,7 @@ def extent_axis(size: Any) -> Axis:
     name = size.name if isinstance(size, Extent) else str(expr.value)
     builder, total = current("a value"), int(expr.value)
     key = (len(builder.kernels), name)
-    split, found = builder.splits.get(key), Axis(name, total, ("extent", name))
+    split, found = builder.sizes.splits.get(key), Axis(name, total, ("extent", name))
     if split is None:  # a value may have it twice
         builder.extents.setdefault(key, found)
         return found

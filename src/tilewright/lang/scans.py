@@ -192,6 +192,7 @@ def _emitted(
     builder = current_block()
     axis, by = values[0].axes[at], None
     builder.uncut.add(len(builder.kernels))
+    builder.scanned.append((len(builder.kernels), values[0].axes, axis, not callable(op)))
     if axis.size > LONGEST:
         raise CompileError(
             f"T.{word()} of a row that does not fit the registers of a block",

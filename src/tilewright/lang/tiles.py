@@ -183,7 +183,7 @@ def _size(builder: Builder, name: str, pinned: Any) -> int:
     if name in chosen:
         return int(chosen[name])
     builder.open_tiles.setdefault(name, None)
-    return builder.tiles.get(name, PROBED)
+    return builder.sizes.tiles.get(name, PROBED)
 
 
 PROBED = 16  # the size of a tile while only the form of the text matters
@@ -193,6 +193,9 @@ def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool
     found = (span.index_from_end if from_end else span.index)(name, count)
     if isinstance(found, TileIndex):
         builder.axes[found.axis.key] = name
+        length = span.high - span.low
+        if isinstance(length, Const):
+            builder.lengths[found.axis.key] = int(length.value)
     return found
 
 
@@ -208,13 +211,13 @@ def _grid(
     folded = counts if len(counts) <= 3 else [_product(counts[:-2]), *counts[-2:]]
     number = len(builder.kernels)
     builder.tiled.add(number)
-    splits = [split for (kernel, _), split in builder.splits.items() if kernel == number]
+    splits = [split for (kernel, _), split in builder.sizes.splits.items() if kernel == number]
     cluster = max((split.blocks for split in splits), default=1)
     grid = [*reversed(folded)] or [const(1)] * (cluster > 1)
     if cluster > 1:
         grid[0] = grid[0] * cluster
     chosen = CHOSEN.get().schedule.threads
-    threads = builder.threads.get(number, 128) if chosen == "auto" else chosen
+    threads = builder.sizes.threads.get(number, 128) if chosen == "auto" else chosen
     scope = open_kernel(*grid, threads=threads, cluster_dims=cluster if cluster > 1 else None)
     scope.names, scope.loc = tuple(reversed(names))[: len(grid)], loc
     scope.unpacked = bool(folded)
@@ -229,6 +232,8 @@ def _grid(
             _made(builder, name, span, block)
             for name, span, block in zip(names, spans, blocks, strict=True)
         ]
+        if number in builder.sizes.blocks:
+            builder.emit(Hint("min_blocks", detail=(builder.sizes.blocks[number],)))
         depth = len(builder.bodies)
         yield indices[0] if len(indices) == 1 else tuple(indices)
         builder.close_skipped(depth, loc)
