@@ -37,7 +37,7 @@ class Axis:
     `first - start`.
 
     A whole dimension of `total` places may be cut, as `split` says; `size` are those of a block.
-    Then its first places may be padding too, as many as `shift`."""
+    Then its first places may be padding too, as many as `shift`; so may those of a tile index."""
 
     name: str
     size: int
@@ -69,7 +69,7 @@ class Axis:
             mine = compare("<", place, const(self.part))
             covers = self.part * self.split.blocks == self.total
             found = mine if covers else logical_and(mine, found)
-        if self.shift is not None:
+        if self.shift is not None and self.first is None:
             found = logical_and(compare("<=", const(0), self.start + place), found)
         return found
 

@@ -109,8 +109,8 @@ class Builder:
         self.multiplied: set[Any] = set()  # the axes of operands of `@`
         self.axes: dict[Any, str] = {}  # the loop variable of each axis
         self.lengths: dict[Any, int] = {}  # of the ranges of these, where they are known
-        # kernel, axes of a value, along which one, whether by the name of an operator
-        self.scanned: list[tuple[int, Any, Any, bool]] = []
+        # kernel, axes of a value, along which one, arrays in registers
+        self.scanned: list[tuple[int, Any, Any, int]] = []
         self.footprints: list[tuple[Any, ...]] = []  # the axes of values that were kept
         self.extents: dict[tuple[int, str], Any] = {}  # whole dimensions, by kernel and name
         self.reads_of: list[tuple[int, Any]] = []  # kernel and box of what was read
@@ -119,6 +119,7 @@ class Builder:
         self.undivided: set[int] = set()  # kernels whose rows one block must have
         self.uncut: set[int] = set()  # kernels whose rows are tiles of other words, too
         self.shifts: dict[Var, Expr] = {}  # of axes: the element that the row begins with
+        self.shift_of: dict[tuple[int, str], Var] = {}  # loops along rows, by kernel and name
         self.flat: dict[tuple[int, str], Buffer] = {}  # tensors as one row
         self.walks: list[Any] = []  # loops over pieces of long dimensions that are being built
         self.passes = 0  # how many there were

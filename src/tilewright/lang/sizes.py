@@ -13,7 +13,7 @@ whole lines of memory; it goes along them step by step, and holds a step in regi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2, prod
 from typing import Any
 
@@ -34,6 +34,7 @@ TINY = 512  # bytes of a row below which nothing is gained by bringing it to a v
 SHORT = 4096  # bytes of a row up to which a block holds several in registers
 HELD = 64  # bytes of rows that a thread holds in registers
 RESIDENT = 4  # blocks of a multiprocessor that hide each other's latencies
+KEPT = 3  # values of a plain scan: what is loaded, it in a wider type, the result
 LINE = 128  # bytes of memory that a warp loads at once
 FEWEST = 4  # warps of a block
 MOST_SCANNED = 32768  # elements of a line that the registers of a block hold
@@ -104,12 +105,13 @@ class Rows:
     narrowest: int
     column: int
     height: int  # of what a block has at least
-    tile: str | None  # the loop over rows whose size is open
+    tiles: tuple[str, ...]  # the loops over rows whose sizes are open
     is_single: bool  # a block may have one, and which one depends on the block alone
 
 
 def _rows(builder: Builder, kernel: int) -> Rows | None:
-    if builder.multiplied or kernel in builder.uncut:
+    scans = any(number == kernel for number, *_ in builder.scanned)
+    if builder.multiplied or kernel in builder.uncut or scans:
         return None
     axes = [axis for (number, _), axis in builder.extents.items() if number == kernel]
     boxes = [box for number, box in builder.reads_of if number == kernel and box.region is not None]
@@ -126,18 +128,20 @@ def _rows(builder: Builder, kernel: int) -> Rows | None:
     others = {a.key: a for box in mine for a in box.axes if a.key != best.key and a.size != 1}
     tiles = [builder.axes[key] for key in others if builder.axes.get(key) in builder.open_tiles]
     height = prod(a.size for key, a in others.items() if builder.axes.get(key) not in tiles)
-    is_single = height == 1 and _is_counted(builder, kernel, mine)
+    is_single = height == 1 and _is_counted(builder, kernel, mine, best.size)
     column = (sum(own) or max(sizes)) * height
-    return Rows(best, min(sizes), column, height, next(iter(tiles), None), is_single)
+    return Rows(best, min(sizes), column, height, tuple(tiles), is_single)
 
 
-def _is_counted(builder: Builder, kernel: int, boxes: Sequence[Any]) -> bool:
-    """Whether the block alone says which rows these are, and all elements of their tensors are
-    counted in 32 bits."""
+def _is_counted(builder: Builder, kernel: int, boxes: Sequence[Any], total: int) -> bool:
+    """Whether the block alone says which rows of matrices these are, whole ones of `total`
+    elements, and all elements of their tensors are counted in 32 bits."""
     blocks = {*builder.kernels[kernel].blocks}
+    shapes = [b.static_shape if (b := box.buffer).is_static else (2**31,) for box in boxes]
     rows = [index for box in boxes for index in box.region.starts[:-1]]
-    static = all(box.buffer.is_static and prod(box.buffer.static_shape) < 2**31 for box in boxes)
-    return static and all(blocks.issuperset(variables(index)) for index in rows)
+    whole = [shape[-1] == total for shape in shapes if len(shape) > 1]
+    counts = all(prod(shape) < 2**31 for shape in shapes)
+    return counts and any(whole) and all(whole) and all(blocks >= variables(i) for i in rows)
 
 
 def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> None:
@@ -153,8 +157,8 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     if pinned is None and width <= (TINY if ragged else SHORT) and chosen.cluster in ("auto", 1):
         part, threads = _rounded(total, vector), 256
         lines = max(1, HELD * threads // (part * rows.column))
-        if rows.tile is not None:
-            found.tiles[rows.tile] = _power(lines)
+        if rows.tiles:
+            found.tiles[rows.tiles[0]] = _power(lines)
         found.threads[kernel] = threads
         if part != total:
             found.splits[kernel, name] = Split(part)
@@ -174,8 +178,7 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     part = ceil(share / vector) * vector if blocks > 1 or align > 1 else share
     threads, step = _pace(part, vector, rows.height, chosen.threads)
     step = pinned or step
-    if rows.tile is not None:
-        found.tiles[rows.tile] = 1
+    found.tiles |= dict.fromkeys(rows.tiles, 1)
     found.threads[kernel] = threads
     split = Split(part, step if step < part or align > 1 else 0, blocks, True, align)
     if not split.step and blocks == 1:
@@ -219,6 +222,7 @@ class Lines:
     narrowest: int
     widest: int
     column: int
+    arrays: int  # that are scanned, by a function twice as many
     is_single: bool  # which row it is depends on the block alone, where there is one
 
 
@@ -233,14 +237,14 @@ class Form:
 
 
 def _lines(builder: Builder, kernel: int) -> Lines | None:
-    scans = [(axes, along) for number, axes, along, _ in builder.scanned if number == kernel]
+    scans = [scan for scan in builder.scanned if scan[0] == kernel]
     if builder.multiplied or not scans:
         return None
-    axes, along = max(scans, key=lambda scan: len(scan[0]))
+    _, axes, along, _ = max(scans, key=lambda scan: len(scan[1]))
     boxes = [box for number, box in builder.reads_of if number == kernel and box.region is not None]
     boxes = [box for box in boxes if [a.key for a in box.axes].count(along.key) == 1]
     bytes_of = {box.buffer: ceil(box.buffer.dtype.bits / 8) for box in boxes}
-    if not boxes or any(other.key != along.key for _, other in scans):
+    if not boxes or any(other.key != along.key for _, _, other, _ in scans):
         return None
     others = tuple(a for a in axes if a.size != 1 and a.key != along.key)
     last = max(boxes, key=lambda box: len(box.axes)).along[-1]
@@ -249,14 +253,19 @@ def _lines(builder: Builder, kernel: int) -> Lines | None:
     beside = [a for a in others if last is not None and a.key == last.key]
     across = next(iter(tiles[::-1] if by_rows else beside), None)
     least, most, column = min(bytes_of.values()), max(bytes_of.values()), sum(bytes_of.values())
-    is_single = by_rows and _is_counted(builder, kernel, boxes)
-    return Lines(along, others, across, by_rows, least, most, column, is_single)
+    known = {along.key, *(a.key for a in others)}
+    single = all(a.key in known or a.size == 1 for box in boxes for a in box.axes)
+    is_single = by_rows and single and _is_counted(builder, kernel, boxes, _length(builder, along))
+    arrays = sum(scan[3] for scan in scans)
+    return Lines(along, others, across, by_rows, least, most, column, arrays, is_single)
 
 
 def _choose_lines(builder: Builder, kernel: int, lines: Lines, found: Sizes) -> None:
     target, along = CHOSEN.get(), lines.along
     name = builder.axes.get(along.key, along.name)
-    is_whole = along.key not in builder.axes and kernel not in builder.uncut
+    values = [*builder.footprints, *(b.axes for number, b in builder.reads_of if number == kernel)]
+    twice = any([a.key for a in axes].count(along.key) > 1 for axes in values)
+    is_whole = along.key not in builder.axes and kernel not in builder.uncut and not twice
     total = _length(builder, along)
     if target.kind == "cpu":
         if is_whole and total > MOST_SCANNED:
@@ -272,10 +281,13 @@ def _choose_lines(builder: Builder, kernel: int, lines: Lines, found: Sizes) -> 
         count = UNKNOWN
     chip, most = _chip(target), _chip(target).threads_per_sm // 2
     form = (_row_form if lines.by_rows else _column_form)(builder, lines, total, count, fixed, most)
+    if is_whole and name in dict(target.schedule.tiles):
+        form = replace(form, step=max(2, dict(target.schedule.tiles)[name]))
     for key, tile in tiles.items():
         found.tiles[tile] = form.width if lines.across and key == lines.across.key else 1
     found.threads[kernel] = form.threads
-    if target.schedule.threads == "auto" and all(x[3] for x in builder.scanned if x[0] == kernel):
+    kept = sum(along.key in {a.key for a in axes} for axes in builder.footprints)
+    if target.schedule.threads == "auto" and lines.arrays == 1 and kept <= KEPT:
         elements = form.step * form.width * fixed / form.threads
         taken = 18 + 0.9 * elements * (1 + lines.column / 4)
         room = chip.registers // int(form.threads * taken)
@@ -287,7 +299,7 @@ def _choose_lines(builder: Builder, kernel: int, lines: Lines, found: Sizes) -> 
             found.aligns[kernel, name] = form.align
     elif form.align > 1 or form.step < total:
         part = ceil((total + form.align - 1) / form.align) * form.align
-        keeps = part * lines.column * fixed <= chip.shared - 4096
+        keeps = part * lines.column * fixed * form.width <= chip.shared - 4096
         found.splits[kernel, name] = Split(part, form.step, 1, keeps, form.align)
     elif form.step > total and lines.by_rows:
         found.splits[kernel, name] = Split(form.step)
@@ -311,7 +323,7 @@ def _row_form(
     room = max(2 * FEWEST * WARP, most // ceil(count / chip.multiprocessors))
     threads = min(_power(total * fixed * lines.column // HELD), _power(room))
     threads = pinned if isinstance(pinned, int) else max(FEWEST * WARP, threads)
-    one = max(threads // fixed, 1) * vector
+    one = max(threads // fixed, 1) * (VECTOR // lines.widest)
     total += (vector - 1) * ragged
     steps = max(1, round(total * fixed / (threads * _held(lines, threads))))
     return Form(threads, 1, ceil(total / steps / one) * one, vector if ragged else 1)
@@ -346,7 +358,7 @@ def _column_form(
 def _held(lines: Lines, threads: int) -> int:
     """Elements of a thread, whose registers have them and what is made of them."""
     room = min(_chip(CHOSEN.get()).registers // threads - 20, HELD)
-    return min(max(1, 1 << round(log2(HELD / lines.column))), _power(room // 2))
+    return min(max(1, 1 << round(log2(HELD / lines.column))), _power(room // 2 // lines.arrays))
 
 
 def _length(builder: Builder, axis: Axis) -> int:

@@ -443,11 +443,18 @@ def _copied(op: Op, name: str, ranges: Ranges, anywhere: bool) -> Iterator[tuple
 
 
 def _copies(problem: Problem, name: str) -> list[str]:
-    """Other fragments of its shape that are copied to or from one."""
-    shape = problem.fragments[name].shape
-    found = [op for op, _ in problem.touching.get(name, ()) if isinstance(op, Copy)]
-    buffers = [r.buffer for op in found for r in (op.src, op.dst) if r.is_whole]
-    return [b.name for b in buffers if b.is_fragment and b.shape == shape and b.name != name]
+    """Other fragments of its shape that are copied to or from one, or made of it by a nest, element
+    by element."""
+    shape, buffers = problem.fragments[name].shape, list[Buffer]()
+    for op, _ in problem.touching.get(name, ()):
+        if isinstance(op, Copy):
+            buffers += [r.buffer for r in (op.src, op.dst) if r.is_whole]
+        elif isinstance(op, Map):
+            plain = tuple(range(len(op.vars)))
+            mine = [a.buffer for a in problem.nests[id(op)].accesses if a.dims == plain]
+            buffers += mine if any(buffer.name == name for buffer in mine) else []
+    fits = [b.name for b in buffers if b.is_fragment and b.shape == shape and b.name != name]
+    return [*dict.fromkeys(fits)]
 
 
 def _scanned_like(op: Scan) -> set[str]:
