@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 _NOTHING = re.compile(
     r"fence\.|prefetch\.|griddepcontrol\.|setmaxnreg\.|wgmma\.fence|pmevent$|createpolicy"
 )
-_HINTS = re.compile(r"\.L2::cache_hint|\.L1::no_allocate")
+_HINTS = re.compile(r"\.L2::cache_hint|\.L1::no_allocate|(?<=^ld\.global)\.nc")
 _LOAD = r"cp\.async\.bulk\.tensor\.(\d)d\.shared::cluster\.global\.mbarrier::complete_tx::bytes"
 _STORE = r"async\.bulk\.tensor\.\dd\.global\.shared::cta"
 _MATRICES = r"matrix\.sync\.aligned\.m8n8\.x\d"

@@ -137,6 +137,9 @@ inline float __int_as_float(int x) { return host::bits_of<float>(x); }
 inline float __uint_as_float(unsigned x) { return host::bits_of<float>(x); }
 inline long long __double_as_longlong(double x) { return host::bits_of<long long>(x); }
 inline double __longlong_as_double(long long x) { return host::bits_of<double>(x); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+  return unsigned((uint64_t(high) << 32 | low) >> (by & 31));
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }

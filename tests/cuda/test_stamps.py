@@ -17,12 +17,12 @@ from devtools.host import build, judge
 from tests.cuda.fake import fake_driver, launch
 from tilewright import machine
 from tilewright.inspect.explain import explain
-from tilewright.inspect.measured import about, read
+from tilewright.inspect.measured import UNWRITTEN, about, read
 from tilewright.inspect.trace import trace_of
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import dtype
 from tilewright.ir.expr import const
-from tilewright.ir.op import Hint, walk_ops
+from tilewright.ir.op import Break, For, Gemm, Hint, If, Sync, Wait, walk_ops
 from tilewright.ir.target import Target
 from tilewright.passes.lower import stamp_ops
 from tilewright.support.errors import CompileError, LaunchError
@@ -31,6 +31,7 @@ from tilewright.targets.cuda.backend import lower
 from tilewright.targets.cuda.emit import emit_program
 from tilewright.targets.cuda.launch import LaunchSpec, TensorPointer
 from tilewright.targets.cuda.stamps import StampedModule, Stamps
+from zoo.attention.flash import flash_attention
 from zoo.gemm.gemm import gemm_relu
 from zoo.softmax.softmax import online_softmax
 
@@ -102,7 +103,7 @@ def test_every_op_ends_and_clocks_go_forward(name):
         for agent in own:
             assert agent.sites[-1] == stamp_ops.END and len(agent.sites) < stamp_ops.SLOTS
             assert all(a < b for a, b in pairwise(agent.clocks))
-            assert all(0 <= site <= len(told.sites) for site in agent.sites)
+            assert all(abs(site) <= len(told.sites) for site in agent.sites)
     # somebody comes to every op that is stamped, and nobody notes anything else
     assert {s for agent in agents for s in agent.sites} >= set(range(1, len(told.sites) + 1))
     written = (stamps.words[:, 1:, 0] != 0xCDCDCDCD).sum()
@@ -119,7 +120,25 @@ def test_a_full_section_stops(monkeypatch):
     assert stamps.words.shape[1] == 4
     few = read(kernel, stamps.grid, stamps.words)
     all_of_them = read(kernel, whole.grid, whole.words)
-    assert [a.sites for a in few] == [a.sites[:3] for a in all_of_them]
+    assert [a.sites for a in few] == [a.sites[:2] for a in all_of_them]
+
+
+def test_only_waits_that_last_are_noted():
+    """On the host every barrier is incomplete when it is tested; here none is."""
+    *_, stamps = traced("gemm")
+    kernel, told = plan("gemm")
+    late = {n for n, (op, *_) in enumerate(told.sites, 1) if isinstance(op, Wait)}
+    words = stamps.words.copy()
+    two = words[1:].reshape(-1, 4)  # stamps
+    of_waits = np.isin(two[:, 0], list(late))
+    assert of_waits.any() and (two[of_waits, 2] == stamp_ops.BACK).all()
+    two[of_waits] = UNWRITTEN
+    waited, ready = (read(kernel, stamps.grid, each) for each in (stamps.words, words))
+    for one, other in zip(waited, ready, strict=True):
+        # what a wait interrupts goes on after it, as the same op of the same iteration
+        parts = [(site, n) for site, *_, n in one.spans() if site not in late]
+        ops = [(site, n) for site, *_, n in other.spans()]
+        assert len(ops) == len(set(ops)) < len(parts) and set(ops) == set(parts)
 
 
 def test_the_trace_of_a_loop_stands_beside_the_modelled_one(tmp_path):
@@ -181,11 +200,10 @@ def test_differences_are_named():
     words = stamps.words.copy()
     late_one = "waits for A_shared_full"
     full = [n for n, op in enumerate(told.sites, 1) if about(op[0]) == late_one]
-    for section in words[1:]:
-        late = 0
-        for slot in range(len(section) - 1, 0, -1):
-            section[slot, 1] += np.uint32(late)
-            late += 100_000 if section[slot, 0] in full else 0
+    for section in words[1:, 2:]:
+        since = section[:, 1] + np.uint32(1001)  # the clock's first reading is 0 then
+        late = np.sort(since[np.isin(section[:, 0], full)])
+        section[:, 1] += np.uint32(100_000) * np.searchsorted(late, since).astype(np.uint32)
     trace = trace_of("gemm", TRACED, steps, [Stamps(0, stamps.grid, words)], [{}])
     (told_of,) = trace.timelines.values()
     first = told_of["measured"]["differences"][0]
@@ -204,7 +222,7 @@ def test_the_source():
         ]
         for target in (TRACED, Target.parse("cuda"))
     )
-    assert text[text.index("uint32_t stamps_at = 0;") :] == GOLDEN.splitlines()
+    assert text[text.index("uint32_t stamps_at = 0, stamps_clocks[2];") :] == GOLDEN.splitlines()
     # without stamps it is the plain source
     without = [line for line in text if "stamps" not in line]
     last = "float* __restrict__ B"  # of the parameters
@@ -213,14 +231,15 @@ def test_the_source():
 
 
 GOLDEN = """\
-uint32_t stamps_at = 0;
+uint32_t stamps_at = 0, stamps_clocks[2];
 tw::begin_stamps<4096, 4, 0, 4, 0>(stamps, stamps_at);
 float* const held = reinterpret_cast<float*>(shared + 0);
 #pragma unroll 1
 for (int k = 0; k < 3; ++k) {
-tw::stamp<4096>(stamps, stamps_at, 1);
+stamps_clocks[0] = tw::clock();
 __syncthreads();
-tw::stamp<4096>(stamps, stamps_at, 2);
+stamps_clocks[1] = tw::clock();
+tw::stamp<4096>(stamps, stamps_at, 1, stamps_clocks[0], 2, stamps_clocks[1]);
 const int i_2 = tx * 2;
 float A_in[2];
 float held_out[2];
@@ -230,9 +249,10 @@ for (int e_2 = 0; e_2 < 2; ++e_2) {
 held_out[e_2] = A_in[e_2] + float(k);
 }
 tw::store_shared<tw::float32, 2>(tw::address(held + i_2), held_out);
-tw::stamp<4096>(stamps, stamps_at, 3);
+stamps_clocks[0] = tw::clock();
 __syncthreads();
-tw::stamp<4096>(stamps, stamps_at, 4);
+stamps_clocks[1] = tw::clock();
+tw::stamp<4096>(stamps, stamps_at, 3, stamps_clocks[0], 4, stamps_clocks[1]);
 const int i_1_1 = tx * 2;
 float B_out[2];
 #pragma unroll
@@ -241,9 +261,46 @@ B_out[e_5] = held[255 - i_1_1 - e_5];
 }
 tw::store_global<tw::float32, 2>(B + int64_t(bx) * (256) + i_1_1, B_out);
 }
-tw::stamp<4096>(stamps, stamps_at, 0);
+stamps_clocks[0] = tw::clock();
+tw::stamp<4096>(stamps, stamps_at, 0, stamps_clocks[0]);
 }
 """
+
+
+def test_few_clocks_of_an_iteration_of_attention():
+    """Of a consumer: a product with its waits, softmax, the turn, the other product. Barriers have
+    stamps only where threads wait for them, and a store takes two clocks."""
+    tiles = {"block_M": 128, "block_N": 128, "threads": 256}
+    kernel = flash_attention.on("interp")(2, 16, 16, 8192, 8192, 128, **tiles)
+    steps = lower(kernel.program, TRACED)
+    (kernel,) = steps.after("stamp_ops").kernels
+    loops = [loop for loop in walk_ops(kernel, For) if loop.kind != "unroll"]
+    inner = [loop for loop in loops if not any(walk_ops(loop.body, For))]
+    (loop,) = [loop for loop in inner if len(list(walk_ops(loop.body, Gemm))) == 2]
+    names = [op.name if isinstance(op, Hint) else type(op).__name__ for op in loop.body]
+    stamps = [name for name in names if name in ("clock", "stamp", "stamp_wait")]
+    assert stamps == [
+        "clock",
+        "stamp_wait",
+        "clock",
+        "stamp",
+        "stamp_wait",
+        "clock",
+        "clock",
+        "stamp",
+    ]
+    assert names[names.index("WaitGroup") + 1] == "clock"
+    text = emit_program(steps.result).text
+    assert text.count("tw::wait<") == 6 and "tw::wait(" not in text
+
+
+def test_clocks_are_stored_before_a_loop_is_left():
+    """And before others are read in their place."""
+    sync, leave = Sync("block"), If(const(1) < const(2), (Break(),))
+    body = stamp_ops.Plan(stamp_ops.NOWHERE, 128).body((sync, leave, sync), loop=leave)
+    assert [(op.name, *op.detail) if isinstance(op, Hint) else op for op in body] == [
+        ("clock", 0), sync, ("stamp", 1, 0), leave, ("clock", 0), sync, ("stamp", 2, 0),
+    ]  # fmt: skip
 
 
 def test_registers_and_spills_stay():

@@ -3,6 +3,7 @@ long an iteration of the main loop took, and where the model is off most."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -13,7 +14,7 @@ import numpy as np
 from tilewright.inspect.multiprocessor import WAITS
 from tilewright.inspect.simulate import EACH_OTHER, MEMORY, PRODUCTS, TURNS, WARM, Simulation
 from tilewright.ir.core import *
-from tilewright.passes.lower.stamp_ops import BLOCKS, END, Plan, computes, waits, warps_of
+from tilewright.passes.lower.stamp_ops import BACK, BLOCKS, END, Plan, computes, waits, warps_of
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import THREADS
 
@@ -25,7 +26,7 @@ LONG = 0.05  # of an iteration: differences of less are not
 @dataclass(frozen=True)
 class Agent:
     """A warpgroup of a traced block: numbers of stamps, and at which cycle it came to each, from
-    the block's first."""
+    the block's first. The number is negative where it goes on with an op after a wait."""
 
     block: int
     role: str
@@ -35,11 +36,13 @@ class Agent:
     sites: tuple[int, ...]
     clocks: tuple[int, ...]
 
-    def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Stamp, start and end of each op that has ended."""
+    def spans(self) -> Iterator[tuple[int, int, int, int]]:
+        """Stamp, start and end of each op that has ended, or waits; how often it began before."""
+        seen: Counter[int] = Counter()
         for n, site in enumerate(self.sites[:-1]):
+            seen[site] += 1
             if site != END:
-                yield site, self.clocks[n], self.clocks[n + 1]
+                yield abs(site), self.clocks[n], self.clocks[n + 1], seen[abs(site)] - 1
 
 
 def read(kernel: Kernel, grid: Sequence[int], words: np.ndarray[Any, Any]) -> list[Agent]:
@@ -51,18 +54,32 @@ def read(kernel: Kernel, grid: Sequence[int], words: np.ndarray[Any, Any]) -> li
         first: int | None = None  # the block's first clock
         for role, name, warp in _agents(kernel, warps):
             section = words[index * warps + warp + 1]
-            pairs = section[:0:-1].astype(np.int64)
-            pairs = pairs[: int((pairs[:, 0] != UNWRITTEN).cumprod().sum())]
-            if not len(pairs):
+            pairs = section[2:].reshape(-1, 2, 2)[::-1].reshape(-1, 2).astype(np.int64)
+            sites, clocks = pairs[pairs[:, 0] != UNWRITTEN].T
+            if not len(sites):
                 continue
-            # clocks have 32 bits and go round
-            since = np.diff(pairs[:, 1], prepend=pairs[0, 1] if first is None else first)
-            first = int(pairs[0, 1]) if first is None else first
-            since[0] = (since[0] + 2**31) % 2**32 - 2**31
-            since[1:] %= 2**32
+            # waits are stored before the op that they interrupt
+            since = _signed(np.diff(clocks, prepend=clocks[0])).cumsum()
+            order = since.argsort(kind="stable")
+            first = int(clocks[order[0]]) if first is None else first
+            since = since[order] + _signed(clocks[0] - first)
+            told = tuple(_resumed(sites[order].tolist())), tuple(since.tolist())
             began, sm = map(int, section[0])
-            clocks = tuple(since.cumsum().tolist())
-            found.append(Agent(block, role, name, sm, began, tuple(pairs[:, 0].tolist()), clocks))
+            found.append(Agent(block, role, name, sm, began, *told))
+    return found
+
+
+def _signed(cycles: Any) -> Any:
+    """Differences of clocks, which have 32 bits and go round."""
+    return (cycles + 2**31) % 2**32 - 2**31
+
+
+def _resumed(sites: Sequence[int]) -> list[int]:
+    """Numbers of stamps, where a wait ends that of the op before it."""
+    found: list[int] = []
+    for site in sites:
+        before = -abs(found[-2]) if len(found) > 1 else END
+        found.append(before if site == BACK else site)
     return found
 
 
@@ -100,7 +117,8 @@ def about(op: Op) -> str:
 def about_all(ops: Sequence[Op]) -> str:
     """The same of ops that share a stamp."""
     lines = sorted({op.loc.line for op in ops if op.loc is not None})
-    return f"lines {lines[0]} … {lines[-1]}" if len(lines) > 1 else about(ops[0])
+    alike = len(set(map(about, ops))) == 1 or len(lines) < 2
+    return about(ops[0]) if alike else f"lines {lines[0]} … {lines[-1]}"
 
 
 def longest(ops: Sequence[Op]) -> Op:
@@ -155,7 +173,7 @@ class Loop:
             counts[agent.role] = counts.get(agent.role, 0) + len(chain)
             for n in range(chain[0][0], chain[-1][1]):
                 if agent.sites[n] != END:
-                    key = agent.role, about_all(self.plan.sites[agent.sites[n] - 1])
+                    key = agent.role, about_all(self.plan.sites[abs(agent.sites[n]) - 1])
                     took[key] = took.get(key, 0.0) + agent.clocks[n + 1] - agent.clocks[n]
         found: list[tuple[float, dict[str, Any]]] = []
         modelled = self.modelled()
@@ -209,7 +227,7 @@ def _chains(agent: Agent, first: int, inside: set[int]) -> Iterator[list[tuple[i
             if begun is not None:
                 chain.append((begun, n))
             begun = n
-        elif site != END and site not in inside:
+        elif site != END and abs(site) not in inside:
             yield chain
             chain, begun = [], None
     yield chain
@@ -235,6 +253,6 @@ def drawn(
         }
         for agent in agents
         if agent.block == block
-        for site, since, until in agent.spans()
+        for site, since, until, _ in agent.spans()
         if until > start and since < end
     ]

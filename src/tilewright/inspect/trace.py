@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import linecache
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,11 +112,9 @@ def _source(op: Op) -> str:
 
 
 def _spans(kernel: str, sites: Sequence[Sequence[Op]], agent: Agent) -> Iterator[TraceSpan]:
-    seen: Counter[int] = Counter()
-    for site, start, end in agent.spans():
+    for site, start, end, before in agent.spans():
         op = longest(sites[site - 1])
         text = about(op) if waits(op) else _source(op)
         yield TraceSpan(
-            kernel, agent.block, agent.name, text, op.loc, seen[site], start, end, waits(op)
+            kernel, agent.block, agent.name, text, op.loc, before, start, end, waits(op)
         )
-        seen[site] += 1

@@ -282,5 +282,5 @@ def _count(table: Any, width: int, space: Space) -> tuple[int, int, int]:
 _INSTRUCTIONS = {
     "load_shared": "ld.shared", "store_shared": "st.shared", "load_global": "ld.global",
     "store_global": "st.global", "cp_async": "cp.async", "ldmatrix": "ldmatrix",
-    "stmatrix": "stmatrix", "atomic": "atomic", "store_packed": "st",
+    "load_across": "ld.global", "stmatrix": "stmatrix", "atomic": "atomic", "store_packed": "st",
 }  # fmt: skip

@@ -102,6 +102,8 @@ INTRINSICS: dict[str, Effect] = {
         Effect("store_packed"),
         *(Effect(f"{verb}_{space}") for verb in ("load", "store") for space in
           ("shared", "global")),
+        Effect("load_across"),
+        Effect("fold_pair"),
         Effect("wait_cluster"),
         Effect("cp_async"),
         Effect("atomic", yields=True),

@@ -58,7 +58,8 @@ class For(Op):
 
     `kind`: serial, unroll, vectorized, pipelined (`stages` slots, -1 where nobody said how many),
     persistent (over tiles) or cluster (over what will be the blocks of one). `order` and `stage`,
-    one entry per body statement, pin a pipelined loop's schedule.
+    one entry per body statement, pin a pipelined loop's schedule. `unroll` iterations are written
+    out at a time.
     """
 
     syntax = "for {var} in {start} .. {stop} {body}"
@@ -71,6 +72,7 @@ class For(Op):
     stages: int = attr(default=0)
     order: tuple[int, ...] | None = attr(default=None)
     stage: tuple[int, ...] | None = attr(default=None)
+    unroll: int = attr(default=1)
 
 
 class While(Op):

@@ -193,7 +193,7 @@ class Builder:
 
     def outermost(self) -> Position:
         """Here, before the loops and branches that are open."""
-        return Position(self.bodies[0].serial, len(self.bodies[0].ops))
+        return self.position()._replace(body=self.bodies[0].serial, at=len(self.bodies[0].ops))
 
     def in_scope(self, position: Position) -> bool:
         """Whether the body of a position is still open."""

@@ -157,7 +157,8 @@ def _fold(
 def _accumulated(builder: Builder, x: Value, op: str, reduced: Sequence[Axis]) -> Buffer:
     """A tile of a piece's shape: each element is the fold of those at its place in the pieces."""
     shape = tuple(const(a.split.step if a.split and a.is_long else a.size) for a in x.real)
-    kind = _word(x.kind) if x.kind.is_float else x.kind  # not rounded at every step
+    rounds = x.kind.is_float and op not in ("max", "min")
+    kind = _word(x.kind) if rounds else x.kind  # not rounded at every step
     total = Buffer(builder.fresh(builder.hint, f"{op}_pieces"), shape, kind, Space.FRAGMENT)
     builder.emit(Alloc(total))
     builder.emit(Fill(whole(total), math.identity(op, kind)))

@@ -33,7 +33,8 @@ VECTOR = 16  # bytes of the widest access
 TINY = 512  # bytes of a row below which nothing is gained by bringing it to a vector's begin
 SHORT = 4096  # bytes of a row up to which a block holds several in registers
 HELD = 64  # bytes of rows that a thread holds in registers
-RESIDENT = 4  # blocks of a multiprocessor that hide each other's latencies
+SLOTS = 512  # bytes of a block for what warps and blocks tell each other
+RESIDENT = 3  # blocks of a multiprocessor that hide each other's latencies
 KEPT = 3  # values of a plain scan: what is loaded, it in a wider type, the result
 LINE = 128  # bytes of memory that a warp loads at once
 FEWEST = 4  # warps of a block
@@ -166,18 +167,19 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     chip = _chip(target)
     room = chip.shared_per_sm // RESIDENT - chip.reserved
     divisible = kernel not in builder.undivided and Feature.CLUSTER in target.features
-    blocks = 1
-    if chosen.cluster != "auto":
-        blocks = chosen.cluster if divisible else 1
-    elif divisible:
-        while blocks < chip.cluster and ceil(total / blocks) * rows.column > room:
-            blocks *= 2
     align = vector if ragged else 1
-    share = ceil((total + align - 1) / blocks)
-    # what the last part is short of, one thread fills with zeros
-    part = ceil(share / vector) * vector if blocks > 1 or align > 1 else share
-    threads, step = _pace(part, vector, rows.height, chosen.threads)
-    step = pinned or step
+    most = chip.cluster if divisible else 1
+    blocks = 1 if chosen.cluster == "auto" else min(chosen.cluster, most)
+    while True:
+        share = ceil((total + align - 1) / blocks)
+        # what the last part is short of, one thread fills with zeros
+        part = ceil(share / vector) * vector if blocks > 1 or align > 1 else share
+        threads = _threads(part * rows.height // vector, chosen.threads)
+        step = pinned or threads * vector
+        held = ceil(part / step) * step * rows.column + SLOTS
+        if held <= room or blocks == most or chosen.cluster != "auto":
+            break
+        blocks *= 2
     found.tiles |= dict.fromkeys(rows.tiles, 1)
     found.threads[kernel] = threads
     split = Split(part, step if step < part or align > 1 else 0, blocks, True, align)
@@ -187,15 +189,9 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     found.splits[kernel, name] = split._replace(keeps=keeps)
 
 
-def _pace(part: int, vector: int, height: int, pinned: int | str) -> tuple[int, int]:
-    """(threads, elements of a step): 64 to 128 elements a thread, and little in the last step that
-    does not count."""
-    threads = pinned if isinstance(pinned, int) else 128 if part * height <= 2000 * vector else 256
-    one = max(threads // height, 1) * vector
-    return min(
-        ((threads, each) for each in (2 * one, one)),
-        key=lambda form: round(ceil(part / form[1]) * form[1] / part, 2),
-    )
+def _threads(vectors: int, chosen: int | str) -> int:
+    """Enough that a thread has 8 to 16 vectors."""
+    return chosen if isinstance(chosen, int) else 128 if vectors <= 2000 else 256
 
 
 def _rounded(total: int, vector: int) -> int:
@@ -338,8 +334,8 @@ def _column_form(
     width, length = 1, 1
     if lines.across is not None and builder.axes.get(lines.across.key) in builder.open_tiles:
         width, length = LINE // lines.widest, _length(builder, lines.across)
-    others = max(1, count // length)
-    while ceil(length / width) * others > 2 * RESIDENT * chip.multiprocessors and width < length:
+    others, resident = max(1, count // length), most // WARP // FEWEST
+    while ceil(length / width) * others > resident * chip.multiprocessors and width < length:
         width *= 2
     while (
         4 * ceil(length / width) * others < 3 * chip.multiprocessors

@@ -306,17 +306,18 @@ class Value:
             add(Store(buffer, self._real(place), self.at(place), loc=self.loc))
             return buffer
         if self.region is not None and not masked:
-            to = whole(buffer)
+            to, empty = whole(buffer), list[Region]()
             for at, axis in enumerate(self.real):
                 rest = axis.size - axis.part
                 if rest:  # the last step goes beyond the part
                     first, last = [*to.starts], [*to.extents]
                     first[at], last[at] = const(axis.part), const(rest)
-                    empty = Region(buffer, tuple(first), tuple(last))
-                    add(Fill(empty, const(0, self.kind), loc=self.loc))
+                    empty.append(Region(buffer, tuple(first), tuple(last)))
                     last[at] = const(axis.part)
                     to = Region(buffer, to.starts, tuple(last))
             add(Copy(self.region, to, cache=self.cache, loc=self.loc))
+            for region in empty:
+                add(Fill(region, const(0, self.kind), loc=self.loc))
             return buffer
         if not self.is_long:
             add(self.map_into(builder, buffer, masked))

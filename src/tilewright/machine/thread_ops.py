@@ -224,11 +224,11 @@ def nothing(fr: Frame) -> None:
 # ── vectors ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _vector(fr: Frame, tile: TileRegion, count: int) -> tuple[Memory, Where]:
-    """`elements` that are aligned."""
+def _vector(fr: Frame, tile: TileRegion, count: int, aligned: bool = True) -> tuple[Memory, Where]:
+    """`elements`, which are `aligned`."""
     mem, where = elements(fr, tile, count)
     first = where[-1][:, 0]
-    if (first % count).any():
+    if aligned and (first % count).any():
         raise RunError(
             f"a vector of {count} elements of {mem.name} begins at "
             f"{int(first[first % count > 0][0])}, which is no multiple of its length",
@@ -242,15 +242,22 @@ def _touch(fr: Frame, kind: str, mem: Memory, where: Where, value: Array | None 
     fr.touch(kind, mem, where, owners, value=value)
 
 
-@thread_meaning("load_shared", "load_global")
+@thread_meaning("load_shared", "load_global", "load_across")
 def load_vector(op: Intrinsic, to: TileRegion, of: TileRegion, fr: Frame) -> None:
     count = int(op.fields["count"])
-    mem, where = _vector(fr, of, count)
+    mem, where = _vector(fr, of, count, op.name != "load_across")
     _touch(fr, READ, mem, where)
     kind = to.buffer.dtype
     values = np.zeros((fr.lanes[0], count), kind.numpy)
     values[active(fr)] = cast_fn(mem.dtype, kind)(mem.data[where])
     write_registers(fr, to, values)
+
+
+@thread_meaning("fold_pair")
+def fold_pair(op: Intrinsic, to: TileRegion, of: TileRegion, fr: Frame) -> None:
+    fold = {"max": np.maximum, "min": np.minimum}[op.fields["op"]]
+    a, b = (read_registers(fr, each, 2) for each in (to, of))
+    write_registers(fr, to, fold(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype))
 
 
 @thread_meaning("store_shared", "store_global")

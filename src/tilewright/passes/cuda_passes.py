@@ -15,6 +15,7 @@ from tilewright.passes.canonicalize.rules import (
     reduce_by_atomics,
     use_fast_functions,
 )
+from tilewright.passes.canonicalize.split_loops import split_loops
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
 from tilewright.passes.canonicalize.write_in_place import write_in_place
 from tilewright.passes.grid.order_blocks import order_blocks
@@ -94,6 +95,7 @@ SCHEDULE = (
     Pass(insert_syncs, "threads with the same layout need no barrier", Stage.LAID_OUT),
     Pass(reuse_shared, "after all waits, which end lives", Stage.LAID_OUT),
     Pass(unswitch_guards, "after all that see a map as one op: some get two", Stage.LAID_OUT),
+    Pass(split_loops, "after guards are asked once an iteration", Stage.LAID_OUT),
     Pass(part_roles, "other passes see the consumers' code as the block's", Stage.LAID_OUT),
     Pass(apply_ping_pong, "a warpgroup's code is whole, and several get it", Stage.LAID_OUT),
     Pass(order_warpgroups, "every gemm has its place, waits and commits", Stage.LAID_OUT),

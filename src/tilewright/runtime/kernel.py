@@ -172,7 +172,7 @@ class CompiledKernel:
         """Run the kernel on a GPU once in a build whose warps note the clock at their waits and
         ops, and return the measured timeline: `print` draws it beside the modelled one and names
         the largest differences, `save(path)` writes it for Perfetto; `result` is what the call
-        returned. Of four blocks, the first 4095 stamps of each warpgroup count.
+        returned. Of four blocks, the first 4094 stamps of each warpgroup count.
 
         >>> trace = kernel.trace(a, b)                                         # doctest: +SKIP
         >>> print(trace)                                                       # doctest: +SKIP

@@ -100,6 +100,8 @@ def _for(op: For, context: Context) -> None:
     unsaid = op.kind == "pipelined" and op.stages == -1
     if op.stages < 0 and not unsaid:
         context.fail("stages must not be negative", got=op.stages)
+    if op.unroll < 1:
+        context.fail("unroll must be 1 at least", got=op.unroll)
     if op.order is not None and op.stage is not None and len(op.order) != len(op.stage):
         context.fail(
             "order and stage pin the same statements",

@@ -88,7 +88,7 @@ def _guards(nest: Map, ranges: Ranges, loop: For) -> Iterator[Guard]:
     for op, here in scope.walk_body((nest,), ranges):
         for cond, common in _asked(op).items():
             parts = []
-            for part, want in _together(cond, common):
+            for part, want in together(cond, common):
                 resolved = here.resolve(part, loop.var)
                 if resolved is not None:
                     parts.append(Guard(op, part, want, resolved, here))
@@ -122,11 +122,11 @@ def _rank(value: Expr, op: Op) -> int:
     return 2 if value.value == 0 else 1 if isfinite(value.value) else 0
 
 
-def _together(cond: Expr, want: bool) -> list[tuple[Expr, bool]]:
+def together(cond: Expr, want: bool) -> list[tuple[Expr, bool]]:
     """Conditions that are all asked for where `cond` is to be `want`, and what they are to be."""
     match cond:
         case Bin(op, a, b) if op in CONNECTIVES and (CONNECTIVES[op] == "and") is want:
-            return _together(a, want) + _together(b, want)
+            return together(a, want) + together(b, want)
     return [(cond, want)]
 
 
@@ -262,7 +262,7 @@ def _nest(at: Facts, nest: Map, ranges: Ranges, loop: _Loop) -> Body:
     some = _unguarded(nest, always)
     if not gone:
         return some
-    others = loop.outside(free)
+    others = loop.outside(loop.least(free))
     conds = " and ".join(dict.fromkeys(str(guard.cond) for guard in gone))
     loop.said.append(f"{key_of(nest)} asks for {conds} only where {others}")
     # the one with guards keeps its names: other passes have spoken of it
@@ -494,6 +494,16 @@ class _Loop:
         return any(self.ranges.prove(cond, False) is False for cond in ends[""]) or any(
             self.reaches(low, high) for low in ends[">="] for high in ends["<"]
         )
+
+    def least(self, span: Span) -> Span:
+        """`span` without upper bounds that others are surely below."""
+        for cond in span:
+            op, value = self.bound(cond)
+            others = tuple(other for other in span if other is not cond)
+            ends = [end for same, end in map(self.bound, others) if op == same == "<"]
+            if any(self.reaches(value, end) for end in ends):
+                span = others
+        return span
 
     def reaches(self, a: Expr, b: Expr) -> bool:
         """a ≥ b follows from intervals: a proof from all facts takes too long to be asked often."""

@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tilewright.ir.analysis.points import evaluate
 from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import (
     TileAddress,
@@ -73,6 +74,16 @@ class Groups:
         idle = (self.loop.table < 0).reshape(-1, self.count)
         return bool((idle == idle[:, :1]).all())
 
+    def in_row(self, register: Expr, bits: int) -> bool:
+        """Whether each group has consecutive registers from a whole word on. What else registers
+        depend on, unrolled variables, moves them as a whole."""
+        loop = self.loop
+        others = {v: np.int64(0) for v in variables(register) - {loop.var}}
+        found = evaluate(register, {**others, loop.var: np.arange(loop.values)})
+        table = np.broadcast_to(found, (loop.values,)).reshape(-1, self.count)
+        begins = table[:, 0] % max(WORD // bits, 1)
+        return np.array_equal(table, table[:, :1] + np.arange(self.count)) and not begins.any()
+
     def emit(self, body: Body, kind: str = "unroll") -> Body:
         """`body` for every group; what it needs in front."""
         if self.number > 1:
@@ -107,6 +118,7 @@ class Access:
     given: Expr = TRUE  # the condition on which it is wanted, as it was written
     ragged: Ragged | None = None  # where the tensor may end within it; `inside` is then: wanted
     cache: str | None = None  # what caches are told
+    across: bool = False  # it may begin within a vector
 
     def map(self, rule: Callable[..., Expr]) -> Access:
         """The same of a group that `rule(expr, index=…)` puts elsewhere."""
@@ -137,7 +149,7 @@ class Access:
 
     def align(self, low: Lowering) -> Body:
         """What the launch has to check."""
-        if not self.buffer.is_global or self.width == 1:
+        if not self.buffer.is_global or self.width == 1 or self.across:
             return ()
         size = self.width * self.buffer.dtype.bits // 8
         return (Hint("align", low.base(self.buffer)[0], detail=(size,)),)
@@ -169,8 +181,9 @@ class Ragged:
 # ── what lies together ───────────────────────────────────────────────────────────────────────
 
 
-def common_guard(groups: Groups, cond: Expr) -> Expr | None:
-    """What a condition is for a group, where it is the same for all of its values."""
+def common_guard(groups: Groups, cond: Expr) -> tuple[Expr, bool]:
+    """What to ask so that a condition holds for a whole group, and whether it holds for none of it
+    otherwise; FALSE: nobody knows."""
     loop, each = groups.loop, groups.loop.low.var("e")
     wanted = loop.expr(cond)
     ranges = groups.ranges.where(each, 0, groups.count - 1)
@@ -178,8 +191,12 @@ def common_guard(groups: Groups, cond: Expr) -> Expr | None:
     def at(e: Expr, more: Expr) -> Expr:
         return simplify(substitute(e, {loop.var: groups.first + more}), ranges, index=False)
 
-    same = holds_for_all(wanted, at, each, groups.count, ranges)
-    return at(wanted, const(0)) if same else None
+    first = at(wanted, const(0))
+    if holds_for_all(wanted, at, each, groups.count, ranges):
+        return first, True
+    if not is_run(wanted, at, each, ranges):
+        return FALSE, False
+    return logical_and(first, at(wanted, const(groups.count - 1))), False
 
 
 def find_access(
@@ -260,29 +277,47 @@ def find_access(
         if offset is None:
             offset = simplify(swizzle_expr(swizzle, start), ranges)
         return Access(buffer, (offset,), wanted, width, share, named, given)
-    parted = None
+    parted, across = None, False
     # slots that the loop does not visit are left out by whoever emits the access
     with low.restored(ranges.given(logical_and(at(loop.guard(), zero), wanted))):
         if not single:
             lasts = [at(p, each) for p in places]
             if (
                 not places
-                or not vectors_in(low, buffer, width)
                 or any(a is not b for a, b in zip(lasts[:-1], starts[:-1], strict=True))
                 or not _counts(loop, lasts[-1], starts[-1], each // share, ranges)
-                or multiple_of(starts[-1], ranges) % count
             ):
                 return None
-            parted = ragged(low, buffer, starts, count)
-            if parted is not None and not may_end_within(low, buffer):
-                return None
+            begins = multiple_of(starts[-1], ranges)
+            if vectors_in(low, buffer, width) and begins % count == 0:
+                parted = ragged(low, buffer, starts, count)
+                if parted is not None and not may_end_within(low, buffer):
+                    return None
+            else:
+                across = stores is False and count * bits == WIDEST and bits <= 16
+                across = across and low.roots[buffer.name] in low.fixed
+                if not across or (begins * bits) % 64 == 0:
+                    return None
+                parted = _between(low, buffer, starts, count)
         if parted is None:
             wanted = logical_and(wanted, low.within(buffer, starts))
     if cut is not None:
         whole, inside = (TRUE, TRUE) if parted is None else (parted.whole, parted.inside)
         whole, inside = logical_and(cut[0], whole), logical_and(cut[1], inside)
         parted = Ragged(count, whole, inside, const(count))
-    return Access(buffer, starts, wanted, width, share, named, given, parted)
+    found = Access(buffer, starts, wanted, width, share, named, given, parted)
+    return replace(found, across=across)
+
+
+def _between(low: Lowering, buffer: Buffer, starts: Sequence[Expr], count: int) -> Ragged:
+    """A vector that begins anywhere is read from two that do not, which must be in the tensor."""
+
+    def inside(more: Expr) -> Expr:
+        return low.within(buffer, (*starts[:-1], low.simplify(starts[-1] + more)))
+
+    with low.restored(low.ranges.where(ELEMENT, 0, count - 1)):
+        whole = logical_and(inside(const(0)), inside(const(2 * count - 2)))
+        return Ragged(count, whole, inside(ELEMENT), const(count))
 
 
 def _counts(loop: MapLoop, last: Expr, start: Expr, step: Expr, ranges: Ranges) -> bool:
@@ -410,6 +445,7 @@ def move(
     (held, first), memory, inside = registers, low.flat(access.buffer), access.inside
     kind, cache, ragged = memory.dtype, access.cache, access.ragged
     told = f" cache={cache}" if cache and memory.is_global else ""
+    fixed = not store and low.roots[memory.name] in low.fixed
 
     def element(place: tuple[Expr, ...], slot: Expr, cond: Expr) -> Body:
         if store:
@@ -438,8 +474,8 @@ def move(
         piece = low.local("piece", kind, count)
         begin = const(0)
         before = (Alloc(piece),)
-    name = ("store_" if store else "load_") + memory.space.value
-    text = f"type={kind.name} count={access.width}{told}"
+    name = ("store_" if store else "load_") + ("across" if access.across else memory.space.value)
+    text = f"type={kind.name} count={access.width}{told}" + " fixed=1" * fixed
     body: list[Op] = []
     for step in range(0, count, access.width):
         sides = access.where(low, step), Region(piece, (begin + step,), (const(access.width),))
@@ -455,7 +491,8 @@ def move(
         cond = cond if store else logical_and(inside, cond)
         place = (*access.start[:-1], simplify(access.start[-1] + e))
         one = element(place, simplify(first + e), cond)
-        body = [If(ragged.whole, tuple(body), (Hint("rare"), unroll(e, ragged.count, one)))]
+        if ragged.whole is not TRUE:
+            body = [If(ragged.whole, tuple(body), (Hint("rare"), unroll(e, ragged.count, one)))]
     return (*rows, *guarded(inside if store else TRUE, (*before, *body)))
 
 

@@ -14,7 +14,6 @@ from math import gcd, prod
 
 import numpy as np
 
-from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.dtype import dtype
 from tilewright.ir.gather import Gather, gather_of
 from tilewright.ir.layout.query import fit_layout
@@ -81,12 +80,13 @@ def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
         count = 1 if repeats else WIDEST // memory.dtype.bits
         while access is None:
             groups = Groups(loop, var, count)
-            if count == 1 or (groups.are_whole() and _in_row(register, groups, held.dtype.bits)):
+            if count == 1 or (groups.are_whole() and groups.in_row(register, held.dtype.bits)):
                 access = find_access(groups, memory.buffer, place, region=memory)
             count //= 2
         own, inside = loop.guard(), access.inside
         if store:
-            inside, own = logical_and(loop.first_copy(), logical_and(own, inside)), TRUE
+            turn = int(memory.cta) if isinstance(memory.cta, Const) else 0
+            inside, own = logical_and(loop.first_copy(turn), logical_and(own, inside)), TRUE
         elif loop.inside is TRUE:  # otherwise what lies outside the region keeps its value
             inside, own = logical_and(own, inside), TRUE
         access = replace(access, inside=groups.at(inside), cache=op.cache)
@@ -110,17 +110,6 @@ def _remote(low: Lowering, op: Copy, groups: Groups, access: Access, register: E
     if op.barrier is None:
         return Intrinsic("store_cluster", (where, registers), text=f"words={words}")
     return Intrinsic("store_remote", (where, registers, op.barrier), text=f"words={words}")
-
-
-def _in_row(register: Expr, groups: Groups, bits: int) -> bool:
-    """Whether each group has consecutive registers from a whole word on. What else registers
-    depend on, unrolled variables, moves them as a whole."""
-    loop = groups.loop
-    others = {v: np.int64(0) for v in variables(register) - {loop.var}}
-    found = evaluate(register, {**others, loop.var: np.arange(loop.values)})
-    table = np.broadcast_to(found, (loop.values,)).reshape(-1, groups.count)
-    begins = table[:, 0] % max(WORD // bits, 1)
-    return np.array_equal(table, table[:, :1] + np.arange(groups.count)) and not begins.any()
 
 
 def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:

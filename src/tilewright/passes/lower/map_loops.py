@@ -294,8 +294,9 @@ class MapLoop:
                 cond = logical_and(cond, coord < size)
         return cond
 
-    def first_copy(self) -> Expr:
-        """True in one of the threads that hold the same elements."""
+    def first_copy(self, turn: int = 0) -> Expr:
+        """True in one of the threads that hold the same elements: of another warp at each turn,
+        where there are several."""
         flat = self.fragment.table()
         real = np.sort(flat[flat >= 0])
         if self.alone or not (real[1:] == real[:-1]).any():
@@ -307,8 +308,9 @@ class MapLoop:
         inner = 1
         for extent, stride in self.fragment.layout[0].modes():
             if stride == 0 and extent > 1:
-                cond = logical_and(cond, compare("==", thread // inner % extent, 0))
-                chosen &= numbers // inner % extent == 0
+                number = turn * max(1, WARP // inner) % extent
+                cond = logical_and(cond, compare("==", thread // inner % extent, number))
+                chosen &= numbers // inner % extent == number
             inner *= extent
         owners = flat[chosen]
         if not np.array_equal(np.sort(owners[owners >= 0]), distinct(real)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import gcd
 from typing import Any, TypeAlias
@@ -432,30 +432,44 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
             return Load(loaded[key], (slot // found[key].share,), e.loc)
         return map_children(e, swap)
 
-    body: list[Op] = []
     conds = {cond for cond, _ in statements}
     first = next(iter(conds))
     alone = len(conds) == 1 and first is not TRUE and not loads(first)
-    guard = common_guard(groups, first) if alone else None
-    for cond, statement in statements:
-        cond = cond if guard is None else TRUE
-        new: Op = map_exprs(statement, swap)
-        if isinstance(statement, Store) and (key := _place(statement)) in stored:
-            new = Store(stored[key], (slot,), swap(statement.value))
-            # what is not stored may be anything, unless computing it needs the guard
-            rest = [x for x in op_loads(statement) if _place(x) not in loaded]
-            if all(_inside_anyway(loop, x) for x in rest):
-                cond = TRUE
-        body += [located(part, statement.loc) for part in guarded(swap(cond), (new,))]
-    lowered = _body(loop, tuple(body))
+    whole, parts = common_guard(groups, first) if alone else (FALSE, False)
+
+    def lower(asking: bool) -> Body:
+        body: list[Op] = []
+        for cond, statement in statements:
+            new: Op = map_exprs(statement, swap)
+            if isinstance(statement, Store) and (key := _place(statement)) in stored:
+                new = Store(stored[key], (slot,), swap(statement.value))
+                # what is not stored may be anything, unless computing it needs the guard
+                rest = [x for x in op_loads(statement) if _place(x) not in loaded]
+                if all(_inside_anyway(loop, x) for x in rest):
+                    cond = TRUE
+            cond = swap(cond) if asking else TRUE
+            body += [located(part, statement.loc) for part in guarded(cond, (new,))]
+        return _body(loop, tuple(body))
+
+    asking = lower(True)
+    bare = asking if whole is FALSE else lower(False)
+    fold = _fold(groups, statements, loaded, (slot, each))
 
     def work(first: Expr) -> Body:
         at = simplify(first + each, low.ranges)
-        ops = (unroll(each, count, substitute_vars(lowered, {loop.var: at})),)
-        if guard is None:
+
+        def by_one(body: Body) -> Body:
+            return (unroll(each, count, substitute_vars(body, {loop.var: at})),)
+
+        in_pairs = fold is not None and (whole is not FALSE or conds == {TRUE})
+        ops = fold(first) if fold is not None and in_pairs else by_one(bare)
+        if whole is FALSE or (asking == bare and not parts):
             return ops
         number = simplify(first // count, low.ranges)
-        return guarded(simplify(substitute(guard, {groups.var: number}), index=False), ops)
+        cond = simplify(substitute(whole, {groups.var: number}), index=False)
+        if parts:
+            return guarded(cond, ops)
+        return (If(cond, ops, (Hint("rare"), *rename_unique(by_one(asking), low.names))),)
 
     memory = all(b.space in MEMORY for _, s in statements for b, _ in touched_within(s))
     return batched(
@@ -466,6 +480,38 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
         MOST_UNROLLED if memory else groups.number,
         (turn, work),
     )
+
+
+def _fold(
+    groups: Groups, statements: Statements, loaded: Mapping[Place, Buffer], slot: tuple[Expr, Var]
+) -> Callable[[Expr], Body] | None:
+    """Maxima of 16 bits, two at a time, where that is all that happens to what was loaded."""
+    loop, low = groups.loop, groups.loop.low
+    match statements:
+        case [
+            (_, Store(held, place, Call("max_nan" | "min_nan" as name, (Load() as a, Load() as b))))
+        ]:
+            if _place(a) != (held, place) or _place(b) not in loaded or held.dtype.bits != 16:
+                return None
+        case _:
+            return None
+    register = loop.register(held, place)
+    if loaded[_place(b)].dtype != held.dtype or not groups.in_row(register, held.dtype.bits):
+        return None
+    pair, two = low.var("e"), const(2)
+
+    def fold(first: Expr) -> Body:
+        to, of = (
+            Region(buffer, (simplify(substitute(at, {var: begin + pair * 2}), low.ranges),), (two,))
+            for buffer, at, var, begin in (
+                (low.flat(held), register, loop.var, first),
+                (loaded[_place(b)], *slot, const(0)),
+            )
+        )
+        text = f"op={name[:3]}"
+        return (unroll(pair, groups.count // 2, (Intrinsic("fold_pair", (to, of), text=text),)),)
+
+    return fold
 
 
 def _inside_anyway(loop: MapLoop, load: Load) -> bool:

@@ -2,17 +2,24 @@
 comes to, and its clock.
 
 A stamp begins the time of an op, and the next one ends it; number 0 ends an op after which nothing
-is stamped. The assembler moves nothing across a clock, so ops that threads compute one after the
-other share a stamp: apart they would take more registers and longer.
+is stamped. The assembler moves nothing across a clock, so there are few of them:
 
-Stamps are hints, which change no result and no other pass minds: `stamps` chooses the thread,
-`stamp` notes a number. They go to a scratch tensor, `SLOTS` for each warp of `BLOCKS` blocks
-(`begin_stamps` in threads.cuh).
+- Ops that threads compute one after the other share a stamp, and so do the products of a line of
+  the text and the waits for products after them.
+- The stamp of the op after a wait comes right after the wait: signals to others are sent under it.
+- Barriers are tested first. A warp stamps before and after a wait only where the test fails, when
+  it has nothing else to do, and then goes on with the op that it was at.
+- Clocks stay in registers until threads compute: stores fit between their instructions.
+
+Stamps are hints, which change no result and no other pass minds. `stamps` chooses the thread,
+`clock` reads the clock, `stamp` stores one or two clocks with their numbers, and `stamp_wait` says
+the number of the wait that follows. They go to a scratch tensor, `SLOTS` for each warp of `BLOCKS`
+blocks (`begin_stamps` in threads.cuh).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
@@ -21,7 +28,9 @@ from tilewright.passes.core import *
 from tilewright.passes.lower.lowering import ENGINE_ATOMS
 
 BLOCKS, SLOTS = 4, 4096  # that are traced, evenly over the grid; stamps of a warp of theirs
+CLOCKS = 4  # that a thread holds at most
 END = 0  # of an op
+BACK = 0xFFFFFFFF  # to the op before a wait at a barrier
 
 _WORK = (Copy, Gemm, Map, Reduce, Scan, Fill, Relayout, Atomic, Intrinsic)
 _SILENT = (Alloc, Hint, Let)
@@ -45,6 +54,13 @@ def waits(op: Op) -> bool:
     return isinstance(op, (Wait, WaitGroup)) or (isinstance(op, Turn) and op.edge == "begin")
 
 
+def is_product(op: Op) -> bool:
+    """Whether threads issue products or wait for them."""
+    if isinstance(op, WaitGroup):
+        return op.unit == "wgmma"
+    return isinstance(op, Gemm) and op.atom == "wgmma"
+
+
 def computes(op: Op) -> bool:
     """Whether an op is done by threads alone, which wait for nobody else."""
     if isinstance(op, (For, If)):
@@ -59,7 +75,9 @@ def computes(op: Op) -> bool:
 
 
 def is_stamped(op: Op) -> bool:
-    """Whether an op has a stamp, or shares one."""
+    """Whether an op always has a stamp, or shares one."""
+    if isinstance(op, Wait):
+        return False
     return waits(op) or computes(op) or isinstance(op, (Copy, Gemm))
 
 
@@ -73,41 +91,70 @@ class Plan:
     sites: list[list[Op]] = field(default_factory=list)
     first: dict[int, int] = field(default_factory=dict)
 
-    def stamp(self, op: Op) -> Hint:
+    def site(self, op: Op) -> int:
+        """The number of a stamp of its own."""
         self.sites.append([op])
-        return Hint("stamp", self.stamps, detail=(len(self.sites),), loc=op.loc)
+        return len(self.sites)
+
+    def hint(self, name: str, *detail: int) -> Hint:
+        return Hint(name, self.stamps, detail=detail)
 
     def begin(self, first: int, warps: int, loc: Loc | None) -> Hint:
         return Hint("stamps", self.stamps, detail=(BLOCKS, first, gcd(GROUP, warps)), loc=loc)
 
     def body(self, body: Body, loop: Op | None = None) -> Body:
         """`body` with its stamps; of a `loop`, the next iteration ends the last op."""
-        return tuple(self._body(body, loop))
+        out: list[Op] = []
+        held: list[int] = []  # numbers of stamps whose clocks are not stored yet
+        shared: list[Op] = []  # ops of the last stamp, which the next op may join
+        place: int | None = None  # of the next stamp, where that is not right before its op
+        if loop is not None:
+            place = next((n for n, op in enumerate(body) if not isinstance(op, _SILENT)), 0)
 
-    def _body(self, body: Body, loop: Op | None) -> Iterator[Op]:
-        last: Op | None = None  # that is stamped, or holds such ones
-        begun = False
+        def clock(site: int) -> Hint:
+            held.append(site)
+            return self.hint("clock", len(held) - 1)
+
+        def stored() -> list[Hint]:
+            flat = [part for pair in zip(held, range(CLOCKS), strict=False) for part in pair]
+            held.clear()
+            return [self.hint("stamp", *flat[n : n + 4]) for n in range(0, len(flat), 4)]
+
         for op in body:
-            if loop is not None and not begun and not isinstance(op, _SILENT):
-                begun, self.first[id(loop)] = True, len(self.sites) + 1
-                if not is_stamped(op):
-                    yield self.stamp(loop)
-            stamped = is_stamped(op)
-            if stamped and last is not None and self.joins(op, last):
-                self.sites[-1].append(op)
-            elif stamped:
-                yield self.stamp(op)
-            elif any(map(is_stamped, walk_ops(op))):
-                op = self.inside(op)
-                stamped = True
-            yield op
-            last = op if stamped else last
-        if last is not None and loop is None:
-            yield Hint("stamp", self.stamps, detail=(END,), loc=last.loc)
+            stamped, holds = is_stamped(op), any(map(is_stamped, walk_ops(op)))
+            begins = loop is not None and id(loop) not in self.first
+            if stamped and shared and self.joins(op, shared):
+                shared.append(op)
+            elif stamped or (holds and begins):
+                at = len(out) if place is None else place
+                number = self.site(op if stamped or loop is None else loop)
+                shared, made = self.sites[-1], [clock(number)]
+                full = len(held) == CLOCKS
+                out[at:at] = [*made, *stored()] if full or computes(op) else made
+                if begins:
+                    self.first[id(loop)] = number
+            if isinstance(op, Wait):
+                out.append(self.hint("stamp_wait", self.site(op)))
+                shared = shared if all(map(is_product, shared)) else []
+            elif not stamped:
+                if held and (holds or any(walk_ops(op, Break, Continue))):
+                    out += stored()
+                    place = None
+                op = self.inside(op) if holds or any(walk_ops(op, Wait)) else op
+                shared = [] if holds else shared
+            out.append(op)
+            if holds:
+                place = len(out) if waits(op) else None
+        if loop is None and any(map(is_stamped, walk_ops(body))):
+            out.append(clock(END))
+        return (*out, *stored())
 
-    def joins(self, op: Op, last: Op) -> bool:
-        """Whether an op shares the stamp of the one before; not where threads meet in it."""
-        return computes(last) and computes(op) and not meets_inside(op, self.threads)
+    def joins(self, op: Op, shared: Sequence[Op]) -> bool:
+        """Whether an op shares a stamp with those before it; not where threads meet in it."""
+        if is_product(op):
+            same = isinstance(op, WaitGroup) or op.loc == shared[0].loc
+            return same and is_product(shared[-1])
+        return computes(shared[-1]) and computes(op) and not meets_inside(op, self.threads)
 
     def inside(self, op: Op) -> Op:
         """A branch or loop with stamps."""

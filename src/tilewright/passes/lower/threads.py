@@ -239,7 +239,7 @@ def _alloc(low: Lowering, op: Alloc) -> Iterable[Op]:
 def _hint(low: Lowering, op: Hint) -> Iterable[Op]:
     if op.name == "stamps":  # of one thread, where no other one comes here
         yield rebuild(op, detail=(*op.detail, int(low.instance.solo)))
-    elif op.name in ("assume", "min_blocks", "stamp"):
+    elif op.name in ("assume", "min_blocks", "clock", "stamp", "stamp_wait"):
         yield op
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from itertools import product
 from math import prod
 from typing import TypeGuard
 
+from tilewright.ir.analysis.accesses import accesses_of, apart
 from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes, is_row
 from tilewright.passes.overlap.prefetchable import Ahead
@@ -99,7 +101,7 @@ class SingleCopies:
         """Loads of single tiles: each run of them on one barrier, waited for before the next op
         that uses one of the tiles."""
         found: list[Op] = []
-        waiting: list[tuple[set[str], list[Op]]] = []
+        waiting: list[tuple[list[Copy], list[Op]]] = []
         run: list[Copy] = []
         body, moved = self.early(body) if looped else (body, set())
 
@@ -107,10 +109,9 @@ class SingleCopies:
             if not run:
                 return
             first = run[0].dst.buffer.name
-            names = {c.dst.buffer.name for c in run}
             if run[0].atom == CP_ASYNC:
                 found.extend([*run, Commit(CP_ASYNC)])
-                waiting.append((names, [WaitGroup(CP_ASYNC, 0)]))
+                waiting.append(([*run], [WaitGroup(CP_ASYNC, 0)]))
                 run.clear()
                 return
             barrier = element(self.barrier(f"{first}_full", 1), 0)
@@ -122,12 +123,12 @@ class SingleCopies:
                 counter = self.counter(f"{first}_turn")
                 turn = Load(counter, ())
                 wait = [Wait(barrier, turn % 2), Store(counter, (), turn + 1)]
-            waiting.append((names, wait))
+            waiting.append(([*run], wait))
             run.clear()
 
-        def settle(names: set[str] | None) -> None:
+        def settle(op: Op | None) -> None:
             for item in list(waiting):
-                if names is None or item[0] & names:
+                if op is None or any(_uses(op, load) for load in item[0]):
                     found.extend(item[1])
                     waiting.remove(item)
 
@@ -137,7 +138,7 @@ class SingleCopies:
             if not joins or used & {c.dst.buffer.name for c in run}:
                 issue()
             everything = leaves_early((op,)) or any(self.gives(o) for o in walk_ops(op))
-            settle(None if everything else used)
+            settle(None if everything else op)
             if _is_load(op):
                 run.append(op)
             else:
@@ -178,6 +179,15 @@ class SingleCopies:
 def _is_load(op: Op) -> TypeGuard[Copy]:
     """A load by the engine that has no barrier yet, or by `cp.async`."""
     return isinstance(op, Copy) and op.atom in (BULK, CP_ASYNC) and op.barrier is None
+
+
+def _uses(op: Op, load: Copy) -> bool:
+    """Whether `op` touches what `load` brings; what fills the rest of a tile does not."""
+    tile = load.dst.buffer.name
+    if tile not in mentioned(op) or not isinstance(op, Fill):
+        return tile in mentioned(op)
+    boxes = [[box for b, _, _, box, *_ in accesses_of(x) if b.name == tile] for x in (op, load)]
+    return not all(a and b and apart(a, b) for a, b in product(*boxes))
 
 
 def _meets_others(op: Op) -> bool:

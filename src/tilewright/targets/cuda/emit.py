@@ -118,9 +118,7 @@ class _Writer:
         self.warp: str | None = None
         self.role: Role | None = None
         self.first = False  # in a branch that thread 0 takes alone
-        loops = [*walk_ops(self.kernel, For)]
-        self.unrolled = {op.var for op in loops if op.kind == "unroll"}
-        self.counted = {op.var for op in loops} - self.unrolled
+        self.stamped_wait = ""  # the call that the next wait begins with, in a traced build
         for op in self.hints("tensor_map"):
             assert op.buffer is not None
             said = MapHint.of(op)
@@ -170,6 +168,11 @@ class _Writer:
         """The variable that says where a thread's next stamp goes; no name of the IR is like it."""
         return self.names.of("stamps at")
 
+    @cached_property
+    def clocks(self) -> str:
+        """The clocks of stamps that are not stored yet."""
+        return self.names.of("stamps clocks")
+
     def function(self) -> str:
         threads = prod(self.kernel.threads)
         params = ",\n    ".join(self.param(p) for p in self.params)
@@ -199,7 +202,8 @@ class _Writer:
         if rank is not None and rank in self.used:
             self.line(f"const int {self.names.of(rank.name)} = tw::cluster_rank();")
         if self.hints("stamps"):
-            self.line(f"uint32_t {self.stamps_at} = 0;")
+            count = 1 + max((int(op.detail[0]) for op in self.hints("clock")), default=0)
+            self.line(f"uint32_t {self.stamps_at} = 0, {self.clocks}[{count}];")
         self.body(self.kernel.body)
         self.lines.append("}")
         return "\n".join(self.lines) + "\n"
@@ -291,24 +295,11 @@ class _Writer:
             if stride is None or stride == "1":
                 terms.append(self.expr(index, index=True, beside="+"))
                 continue
-            index, offset = self.apart(index, stride)
+            index, offset = self.spans.apart(index, stride)
             terms.append(f"{wide}({self.expr(index, index=True)}) * ({stride})")
             if offset is not None:
                 terms.append(f"({self.expr(offset, index=True)}) * {stride}")
         return " + ".join(terms) or "0"
-
-    def apart(self, index: Expr, stride: str) -> tuple[Expr, Expr | None]:
-        """`index`, which a loop counts up, less what unrolled loops add to it, and that: a constant
-        of the address. Inside the product of 64 bits, the compiler would count up an address for
-        each of their iterations."""
-        match index:
-            case Bin("+", a, b) if stride.isdecimal() and {*variables(a)} & self.counted:
-                rest, offset = self.apart(a, stride)
-                span, names = self.spans.of(b), {*variables(b)}
-                fits = span.lo >= 0 < span.hi * int(stride) <= limits(INT32).hi // 2
-                if names and names <= self.unrolled and fits and not loads(b):
-                    return rest, b if offset is None else offset + b
-        return index, None
 
     def product(self, sizes: tuple[Expr, ...]) -> str | None:
         """The product of sizes, of 64 bits where 32 may be too few."""
@@ -385,8 +376,14 @@ class _Writer:
         return (number,) if barrier is None else (number, self.names.of(barrier.name))
 
     def wait(self, verb: str, op: Op, barrier: Region, phase: Expr) -> str:
-        more = self.site(op, barrier.buffer)
-        return f"tw::{verb}({', '.join([self.operand(barrier), self.expr(phase), *more])})"
+        args = [self.operand(barrier), self.expr(phase), *self.site(op, barrier.buffer)]
+        if self.stamped_wait:
+            stamped = f"tw::{self.stamped_wait}, {', '.join(args)})"
+            self.stamped_wait = ""
+            if verb == "wait":
+                return stamped
+            self.line(f"{stamped};")
+        return f"tw::{verb}({', '.join(args)})"
 
 
 def _bytes(buffer: Buffer) -> int:
@@ -411,7 +408,7 @@ def _for(w: _Writer, op: For) -> None:
         w.line(f"const {kind} {bound} = {stop};", op.loc)
         stop = bound
     whole = op.kind == "unroll" and not (len(values_of(op) or ()) > FEW and _walks_memory(op))
-    w.line("#pragma unroll" if whole else "#pragma unroll 1")
+    w.line("#pragma unroll" if whole else f"#pragma unroll {op.unroll}")
     step, by = w.expr(op.step), w.spans.of(op.step)
     advance = f"++{var}" if by == single(1) else f"{var} += {step}"
     most = limits(op.var.dtype).hi
@@ -510,7 +507,9 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> str | None:
     fields: dict[str, Any] = {"mask": "~0u", "width": op.width or 32, **op.fields}
     if fields.get("type") == "bool":
         fields["type"] = "boolean"
-    fields["kept"] = f", tw::{fields['cache']}" if "cache" in fields else ""
+    kept = [f"tw::{fields.get('cache', 'normal')}"] if {"cache", "fixed"} & fields.keys() else []
+    kept += ["true"] if "fixed" in fields else []
+    fields["kept"] = "".join(f", {each}" for each in kept)
     if fields["mask"] == "active":
         fields["mask"] = "__activemask()"
     if record.define is not None:
@@ -545,15 +544,20 @@ _SHUFFLED = (
 
 def _hint(w: _Writer, op: Hint) -> str | None:
     """Stamps are code, all else is said elsewhere."""
-    if op.name not in ("stamp", "stamps"):
+    if op.name not in ("clock", "stamp", "stamp_wait", "stamps"):
         return None
     assert op.buffer is not None
-    slots = op.buffer.static_shape[1]
+    slots, detail = op.buffer.static_shape[1], op.detail
     to = f"{w.names.of(op.buffer.name)}, {w.stamps_at}"
+    if op.name == "clock":
+        return f"{w.clocks}[{detail[0]}] = tw::clock()"
     if op.name == "stamp":
-        return f"tw::stamp<{slots}>({to}, {op.detail[0]})"
-    chosen = ", ".join(map(str, op.detail))
-    return f"tw::begin_stamps<{slots}, {chosen}>({to})"
+        pairs = [f"{n}, {w.clocks}[{c}]" for n, c in zip(*[iter(detail)] * 2, strict=True)]
+        return f"tw::stamp<{slots}>({', '.join([to, *pairs])})"
+    if op.name == "stamp_wait":
+        w.stamped_wait = f"wait<{slots}>({to}, {detail[0]}"
+        return None
+    return f"tw::begin_stamps<{slots}, {', '.join(map(str, detail))}>({to})"
 
 
 def _view(w: _Writer, op: View) -> str:

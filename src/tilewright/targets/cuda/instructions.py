@@ -297,6 +297,8 @@ INSTRUCTIONS: dict[str, Instruction] = {
         Instruction("store_packed", "*reinterpret_cast<uint32_t*>({0}) = {1}"),
         Instruction("load_shared", "tw::load_shared<tw::{type}, {count}>({0}, {1})"),
         Instruction("store_shared", "tw::store_shared<tw::{type}, {count}>({0}, {1})"),
+        Instruction("fold_pair", "tw::{op}_pair({0}, {1})"),
+        Instruction("load_across", "tw::load_across<tw::{type}>({0}, {1})"),
         Instruction("load_global", "tw::load_global<tw::{type}, {count}{kept}>({0}, {1})"),
         Instruction("store_global", "tw::store_global<tw::{type}, {count}{kept}>({0}, {1})"),
         Instruction("store_cluster", "tw::store_cluster<{words}>({0}, {1})"),

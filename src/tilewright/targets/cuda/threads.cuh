@@ -306,32 +306,41 @@ TW_DEVICE auto from_lane_0(F get) {
 // ── stamps ──────────────────────────────────────────────────────────────────────────────────
 
 // Of traced builds (`stamp_ops`). A warp of a traced block has a section of `Slots` pairs of words:
-// the first is when and where it began, in nanoseconds; from the last one down, number and clock of
-// each stamp. `at` is the next one's place, in bytes; 0 in threads that note nothing, and the start
-// of a section that is full. Straight code: matrix instructions may be under way.
+// the first is when and where it began, in nanoseconds; from the last two down, two at a time,
+// number and clock of each stamp. `at` is the place of the next two, in bytes; 0 in threads that
+// note nothing, and the start of a section that is full. Straight code: matrix instructions may be
+// under way.
 template <int Slots, int Blocks, int First, int Group, int Solo>
 TW_DEVICE void begin_stamps(uint32_t* stamps, uint32_t& at) {
   const uint32_t blocks = gridDim.x * gridDim.y * gridDim.z, step = (blocks + Blocks - 1) / Blocks;
   const uint32_t block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   const uint32_t warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
   const bool chosen = (Solo || threadIdx.x % 32 == 0) && (warp - First) % Group == 0;
-  if (at != 0 || block % step != 0 || !chosen) return;
-  const uint32_t section = (block / step * warps + warp + 1) * Slots;
+  uint32_t index = 0;  // among traced blocks; a division would take longer
+  while (index < Blocks && block != index * step) ++index;
+  if (at != 0 || index == Blocks || !chosen) return;
+  const uint32_t section = (index * warps + warp + 1) * Slots;
   uint32_t time, sm;
   asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(time));
   asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(stamps + 2 * section), "r"(time), "r"(sm));
-  at = 8 * (section + Slots - 1);
+  at = 8 * (section + Slots - 2);
 }
+TW_DEVICE uint32_t clock() {
+  uint32_t now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+  return now;
+}
+constexpr uint32_t unwritten = 0xCDCDCDCD;  // as memory is before
 template <int Slots>
-TW_DEVICE void stamp(uint32_t* stamps, uint32_t& at, uint32_t site) {
-  uint32_t clock;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
+TW_DEVICE void stamp(uint32_t* stamps, uint32_t& at, uint32_t site, uint32_t clock,
+                     uint32_t next = unwritten, uint32_t then = 0) {
   asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %4, 0;\n @p st.global.v2.b32 [%1], {%2, %3};\n"
-      " @p add.u32 %0, %0, -8;\n}"
+      "{\n .reg .pred p;\n setp.ne.b32 p, %6, 0;\n @p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n"
+      " @p add.u32 %0, %0, -16;\n}"
       : "+r"(at)
-      : "l"(reinterpret_cast<char*>(stamps) + at), "r"(site), "r"(clock), "r"(at % (8 * Slots)));
+      : "l"(reinterpret_cast<char*>(stamps) + at), "r"(site), "r"(clock), "r"(next), "r"(then),
+        "r"(at % (8 * Slots)));
 }
 
 }  // namespace tw

@@ -103,6 +103,24 @@ TW_DEVICE void wait_cluster_shared(uint32_t barrier, uint32_t parity) {
   acquire_shared();
 }
 
+// Of traced builds: a warp that does not wait stamps nothing.
+template <int Slots>
+TW_DEVICE void wait(uint32_t* stamps, uint32_t& at, uint32_t site, uint32_t barrier,
+                    uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.b32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  if (done != 0) return;
+  const uint32_t since = clock();
+  wait(barrier, parity);
+  stamp<Slots>(stamps, at, site, since, ~0u, clock());
+}
+
 #ifdef TW_DIAGNOSTIC
 // Where warps stand, one record per warp slot of the GPU, in memory of the host: a trap takes the
 // device's with it, and the host looks while threads stand where nothing can be bounded. Times are
@@ -364,6 +382,7 @@ TW_DEVICE void store_shared(uint32_t to, const From* from) {
   else                                                                                            \
     asm volatile("ld.global" HOW ".u8 %0, [%1]" POLICY(2) ";"                                     \
                  : "=r"(w[0]) : "l"(from) __VA_ARGS__ : "memory")
+#define TW_LOAD_FIXED(HOW, POLICY, ...) TW_LOAD_GLOBAL(".nc" HOW, POLICY, __VA_ARGS__)
 #define TW_STORE_GLOBAL(HOW, POLICY, ...)                                                         \
   if constexpr (Bytes == 16)                                                                      \
     asm volatile("st.global" HOW ".v4.b32 [%0], {%1, %2, %3, %4}" POLICY(5) ";" ::"l"(to),        \
@@ -394,16 +413,21 @@ TW_DEVICE void store_shared(uint32_t to, const From* from) {
 
 // Vectors of whole words, or one element of less as it is. The access is written out here: in a
 // function of its own, what several of them have in common is computed for each.
-template <class From, int Count, Policy Kept = normal, class To>
+// `Fixed`: of what nobody writes while the kernel runs. The assembler moves such loads before stores.
+template <class From, int Count, Policy Kept = normal, bool Fixed = false, class To>
 TW_DEVICE void load_global(To* to, const From* from) {
   if constexpr (sizeof(From) == 8) {
-    load_global<uint32_t, 2 * Count, Kept>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
+    load_global<uint32_t, 2 * Count, Kept, Fixed>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
     return;
   } else {
   constexpr int Bytes = Count * sizeof(From), per = Elements<From>::per_word;
   constexpr int words = Count / per + (Count < per);
   uint32_t w[words];
-  TW_TOLD(TW_LOAD_GLOBAL)
+  if constexpr (Fixed) {
+    TW_TOLD(TW_LOAD_FIXED)
+  } else {
+    TW_TOLD(TW_LOAD_GLOBAL)
+  }
   if constexpr (Bytes < 4) {
     static_assert(Count == 1 && sizeof(To) == sizeof(From), "an element as it is");
     if constexpr (Bytes == 2) *reinterpret_cast<uint16_t*>(to) = uint16_t(w[0]);
@@ -415,6 +439,35 @@ TW_DEVICE void load_global(To* to, const From* from) {
   }
   }
 }
+// 16 bytes that begin anywhere, of what nobody writes while the kernel runs: they lie in two vectors.
+template <class From, class To>
+TW_DEVICE void load_across(To* to, const From* from) {
+  const uint64_t at = reinterpret_cast<uint64_t>(from);
+  const uint32_t* first = reinterpret_cast<const uint32_t*>(at & ~uint64_t(15));
+  uint32_t w[8];
+  load_global<uint32_t, 4, normal, true>(w, first);
+  load_global<uint32_t, 4, normal, true>(w + 4, at & 15 ? first + 4 : first);
+#pragma unroll
+  for (int i = 0; i < 6; ++i) w[i] = at & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) w[i] = at & 4 ? w[i + 1] : w[i];
+  constexpr int per = Elements<From>::per_word;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    Elements<From>::unpack(to + i * per, __funnelshift_r(w[i], w[i + 1], (at & 3) * 8));
+}
+// Elements of 16 bits in registers, two at a time; NaN stays.
+#define TW_PAIR(OP, T, KIND)                                                                      \
+  TW_DEVICE void OP##_pair(T* to, const T* from) {                                                \
+    uint32_t r;                                                                                   \
+    asm(#OP ".NaN." KIND "x2 %0, %1, %2;"                                                         \
+        : "=r"(r) : "r"(Elements<T>::pack(to)), "r"(Elements<T>::pack(from)));                    \
+    Elements<T>::unpack(to, r);                                                                   \
+  }
+TW_PAIR(max, bfloat16, "bf16")
+TW_PAIR(min, bfloat16, "bf16")
+TW_PAIR(max, float16, "f16")
+TW_PAIR(min, float16, "f16")
 template <class To, int Count, Policy Kept = normal, class From>
 TW_DEVICE void store_global(To* to, const From* from) {
   if constexpr (sizeof(To) == 8) {
