@@ -164,7 +164,7 @@ def _totals(values: list[Value], op: Any, at: int, is_tuple: bool) -> list[Buffe
     done = values[0].scans.get((op, at))
     if done is None or done.op.reverse or not done.is_of(values):
         done = _emitted(values, op, at, False, is_tuple, total=True)
-    return done.totals()  # type: ignore[no-any-return]
+    return done.totals()
 
 
 def _scanned_values(x: Any, op: Any) -> list[Value]:

@@ -36,7 +36,7 @@ HELD = 64  # bytes of rows that a thread holds in registers
 SLOTS = 512  # bytes of a block for what warps and blocks tell each other
 RESIDENT = 3  # blocks of a multiprocessor that hide each other's latencies
 KEPT = 3  # values of a plain scan: what is loaded, it in a wider type, the result
-LINE = 128  # bytes of memory that a warp loads at once
+LINE, SECTOR = 128, 32  # bytes of memory that a warp loads at once, and that move together
 FEWEST = 4  # warps of a block
 MOST_SCANNED = 32768  # elements of a line that the registers of a block hold
 UNKNOWN = 1 << 20  # lines, or elements of one, where nothing says how many
@@ -224,12 +224,14 @@ class Lines:
 
 @dataclass(frozen=True)
 class Form:
-    """Threads of a block, its lines along `across`, the elements of a step, and `Split.align`."""
+    """Threads of a block, its lines along `across`, the elements of a step, `Split.align`, and the
+    blocks of a multiprocessor that have to be there at once."""
 
     threads: int
     width: int
     step: int
     align: int = 1
+    blocks: int = 1
 
 
 def _lines(builder: Builder, kernel: int) -> Lines | None:
@@ -283,12 +285,8 @@ def _choose_lines(builder: Builder, kernel: int, lines: Lines, found: Sizes) -> 
         found.tiles[tile] = form.width if lines.across and key == lines.across.key else 1
     found.threads[kernel] = form.threads
     kept = sum(along.key in {a.key for a in axes} for axes in builder.footprints)
-    if target.schedule.threads == "auto" and lines.arrays == 1 and kept <= KEPT:
-        elements = form.step * form.width * fixed / form.threads
-        taken = 18 + 0.9 * elements * (1 + lines.column / 4)
-        room = chip.registers // int(form.threads * taken)
-        most = min(chip.threads_per_sm // form.threads, chip.blocks_per_sm)
-        found.blocks[kernel] = max(1, min(room, most))
+    if form.blocks > 1 and lines.arrays == 1 and kept <= KEPT:
+        found.blocks[kernel] = form.blocks
     if not is_whole:
         found.tiles[name] = form.step
         if form.align > 1:
@@ -319,10 +317,15 @@ def _row_form(
     room = max(2 * FEWEST * WARP, most // ceil(count / chip.multiprocessors))
     threads = min(_power(total * fixed * lines.column // HELD), _power(room))
     threads = pinned if isinstance(pinned, int) else max(FEWEST * WARP, threads)
-    one = max(threads // fixed, 1) * (VECTOR // lines.widest)
+    one = max(threads // fixed, 1) * min(vector, 2 * VECTOR // lines.widest)
     total += (vector - 1) * ragged
-    steps = max(1, round(total * fixed / (threads * _held(lines, threads))))
-    return Form(threads, 1, ceil(total / steps / one) * one, vector if ragged else 1)
+    held = threads * _held(lines, threads) // fixed
+    forms = [one * k for k in range(1, 1 + max(1, held * 5 // 4 // one))]
+    # a step takes as long as loading half of it, besides
+    step = min(forms, key=lambda step: (ceil(total / step) * (step + held // 2), -step))
+    taken = 20 * threads + step * fixed * (1 + lines.column / 4)  # registers
+    blocks = max(1, int(chip.registers // taken)) if pinned == "auto" else 1
+    return Form(threads, 1, step, vector if ragged else 1, blocks)
 
 
 def _column_form(
@@ -337,10 +340,10 @@ def _column_form(
     others, resident = max(1, count // length), most // WARP // FEWEST
     while ceil(length / width) * others > resident * chip.multiprocessors and width < length:
         width *= 2
-    while (
-        4 * ceil(length / width) * others < 3 * chip.multiprocessors
-        and width > VECTOR // lines.widest
-    ):
+    while (size := width * lines.widest) > VECTOR:
+        least = (1.5 if size > SECTOR else 0.75) * chip.multiprocessors
+        if ceil(length / width) * others >= least:
+            break
         width //= 2
     blocks = ceil(ceil(length / width) * others / chip.multiprocessors)
     warps = min(max(most // WARP // blocks, FEWEST), most // WARP)
@@ -348,7 +351,8 @@ def _column_form(
     held = _held(lines, threads)
     if threads * held > total * width * fixed and not isinstance(pinned, int):
         threads = max(1, ceil(total * width * fixed / held / WARP)) * WARP
-    return Form(threads, width, max(1, threads * held // (width * fixed)))
+    fits = blocks * threads <= most and not isinstance(pinned, int)
+    return Form(threads, width, max(1, threads * held // (width * fixed)), 1, blocks if fits else 1)
 
 
 def _held(lines: Lines, threads: int) -> int:
