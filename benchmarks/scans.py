@@ -4,9 +4,8 @@
     python benchmarks/scans.py --seed 7 --count 3 --only cumsum
 
 32768×32768 and `--count` sizes that the seed draws, float32 and bfloat16. Contenders: our kernels
-with nothing chosen, and at a few tiles (rows × columns / threads) and stages of loads; a plain copy;
-PyTorch, also compiled.
-The bar is 0.85 of the copy's speed.
+with nothing chosen, and at a few tiles (rows × columns / threads) and stages of loads; a plain
+copy; PyTorch, also compiled. The bar is 0.85 of the copy's speed.
 """
 
 from __future__ import annotations
