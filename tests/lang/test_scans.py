@@ -132,6 +132,121 @@ def test_operators(target, dim, reverse):
 
 
 @tw.jit
+def whole_rows(X, reverse: bool):
+    """A scan, one by a function, a total and a maximum of whole rows."""
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), "float32")
+    sums = T.empty((M, N), "float32")
+    mixed = T.empty((M, N), "float32")
+    last = T.empty((M,), "float32")
+    for r in T.tile(M):
+        x = T.load(X[r, :])
+        then = lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1])
+        _, h = T.scan((x * 0.5, x), then, dim=1, reverse=reverse)
+        _, last[r] = T.reduce((x * 0.5, x), then, dim=1)
+        sums[r, :] = T.cumsum(x, dim=1, reverse=reverse)
+        mixed[r, :] = h - T.scan(x, "max", dim=1) + T.sum(x, dim=1)[:, None]
+    return sums, mixed, last
+
+
+@each_target
+@pytest.mark.parametrize("columns, reverse", [(500, False), (501, True), (501, False)])
+def test_whole_rows_go_in_pieces(target, columns, reverse):
+    x = np.clip(drawn(2, columns), -1, 1)
+    sums, mixed, last = run(whole_rows, target, {"N": 128}, x, threads=64, reverse=reverse)
+    way = slice(None, None, -1 if reverse else 1)
+    near(sums, x.astype(np.float64)[:, way].cumsum(1)[:, way], 1e-3)
+    state = np.empty((2, 2, columns))  # forwards, and in the order of the scan
+    for each, lines in zip(state, (x, x[:, way]), strict=True):
+        h = 0
+        for k in range(columns):
+            each[:, k] = h = 0.5 * lines[:, k] * h + lines[:, k]
+    top, total = np.maximum.accumulate(x, 1), x.sum(1, keepdims=True, dtype=np.float64)
+    near(mixed, state[1][:, way] - top + total, 1e-3)
+    near(last, state[0][:, -1])
+
+
+@pytest.mark.parametrize("target", ["interp", "cpu"])
+def test_rows_that_no_block_holds(target):
+    @tw.jit
+    def columns(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "int32")
+        Y = T.empty((M, N), "int32")
+        for n in T.tile(N):
+            Y[:, n] = T.cumsum(X[:, n], dim=0)
+        return Y
+
+    @tw.jit
+    def rows(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "int32")
+        Y = T.empty((M, N), "int32")
+        for r in T.tile(M):
+            Y[r, :] = T.cumsum(X[r, :], dim=1)
+        return Y
+
+    x = np.random.default_rng(0).integers(-9, 9, (2, 70001)).astype(np.int32)
+    assert (rows.on(target)(x) == x.cumsum(1)).all()
+    assert (columns.on(target)(x.T.copy()) == x.cumsum(1).T).all()
+
+
+@each_target
+@pytest.mark.parametrize("name", ["reverse_cumsum_rows", "cumsum_rows", "recurrence_rows"])
+def test_loops_along_odd_rows_begin_on_vectors(name, target):
+    x = np.clip(drawn(2, 1503), -1, 1)
+    args, kernel = [x, x] if name == "recurrence_rows" else [x], getattr(scans, name)
+    if target == HOPPER:
+        (got,), _ = by_threads(kernel.on(HOPPER).compile(*args).program, *args)
+        assert "load_global<tw::float32, 4>" in kernel.on(HOPPER).compile(*args).get_kernel_source()
+    else:
+        got = kernel.on(target)(*args)
+    want = np.empty(x.shape)
+    if name == "recurrence_rows":
+        h = 0
+        for k in range(1503):
+            want[:, k] = h = x[:, k] * h + x[:, k]
+    else:
+        want = ZOO[name](x.astype(np.float64))
+    near(got, want, 1e-3)
+
+
+def chosen(kernel, rows, columns, kind=np.float32):
+    """The tile that is scanned, and the threads, where nothing is pinned."""
+    name = "float32" if kind == np.float32 else "bfloat16"
+    made = kernel.on(HOPPER).compile(np.empty((rows, columns), kind), dtype=name)
+    (program,) = made.program.kernels
+    (scan,) = walk_ops(program, Scan)
+    return tuple(map(int, scan.src.buffer.shape)), program.threads[0], made
+
+
+def test_blocks_have_a_row_and_64_bytes_a_thread():
+    tile, threads, made = chosen(scans.cumsum_rows, 4096, 32768)
+    assert (tile, threads) == ((1, 4096), 256)
+    assert made.resources["spill_bytes"] == 0 and made.resources["blocks_per_sm"] >= 4
+    assert chosen(scans.cumsum_rows, 4096, 32768, BF16)[:2] == ((1, 8192), 256)
+    assert chosen(scans.cumsum_rows, 4096, 1000)[:2] == ((4, 1024), 128)  # one in each warp
+    assert chosen(scans.cumsum_rows, 7, 300000)[1] == 1024  # few
+
+
+def test_columns_make_lines_of_memory_and_one_wave():
+    for columns, kind in ((32768, np.float32), (20000, BF16), (10159, np.float32)):
+        tile, threads, made = chosen(scans.cumsum_columns, 2048, columns, kind)
+        (blocks,) = map(int, made.program.kernels[0].grid)
+        assert tile[1] * np.dtype(kind).itemsize == 128
+        assert blocks <= 132 * made.resources["blocks_per_sm"]
+        assert made.resources["spill_bytes"] == 0
+    assert chosen(scans.cumsum_columns, 4096, 1000)[0][1] < 32  # every multiprocessor has some
+
+
+def test_a_row_of_totals_is_told_once_a_warp():
+    _, threads, made = chosen(scans.cumsum_rows, 4096, 32768)
+    code = lower(made.program, Target.parse(HOPPER)).result
+    (scratch,) = [op.buffer for op in walk_ops(code.kernels[0], Alloc) if op.buffer.is_shared]
+    assert scratch.bytes == threads // 32 * 4
+
+
+@tw.jit
 def totals(X):
     M, N = T.const("M, N")
     X: T.Tensor((M, N), "float32")

@@ -713,3 +713,31 @@ def test_a_loop_over_two_axes_of_which_one_is_empty():
         return Y
 
     assert kernel(np.ones(5, np.float32)).tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("target", ["interp -sanitize", "cpu"])
+def test_rows_that_begin_anywhere(target):
+    """A part of rows, rows by two tile indices, a vector."""
+
+    @tw.jit
+    def sums(X, V):
+        A, B, N, K = T.const("A, B, N, K")
+        X: T.Tensor((A, B, N), "float32")
+        V: T.Tensor((K,), "float32")
+        part = T.empty((A, B), "float32")
+        top = T.empty((A, B), "float32")
+        total = T.empty((1,), "float32")
+        for a, b in T.tile(A, B):
+            part[a, b] = T.sum(X[a, b, 0:151], dim=2)
+        for a, b in T.tile(A, B):
+            top[a, b] = T.max(X[a, b, :], dim=2)
+        for _ in T.tile():
+            total[0] = T.sum(V[:], dim=0)
+        return part, top, total
+
+    x = np.random.default_rng(0).standard_normal((3, 4, 203), np.float32)
+    v = np.random.default_rng(0).standard_normal(1501, np.float32)
+    part, top, total = sums.on(target)(x, v)
+    np.testing.assert_allclose(part, x[..., :151].sum(2), rtol=1e-4, atol=1e-4)
+    assert (top == x.max(2)).all()
+    np.testing.assert_allclose(total, [v.sum()], rtol=1e-4, atol=1e-4)

@@ -37,7 +37,7 @@ class Axis:
     `first - start`.
 
     A whole dimension of `total` places may be cut, as `split` says; `size` are those of a block.
-    Then its first places may be padding too, as many as `shift`."""
+    Then its first places may be padding too, as many as `shift`; so may those of a tile index."""
 
     name: str
     size: int
@@ -69,7 +69,7 @@ class Axis:
             mine = compare("<", place, const(self.part))
             covers = self.part * self.split.blocks == self.total
             found = mine if covers else logical_and(mine, found)
-        if self.shift is not None:
+        if self.shift is not None and self.first is None:
             found = logical_and(compare("<=", const(0), self.start + place), found)
         return found
 
@@ -114,7 +114,7 @@ def extent_axis(size: Any) -> Axis:
     name = size.name if isinstance(size, Extent) else str(expr.value)
     builder, total = current("a value"), int(expr.value)
     key = (len(builder.kernels), name)
-    split, found = builder.splits.get(key), Axis(name, total, ("extent", name))
+    split, found = builder.sizes.splits.get(key), Axis(name, total, ("extent", name))
     if split is None:  # a value may have it twice
         builder.extents.setdefault(key, found)
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from tilewright.ir.analysis.bounds import Ranges
@@ -53,6 +53,19 @@ class Position(NamedTuple):
     order: int = 0  # among places between the same ops
 
 
+@dataclass
+class Sizes:
+    """What is chosen for a text: sizes of `T.tile` by loop variable, of kernels by their numbers
+    the threads and the blocks that are resident at least, how whole dimensions are cut, and what
+    loops over rows align (`Split.align`)."""
+
+    tiles: dict[str, int] = field(default_factory=dict)
+    threads: dict[int, int] = field(default_factory=dict)
+    blocks: dict[int, int] = field(default_factory=dict)
+    splits: dict[tuple[int, str], Any] = field(default_factory=dict)
+    aligns: dict[tuple[int, str], int] = field(default_factory=dict)
+
+
 class Builder:
     """Collects one program."""
 
@@ -90,22 +103,23 @@ class Builder:
         self.trail: list[Op] = []  # what was emitted, in order
         self.lazy = 0  # how many sides of conditions are being evaluated
         self.values: list[Any] = []  # weak references to tile values
-        self.tiles: dict[str, int] = {}  # default sizes of `T.tile`, by loop variable
+        self.sizes, self.is_sized = Sizes(), False  # whether all are chosen
         self.carried: set[str] = set()  # names whose values loops change
         self.open_tiles: dict[str, Any] = {}  # the axes whose size was left open
         self.multiplied: set[Any] = set()  # the axes of operands of `@`
         self.axes: dict[Any, str] = {}  # the loop variable of each axis
+        self.lengths: dict[Any, int] = {}  # of the ranges of these, where they are known
+        # kernel, axes of a value, along which one, arrays in registers
+        self.scanned: list[tuple[int, Any, Any, int]] = []
         self.footprints: list[tuple[Any, ...]] = []  # the axes of values that were kept
-        # whole dimensions, by kernel and name: how they are to be cut, and their axes
-        self.splits: dict[tuple[int, str], Any] = {}
-        self.extents: dict[tuple[int, str], Any] = {}
+        self.extents: dict[tuple[int, str], Any] = {}  # whole dimensions, by kernel and name
         self.reads_of: list[tuple[int, Any]] = []  # kernel and box of what was read
         self.tiled: set[int] = set()  # kernels that `T.tile` opened
-        self.threads: dict[int, int] = {}  # of these
         self.met: list[Kernel] = []  # those whose clusters have met
         self.undivided: set[int] = set()  # kernels whose rows one block must have
         self.uncut: set[int] = set()  # kernels whose rows are tiles of other words, too
         self.shifts: dict[Var, Expr] = {}  # of axes: the element that the row begins with
+        self.shift_of: dict[tuple[int, str], Var] = {}  # loops along rows, by kernel and name
         self.flat: dict[tuple[int, str], Buffer] = {}  # tensors as one row
         self.walks: list[Any] = []  # loops over pieces of long dimensions that are being built
         self.passes = 0  # how many there were

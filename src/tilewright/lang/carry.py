@@ -68,7 +68,7 @@ def carry(name: str, old: Value, new: Any) -> Value:
 
 def _elementwise(builder: Builder, value: Value, buffer: Buffer) -> None:
     """buffer = value, which may read each element of the old content where it writes it."""
-    with walking(builder, value.axes):
+    with walking(builder, value.axes, value.goes_backward):
         vars, places = over(builder, value.axes)
         element = value.element(places)
         real = value._real(places)

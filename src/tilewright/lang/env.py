@@ -24,13 +24,10 @@ from tilewright.lang.logic import KINDS, Binding, Branch, Frame, Logic, PythonWo
 from tilewright.lang.loops import Loop, serial
 from tilewright.lang.math import OPERATORS
 from tilewright.lang.params import declare_argument
-from tilewright.lang.products import Product
 from tilewright.lang.scalar import Lost, is_number, is_runtime, not_lost, quoting, reads
 from tilewright.lang.types import ScalarType, TensorType
 from tilewright.lang.values import TileIndex, Value, again, value_of
 from tilewright.lang.where import locate
-
-VALUES = (Value, Product)
 
 
 class Old(NamedTuple):
@@ -253,7 +250,7 @@ class Env(Logic, PythonWords):
                 code="rebinding",
             )
         top = self.top()
-        if old is not None and old.frame is not top and type(old.value) in VALUES:
+        if old is not None and old.frame is not top and isinstance(old.value, Value):
             self.bindings[name] = replace(old, value=carry(name, old.value, value))
             return self.bindings[name].value
         if old is not None and old.frame is not top and value is not old.value and name != "_":

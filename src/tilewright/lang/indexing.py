@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright.ir.core import *
 from tilewright.ir.marks import with_loc
+from tilewright.ir.simplify import simplify
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
 from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
@@ -71,7 +72,7 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             own = key.base is key.axis.start
             before = low is not None and not (own and is_same(low, const(0)))
             behind = end is not None and not (own and is_same(end, buffer.shape[at]))
-            if before or behind:
+            if before or behind or key.axis.shift is not None:
                 loose.append(key.axis)
         elif isinstance(key, slice):
             start, axis = _slice_axis(tile, at, key, size)
@@ -125,11 +126,14 @@ def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, 
         return None, ()
     if not buffer.is_static or prod(buffer.static_shape) >= 2**31:
         return None, ()
+    length = const(axis.total) if axis.total else axis.limit
+    if region.starts[-1] is not axis.start or not is_same(length, buffer.shape[-1]):
+        return None, ()
     builder = current()
     row: Expr = const(0)
     for index, size in zip(region.starts[:-1], buffer.shape[:-1], strict=True):
         row = row * size + index
-    first = row * axis.total
+    first = row * buffer.shape[-1]
     known = builder.shifts.get(axis.shift)
     if known is None:
         known = builder.shifts[axis.shift] = first
@@ -143,10 +147,8 @@ def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, 
         flat = Buffer(builder.fresh(f"{buffer.name}_flat"), (size,), buffer.dtype, buffer.space)
         builder.flat[name] = flat
         builder.emit_at(builder.outermost()._replace(at=0), View(flat, buffer))
-    align, rank = axis.split.align, builder.require_kernel().rank
-    start = first // align * align
-    if rank is not None:
-        start = start + rank * axis.part
+    align = axis.split.align
+    start = first // align * align + simplify(axis.start + axis.shift)
     return Region(builder.flat[name], (start,), (const(axis.part),)), (axis,)
 
 
@@ -242,7 +244,7 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
             fix="index the tensor with a tile index for each dimension of the value",
             code="shape",
         )
-    with once(builder, box.axes), walking(builder, box.axes):
+    with once(builder, box.axes), walking(builder, box.axes, made.goes_backward):
         _store(builder, box, made)
 
 
@@ -280,7 +282,7 @@ def update(op: str, dst: Any, value: Any, order: str) -> None:
     assert box is not None
     broadcast([box.axes, made.axes], "an atomic update")
     ones = tuple(const(1) for _ in box.buffer.shape)
-    with once(builder, box.axes), walking(builder, box.axes):
+    with once(builder, box.axes), walking(builder, box.axes, made.goes_backward):
         element_map(
             builder, box, made,
             lambda buffer, at, each: Atomic(

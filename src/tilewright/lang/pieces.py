@@ -23,12 +23,15 @@ class Walk:
 
     axis: Axis
     step: Var
+    since: Position  # before the loop
+    backward: bool = False  # from the last piece to the first
     inner: dict[int, tuple[Expr, Var]] = field(default_factory=dict)  # places in the piece, by id
-    made: dict[int, tuple[Any, Buffer]] = field(default_factory=dict)  # tiles of values, by id
+    made: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # tiles of values, by id
 
     @property
     def base(self) -> Expr:
-        return self.step * self.width
+        steps = self.axis.size // self.width
+        return (steps - 1 - self.step if self.backward else self.step) * self.width
 
     @property
     def width(self) -> int:
@@ -47,7 +50,7 @@ def walk_of(builder: Builder, axis: Axis) -> Walk | None:
 
 
 @contextmanager
-def walking(builder: Builder, axes: Sequence[Axis]) -> Iterator[None]:
+def walking(builder: Builder, axes: Sequence[Axis], backward: bool = False) -> Iterator[None]:
     """What is emitted inside is for a piece of each long axis at a time."""
     opened: list[Walk] = []
     for axis in dict.fromkeys(axes):
@@ -55,7 +58,7 @@ def walking(builder: Builder, axes: Sequence[Axis]) -> Iterator[None]:
             continue
         if not builder.walks:
             builder.passes += 1
-        walk = Walk(axis, builder.var(f"{axis.name}_step"))
+        walk = Walk(axis, builder.var(f"{axis.name}_step"), builder.position(), backward)
         builder.open(loop=True).counters = [(walk.step, const(0), _steps(walk), const(1))]
         builder.walks.append(walk)
         opened.append(walk)

@@ -162,7 +162,7 @@ def _accumulated(builder: Builder, x: Value, op: str, reduced: Sequence[Axis]) -
     total = Buffer(builder.fresh(builder.hint, f"{op}_pieces"), shape, kind, Space.FRAGMENT)
     builder.emit(Alloc(total))
     builder.emit(Fill(whole(total), math.identity(op, kind)))
-    with walking(builder, x.axes):
+    with walking(builder, x.axes, x.goes_backward):
         vars, places = over(builder, x.axes)
         value = FOLDS[op](Load(total, vars), cast(x.element(places), kind))
         body: Op = Store(total, vars, value, loc=locate())
@@ -178,7 +178,7 @@ def _folded_pieces(
     shape = tuple(const(axis.size) for axis in rest)
     found = Buffer(builder.fresh(builder.hint, op), shape, x.kind, Space.SHARED)
     builder.emit(Alloc(found))
-    with walking(builder, rest):
+    with walking(builder, rest, x.goes_backward):
         crossed = _any(axis.is_long for axis in reduced)
         source = (
             _accumulated(builder, x, op, reduced)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 from tilewright.ir.core import *
-from tilewright.lang import compute
+from tilewright.lang import compute, math
 from tilewright.lang.axes import ONE, Axis, shape_text
-from tilewright.lang.builder import Position, current_block
+from tilewright.lang.builder import Builder, Position, current_block
 from tilewright.lang.handles import Tiles
-from tilewright.lang.reductions import as_result, dims_of, masked, summed
-from tilewright.lang.values import Value, value_of
+from tilewright.lang.pieces import apart, in_piece, over, walk_of, walking
+from tilewright.lang.reductions import FOLDS, as_result, dims_of, masked, summed
+from tilewright.lang.values import Places, Value, again, new_tile, value_of
 from tilewright.support.errors import word
 
 NAMED = ("sum", "prod", "max", "min")
@@ -27,10 +29,16 @@ class Scanned:
     op: Scan
     position: Position
     rest: tuple[Axis, ...]  # the axes that lines do not run along
+    values: tuple[ref[Value], ...]
 
     @property
     def is_open(self) -> bool:
         return current_block().in_turn(self.position)
+
+    def is_of(self, values: Sequence[Value]) -> bool:
+        """Whether its totals are those of `values`."""
+        found = [each() for each in self.values]
+        return self.is_open and [*map(id, found)] == [*map(id, values)]
 
     def totals(self) -> list[Buffer]:
         """The folds of whole lines."""
@@ -92,9 +100,15 @@ def scan(x: Any, op: Any, *, dim: int, reverse: bool = False) -> Any:
     axis = values[0].axes[at]
     if axis is ONE or axis.size == 1:
         return tuple(values) if isinstance(x, (tuple, list)) else values[0]
-    done = _emitted(values, op, at, bool(reverse), is_tuple=isinstance(x, (tuple, list)))
-    made = [Value.of(v.axes, r.buffer) for v, r in zip(values, done.op.results, strict=False)]
-    return tuple(made) if isinstance(x, (tuple, list)) else made[0]
+    is_tuple, made = isinstance(x, (tuple, list)), list[Value]()
+    if axis.is_long:
+        pieces = Pieces(values, op, at, bool(reverse), is_tuple, total=False)
+        made += [LongScan(pieces, k) for k in range(len(values))]
+    else:
+        done = _emitted(values, op, at, bool(reverse), is_tuple)
+        pairs = zip(values, done.op.results, strict=False)
+        made += [Value.of(value.axes, region.buffer) for value, region in pairs]
+    return tuple(made) if is_tuple else made[0]
 
 
 def reduce(src: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,11 +150,21 @@ def _reduce_by(x: Any, op: Any, *, dim: int, keepdim: bool = False) -> Any:
 
         made = [first(value) for value in values]
     else:
-        is_tuple = isinstance(x, (tuple, list))
-        done = _emitted(values, op, dims[0], False, is_tuple, total=True)
-        pairs = zip(values, done.totals(), strict=False)
+        pairs = zip(
+            values, _totals(values, op, dims[0], isinstance(x, (tuple, list))), strict=False
+        )
         made = [as_result(value, dims, keepdim, buffer, "fold") for value, buffer in pairs]
     return tuple(made) if isinstance(x, (tuple, list)) else made[0]
+
+
+def _totals(values: list[Value], op: Any, at: int, is_tuple: bool) -> list[Buffer]:
+    """The folds of whole lines."""
+    if values[0].axes[at].is_long:
+        return Pieces(values, op, at, False, is_tuple, total=True).totals(current_block())
+    done = values[0].scans.get((op, at))
+    if done is None or done.op.reverse or not done.is_of(values):
+        done = _emitted(values, op, at, False, is_tuple, total=True)
+    return done.totals()
 
 
 def _scanned_values(x: Any, op: Any) -> list[Value]:
@@ -179,6 +203,26 @@ def _one_dim(value: Value, dim: Any) -> list[int]:
     return dims
 
 
+def _prepared(
+    values: Sequence[Value], op: Any, at: int, reverse: bool, is_tuple: bool, total: bool = False
+) -> tuple[list[Value], Operator | None]:
+    """What is scanned along dimension `at`, and by which function. Padding has no part in results
+    that count, nor in the totals of a scan by name, nor in those asked for."""
+    builder, axis = current_block(), values[0].axes[at]
+    arrays = 2 * len(values) if callable(op) else 1
+    builder.scanned.append((len(builder.kernels), values[0].axes, axis, arrays))
+    if not callable(op):
+        known = op == "sum" and axis in values[0].zeros and not values[0].padding
+        return [values[0] if known else masked(values[0], op, [axis])], None
+    by, given = _operator(op, [value.kind for value in values], is_tuple), [*values]
+    ahead = axis.first is not None or axis.shift is not None
+    if axis.is_ragged and (reverse or total or ahead):
+        by = _optional(by)
+        inside = Value(values[0].axes, INT32, lambda p: cast(axis.inside(p[at]), INT32), values)
+        given.append(inside)
+    return given, by
+
+
 def _emitted(
     values: Sequence[Value],
     op: Any,
@@ -187,12 +231,9 @@ def _emitted(
     is_tuple: bool = False,
     total: bool = False,
 ) -> Scanned:
-    """The op that scans `values` along dimension `at`. Padding has no part in results that count,
-    nor in the totals of a scan by name, nor in those asked for."""
-    builder = current_block()
-    axis, by = values[0].axes[at], None
-    builder.uncut.add(len(builder.kernels))
-    if axis.size > LONGEST:
+    """The op that scans `values` along dimension `at`."""
+    builder, axis = current_block(), values[0].axes[at]
+    if axis.size > LONGEST and builder.is_sized:
         raise CompileError(
             f"T.{word()} of a row that does not fit the registers of a block",
             got=f"a value of shape {shape_text(values[0].axes)}",
@@ -200,38 +241,167 @@ def _emitted(
             "y = T.cumsum(x, dim=1) + before[:, None]; before += T.sum(x, dim=1)",
             code="shape",
         )
-    given = list(values)
-    if callable(op):
-        by = _operator(op, [value.kind for value in values], is_tuple)
-        if axis.is_ragged and (reverse or total or axis.first is not None):
-            by = _optional(by)
-            given.append(
-                Value(values[0].axes, INT32, lambda p: cast(axis.inside(p[at]), INT32), values)
-            )
-    elif not (op == "sum" and axis in values[0].zeros and not values[0].padding):
-        given = [masked(values[0], op, [axis])]
-    sources = [value.hold() for value in given]
-    real = given[0].real
-    where = next(k for k, each in enumerate(real) if each is axis)
-    dim = [k for k, each in enumerate(real) if each.size != 1].index(where)
-    results = []
-    for source in sources:
-        name = builder.fresh(builder.hint, "scan")
-        results.append(Buffer(name, source.shape, source.dtype, Space.FRAGMENT))
-        builder.emit(Alloc(results[-1]))
-    first, *more = map(whole, sources)
-    into, *others = map(whole, results)
+    given, by = _prepared(values, op, at, reverse, is_tuple, total)
+    sources, real = [value.hold() for value in given], given[0].real
+    results = [_new("scan", source.shape, source.dtype) for source in sources]
     position = builder.position()
-    builder.emit(
-        Scan("by" if by else op, first, into, dim, reverse, by, tuple(more), tuple(others))
-    )
+    builder.emit(_scan_op("by" if by else op, by, sources, results, real, axis, reverse))
     made = builder.trail[-1]
     assert isinstance(made, Scan)
     rest = tuple(each for each in real if each is not axis)
-    done = Scanned(made, position, rest)
-    if by is None:
+    done = Scanned(made, position, rest, tuple(map(ref, values)))
+    if by is None or not axis.is_ragged:
         values[0].scans[op, at] = done
     return done
+
+
+def _new(name: str, shape: tuple[Expr, ...], kind: DType) -> Buffer:
+    builder = current_block()
+    made = Buffer(builder.fresh(builder.hint, name), shape, kind, Space.FRAGMENT)
+    builder.emit(Alloc(made))
+    return made
+
+
+def _scan_op(
+    op: str,
+    by: Operator | None,
+    sources: list[Buffer],
+    results: list[Buffer],
+    axes: Sequence[Axis],
+    axis: Axis,
+    reverse: bool,
+    totals: Sequence[Buffer] = (),
+) -> Scan:
+    """The scan of tiles over `axes` along one of them."""
+    where = next(k for k, each in enumerate(axes) if each is axis)
+    dim = [k for k, each in enumerate(axes) if each.size != 1].index(where)
+    (first, *more), (into, *others) = map(whole, sources), map(whole, results)
+    ends = tuple(map(whole, totals))
+    return Scan(op, first, into, dim, reverse, by, tuple(more), tuple(others), ends)
+
+
+# ── piece by piece ───────────────────────────────────────────────────────────────────────────────
+
+
+class Pieces:
+    """A scan along an axis that is too long to be held. Each pass that uses it scans a piece at a
+    time, and carries what comes before it."""
+
+    def __init__(
+        self, values: list[Value], op: Any, at: int, reverse: bool, is_tuple: bool, total: bool
+    ) -> None:
+        self.given, self.by = _prepared(values, op, at, reverse, is_tuple, total)
+        self.op, self.reverse, self.axis = op, reverse, values[0].axes[at]
+        self.real = values[0].real
+        self.is_optional = len(self.given) > len(values)
+        self.before: list[Buffer] = []  # of the last pass
+
+    def fold(self, a: Sequence[Expr], b: Sequence[Expr]) -> tuple[Expr, ...]:
+        return (FOLDS[self.op](a[0], b[0]),) if self.by is None else self.by(*a, *b)
+
+    def piece(self, builder: Builder) -> list[Buffer]:
+        """Tiles of the piece that a pass is working on."""
+        walk = walk_of(builder, self.axis)
+        assert walk is not None
+        if id(self) in walk.made:
+            return walk.made[id(self)][1]  # type: ignore[no-any-return]
+        sources = [_tile_of(builder, value) for value in self.given]
+        kinds = [source.dtype for source in sources]
+        lines = tuple(each for each in self.real if each is not self.axis)
+        shape = tuple(const(each.size) for each in lines) or (const(1),)
+        space = Space.FRAGMENT if lines else Space.SHARED
+        results = [_new("scan", source.shape, source.dtype) for source in sources]
+        totals, self.before = (
+            [Buffer(builder.fresh(builder.hint, name), shape, kind, space) for kind in kinds]
+            for name in ("total", "before")
+        )
+        for total, before in zip(totals, self.before, strict=True):
+            unit = const(0, before.dtype) if self.by else math.identity(self.op, before.dtype)
+            builder.emit(Alloc(total))
+            builder.emit_at(walk.since, Alloc(before))
+            builder.emit_at(walk.since, Fill(whole(before), unit))
+        op = "by" if self.by else self.op
+        builder.emit(
+            _scan_op(op, self.by, sources, results, self.real, self.axis, self.reverse, totals)
+        )
+        at = tuple(builder.var("i") for _ in self.real)
+        line = tuple(v for v, axis in zip(at, self.real, strict=True) if axis is not self.axis)
+        builder.open()
+        self._fold_into(builder, results, at, line or (const(0),), results[0].shape)
+        first = tuple(builder.var("i") for _ in shape)
+        self._fold_into(builder, self.before, first, first, shape, totals)
+        body = builder.close()
+        if self.by is None or self.is_optional:
+            for each in body:
+                builder.emit(each)
+        else:  # nothing comes before the first piece
+            keep = [Copy(whole(t), whole(b)) for t, b in zip(totals, self.before, strict=True)]
+            builder.emit(If(compare("==", walk.step, const(0)), tuple(keep), body))
+        walk.made[id(self)] = self, results
+        return results
+
+    def _fold_into(
+        self,
+        builder: Builder,
+        into: list[Buffer],
+        at: tuple[Expr, ...],
+        line: tuple[Expr, ...],
+        extents: tuple[Expr, ...],
+        more: list[Buffer] | None = None,
+    ) -> None:
+        """into = what comes before, folded with it or with `more`."""
+        old = [Load(buffer, line) for buffer in self.before]
+        new = [Load(buffer, at) for buffer in more or into]
+        lets = [Let(builder.var("v", e.dtype), e) for e in self.fold(old, new)]
+        stores = [Store(buffer, at, let.var) for buffer, let in zip(into, lets, strict=True)]
+        vars = tuple(v for v in at if isinstance(v, Var))
+        builder.emit(Map(vars, extents, (*lets, *stores)))
+
+    def totals(self, builder: Builder) -> list[Buffer]:
+        """The folds of whole lines."""
+        with walking(builder, [self.axis], self.reverse):
+            self.piece(builder)
+        return self.before
+
+
+def _tile_of(builder: Builder, value: Value) -> Buffer:
+    """The piece of a value that a pass is working on."""
+    vars, places = over(builder, value.axes)
+    found = value.element(places)
+    if isinstance(found, Load) and found.buffer.is_fragment and found.indices == vars:
+        return found.buffer
+    return (value if value.region is not None else again(value)).piece(builder)
+
+
+class LongScan(Value):
+    """A result of `Pieces`."""
+
+    def __init__(self, scan: Pieces, number: int) -> None:
+        like = scan.given[number]
+        super().__init__(like.axes, like.kind, like.at, scan.given)
+        self.scan, self.number = scan, number
+        self.is_named, self.is_formula, self.is_backward = True, False, scan.reverse
+
+    def element(self, places: Places) -> Expr:
+        builder = current_block()
+        walk = walk_of(builder, self.scan.axis)
+        inner = in_piece(builder, self.axes, places)
+        if self._held or inner is None or walk is None or walk.backward is not self.scan.reverse:
+            return Load(self.hold(), self._real(places), self.loc)
+        return Load(self.piece(builder), self._real(inner), self.loc)
+
+    def piece(self, builder: Builder) -> Buffer:
+        return self.scan.piece(builder)[self.number]
+
+    def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
+        buffer = new_tile(builder, self, space)
+        builder.emit_at(self.position, Alloc(buffer, loc=self.loc))
+        with apart(builder, self.position), walking(builder, self.axes, self.is_backward):
+            part = self.piece(builder)
+            walks = [walk_of(builder, axis) for axis in self.real]
+            starts = tuple(const(0) if walk is None else walk.base for walk in walks)
+            builder.emit(Copy(whole(part), Region(buffer, starts, part.shape)))
+        return buffer
 
 
 def _operator(function: Callable[..., Any], kinds: list[DType], is_tuple: bool) -> Operator:

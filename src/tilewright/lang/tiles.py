@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.core import *
 from tilewright.ir.expr import ceildiv
-from tilewright.lang.axes import Axis
+from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN, Builder
 from tilewright.lang.check import is_const
 from tilewright.lang.launch import Kernel as open_kernel
@@ -47,16 +47,17 @@ def each(n: Any) -> Each:
 @dataclass(frozen=True)
 class _Range:
     """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`; whether
-    the text says that size."""
+    the text says that size; `Split.align` of rows that it goes along."""
 
     low: Expr
     high: Expr
     size: int
     is_pinned: bool = False
+    align: int = 1
 
     @property
     def trips(self) -> Expr:
-        length = self.high - self.low
+        length = self.high - self.low + (self.align - 1)
         return length if not self.size else ceildiv(length, const(self.size))
 
     def index(self, name: str, count: Expr) -> Any:
@@ -67,6 +68,12 @@ class _Range:
         end, limit = start + self.size, self.limit
         axis = Axis(name, self.size, object(), start, limit)
         return TileIndex(axis, start, end if limit is None else binary("min", end, limit))
+
+    def index_aligned(self, name: str, count: Expr, shift: Var) -> Any:
+        """The tile of trip number `count` where the first one begins before the row."""
+        start, split = count * self.size - shift, Split(self.size, align=self.align)
+        axis = Axis(name, self.size, object(), start, self.high, self.low, split, shift=shift)
+        return TileIndex(axis, start, binary("min", start + self.size, self.high))
 
     def index_from_end(self, name: str, count: Expr) -> Any:
         """The tile of trip number `count` where the first one is cut, not the last."""
@@ -176,6 +183,11 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
     return _Range(first, last, _size(builder, name, size), size is not None)
 
 
+def _aligned(builder: Builder, name: str, span: _Range) -> _Range:
+    align = builder.sizes.aligns.get((len(builder.kernels), name), 1)
+    return replace(span, align=align) if span.size and is_const(span.low, 0) else span
+
+
 def _size(builder: Builder, name: str, pinned: Any) -> int:
     if pinned is not None:
         return static_int(pinned, "size of T.tile", 1)
@@ -183,16 +195,24 @@ def _size(builder: Builder, name: str, pinned: Any) -> int:
     if name in chosen:
         return int(chosen[name])
     builder.open_tiles.setdefault(name, None)
-    return builder.tiles.get(name, PROBED)
+    return builder.sizes.tiles.get(name, PROBED)
 
 
 PROBED = 16  # the size of a tile while only the form of the text matters
 
 
 def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool = False) -> Any:
-    found = (span.index_from_end if from_end else span.index)(name, count)
+    if span.align > 1:
+        key = len(builder.kernels), name
+        shift = builder.shift_of.setdefault(key, builder.var("shift"))
+        found = span.index_aligned(name, count, shift)
+    else:
+        found = (span.index_from_end if from_end else span.index)(name, count)
     if isinstance(found, TileIndex):
         builder.axes[found.axis.key] = name
+        length = span.high - span.low
+        if isinstance(length, Const):
+            builder.lengths[found.axis.key] = int(length.value)
     return found
 
 
@@ -208,13 +228,13 @@ def _grid(
     folded = counts if len(counts) <= 3 else [_product(counts[:-2]), *counts[-2:]]
     number = len(builder.kernels)
     builder.tiled.add(number)
-    splits = [split for (kernel, _), split in builder.splits.items() if kernel == number]
+    splits = [split for (kernel, _), split in builder.sizes.splits.items() if kernel == number]
     cluster = max((split.blocks for split in splits), default=1)
     grid = [*reversed(folded)] or [const(1)] * (cluster > 1)
     if cluster > 1:
         grid[0] = grid[0] * cluster
     chosen = CHOSEN.get().schedule.threads
-    threads = builder.threads.get(number, 128) if chosen == "auto" else chosen
+    threads = builder.sizes.threads.get(number, 128) if chosen == "auto" else chosen
     scope = open_kernel(*grid, threads=threads, cluster_dims=cluster if cluster > 1 else None)
     scope.names, scope.loc = tuple(reversed(names))[: len(grid)], loc
     scope.unpacked = bool(folded)
@@ -229,6 +249,8 @@ def _grid(
             _made(builder, name, span, block)
             for name, span, block in zip(names, spans, blocks, strict=True)
         ]
+        if number in builder.sizes.blocks:
+            builder.emit(Hint("min_blocks", detail=(builder.sizes.blocks[number],)))
         depth = len(builder.bodies)
         yield indices[0] if len(indices) == 1 else tuple(indices)
         builder.close_skipped(depth, loc)
@@ -251,7 +273,7 @@ def _sequential(
 ) -> Iterator[Any]:
     builder.require_block("tile")
     spans = [
-        _range(builder, name, axis, size, loc)
+        _aligned(builder, name, _range(builder, name, axis, size, loc))
         for name, axis, size in zip(names, axes, pinned, strict=True)
     ]
     trips = [builder.snapshot(span.trips) for span in spans]

@@ -16,6 +16,7 @@ from tilewright.lang.builder import (
     NAME_PARTS,
     Builder,
     Probed,
+    Sizes,
     TracedAgain,
     building,
     current,
@@ -27,7 +28,7 @@ from tilewright.lang.meanings import explained
 from tilewright.lang.params import add_parameter
 from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
 from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
-from tilewright.lang.sizes import Sizes, check_chosen, choose_sizes
+from tilewright.lang.sizes import check_chosen, choose_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
@@ -269,14 +270,13 @@ def _with_sizes(
                 check_chosen(builder)
                 return builder, returned
             sizes = choose_sizes(builder)
-            if sizes == Sizes():
+            if sizes == Sizes() and not builder.scanned:
                 check_chosen(builder)
                 return builder, returned
         last, builder = builder, fresh()
         builder.carried, builder.kept = last.carried, last.kept
         if sizes is not None:
-            builder.tiles, builder.threads = sizes.tiles, sizes.threads
-            builder.splits = sizes.splits
+            builder.sizes, builder.is_sized = sizes, True
 
 
 def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any:

@@ -85,6 +85,7 @@ class Value:
     is_bound = False  # whether it has a name
     is_named = False  # whether that is memory
     is_formula = True  # of indices and scalars alone: cheaper computed again than kept
+    is_backward = False  # whether its pieces are made from the last to the first
 
     def __init__(
         self, axes: tuple[Axis, ...], dtype: DType, at: At, parts: Iterable[Value] = ()
@@ -221,6 +222,12 @@ class Value:
         return own or any(part.is_turned for part in self.parts)
 
     @property
+    def goes_backward(self) -> bool:
+        """Whether a pass over it begins with the last piece."""
+        own = self.is_backward and not self._held
+        return own or any(part.goes_backward for part in self.parts)
+
+    @property
     def is_gathered(self) -> bool:
         """Whether integer values say what is read, some of it perhaps many times."""
         own = self.box is not None and self.box.region is None
@@ -315,7 +322,7 @@ class Value:
         if not self.is_long:
             add(self.map_into(builder, buffer, masked))
             return buffer
-        with apart(builder, self.position), walking(builder, self.axes):
+        with apart(builder, self.position), walking(builder, self.axes, self.goes_backward):
             builder.emit(self.map_into(builder, buffer, masked))
         return buffer
 

@@ -392,7 +392,7 @@ def say(problem: Problem) -> None:
 def _wish(problem: Problem, key: Key) -> Wish:
     """How wide memory allows to move this tile, and along what it is reduced and scanned."""
     vectors: list[tuple[int, int]] = []  # elements, and the bytes of each
-    uses = 0
+    uses = moves = 0
     reduced: dict[int, int] = {}
     scanned: dict[int, int] = {}
     anywhere = problem.target.internal.rows == "any"
@@ -413,6 +413,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
             for op, _ in problem.touching.get(name, ()):
                 if isinstance(op, Scan) and name in _scanned_like(op):
                     scanned[op.axis] = scanned.get(op.axis, 0) + problem.turns[id(op)]
+                    moves = max(moves, problem.turns[id(op)])
         if scanned and not vectors:
             for name in copies:
                 for op, ranges in problem.touching.get(name, ()):
@@ -430,7 +431,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
     most = 2 * WIDEST // max(size for _, size in vectors)
     widest = max((width for width, _ in vectors if width <= most), default=1)
     lines = tuple(sorted(scanned.items()))
-    return Wish(widest, vectors[-1][1], pairs, exact, max(uses, 1), lanes, lines)
+    return Wish(widest, vectors[-1][1], pairs, exact, max(uses, 1), lanes, lines, max(moves, 1))
 
 
 def _copied(op: Op, name: str, ranges: Ranges, anywhere: bool) -> Iterator[tuple[int, int]]:
@@ -442,11 +443,18 @@ def _copied(op: Op, name: str, ranges: Ranges, anywhere: bool) -> Iterator[tuple
 
 
 def _copies(problem: Problem, name: str) -> list[str]:
-    """Other fragments of its shape that are copied to or from one."""
-    shape = problem.fragments[name].shape
-    found = [op for op, _ in problem.touching.get(name, ()) if isinstance(op, Copy)]
-    buffers = [r.buffer for op in found for r in (op.src, op.dst) if r.is_whole]
-    return [b.name for b in buffers if b.is_fragment and b.shape == shape and b.name != name]
+    """Other fragments of its shape that are copied to or from one, or made of it by a nest, element
+    by element."""
+    shape, buffers = problem.fragments[name].shape, list[Buffer]()
+    for op, _ in problem.touching.get(name, ()):
+        if isinstance(op, Copy):
+            buffers += [r.buffer for r in (op.src, op.dst) if r.is_whole]
+        elif isinstance(op, Map):
+            plain = tuple(range(len(op.vars)))
+            mine = [a.buffer for a in problem.nests[id(op)].accesses if a.dims == plain]
+            buffers += mine if any(buffer.name == name for buffer in mine) else []
+    fits = [b.name for b in buffers if b.is_fragment and b.shape == shape and b.name != name]
+    return [*dict.fromkeys(fits)]
 
 
 def _scanned_like(op: Scan) -> set[str]:

@@ -38,7 +38,8 @@ class Wish:
     """What is known of a tile: the elements that may move at once along its last dimension, the
     bytes of an element, the dimensions along which it is reduced and how often, whether every slot
     must hold an element, how often ops work on all of it, the threads along a row with which
-    matrix loads can fill it, and the dimensions along which it is scanned and how often."""
+    matrix loads can fill it, the dimensions along which it is scanned and how often, and how often
+    it moves then."""
 
     vector: int
     bytes: int
@@ -47,6 +48,7 @@ class Wish:
     uses: int = 1
     lanes: int = 0
     scanned: tuple[tuple[int, int], ...] = ()
+    moves: int = 1
 
 
 @lru_cache(maxsize=512)
@@ -84,6 +86,10 @@ def candidates(shape: tuple[int, ...], threads: int, wish: Wish) -> Iterable[Can
                     steps[dim] = ceil(shape[dim] / counts[dim])
             times = [ceil(n / (t * v)) for n, t, v in zip(shape, counts, steps, strict=True)]
             whole = repeat(*times) * spatial(*counts) * repeat(*steps)
+            if along > WARP and along % WARP == 0 and len(shape) - 1 in dict(wish.scanned):
+                # in a row in each warp: they exchange one total each
+                lanes, counts[-1] = (*[1] * (len(shape) - 1), WARP), along // WARP
+                whole = spatial(*counts) * repeat(*times) * spatial(*lanes) * repeat(*steps)
             yield whole.crop(*shape).replicate(left), vector, along
 
 
@@ -135,7 +141,7 @@ def cost(candidate: Candidate, wish: Wish) -> float:
     if wish.lanes and (along != wish.lanes or vector * wish.bytes != WIDEST):
         moved += values  # element by element
     # sixteen bytes a lane keep memory busy with the fewest instructions
-    total = MOVE * moved * 4 + values * wish.uses
+    total = MOVE * moved * 4 * wish.moves + values * wish.uses
     last = len(fragment.tile) - 1
     for dim, times in wish.reduced:
         extent = fragment.tile[dim]
@@ -151,7 +157,8 @@ def cost(candidate: Candidate, wish: Wish) -> float:
         runs = values / (vector if dim == last else ceil(fragment.tile[dim] / across))
         total += SHUFFLE * log2(min(across, WARP)) * runs * times
         if across > WARP or (dim != last and across > 1):
-            total += (EXCHANGE + 3 * ceil(across / WARP) * runs) * times
+            told = ceil(across / WARP) * (1 if dim == last else runs)
+            total += (EXCHANGE + 3 * told) * times
     return total
 
 

@@ -296,8 +296,11 @@ class _Writer:
                 continue
             if stride is None or stride == "1":
                 terms.append(self.expr(index, index=True, beside="+"))
-            else:
-                terms.append(f"{wide}({self.expr(index, index=True)}) * ({stride})")
+                continue
+            index, offset = self.spans.apart(index, stride)
+            terms.append(f"{wide}({self.expr(index, index=True)}) * ({stride})")
+            if offset is not None:
+                terms.append(f"({self.expr(offset, index=True)}) * {stride}")
         return " + ".join(terms) or "0"
 
     def product(self, sizes: tuple[Expr, ...]) -> str | None:

@@ -21,6 +21,9 @@ class Spans:
 
     def __init__(self, kernel: Kernel | None = None, dims: Iterable[Dim] = ()) -> None:
         self.ranges = Ranges()
+        loops = [] if kernel is None else [*walk_ops(kernel, For)]
+        self.unrolled = {op.var for op in loops if op.kind == "unroll"}
+        self.counted = {op.var for op in loops} - self.unrolled
         if kernel is None:
             return
         self.ranges = _walked(kernel, scope.entry(kernel, dims))
@@ -59,6 +62,19 @@ class Spans:
     def fits(self, e: Expr) -> bool:
         """The outermost operation of `e` does not overflow."""
         return fits(self.exact(e), e.dtype) or self.sized(e) is True
+
+    def apart(self, index: Expr, stride: str) -> tuple[Expr, Expr | None]:
+        """`index`, which a loop counts up, less what unrolled loops add to it, and that: a constant
+        of the address. Inside the product of 64 bits, the compiler would count up an address for
+        each of their iterations."""
+        match index:
+            case Bin("+", a, b) if stride.isdecimal() and {*variables(a)} & self.counted:
+                rest, offset = self.apart(a, stride)
+                span, names = self.of(b), {*variables(b)}
+                small = span.lo >= 0 < span.hi * int(stride) <= limits(INT32).hi // 2
+                if names and names <= self.unrolled and small and not loads(b):
+                    return rest, b if offset is None else offset + b
+        return index, None
 
 
 def _walked(kernel: Kernel, ranges: Ranges) -> Ranges:
