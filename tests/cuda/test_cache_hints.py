@@ -50,10 +50,10 @@ over_columns = pytest.mark.parametrize("columns", [128, 61])
 def test_threads_tell_the_cache(dtype, held, columns, arch, spread):
     program = moved(HINTS, columns, dtype, held, spread)
     found = accesses(tw.compile(program, target=f"cuda -arch={arch}"))
-    for verb in ("ld", "st"):
-        lines = [line for line in found if f"{verb}.global." in line]
-        policies = [line for line in lines if f"{verb}.global.L2::cache_hint." in line]
-        plain = [line for line in lines if f"{verb}.global.L1::no_allocate." in line]
+    for verb in ("ld.global.nc.", "st.global."):
+        lines = [line for line in found if verb in line]
+        policies = [line for line in lines if f"{verb}L2::cache_hint." in line]
+        plain = [line for line in lines if f"{verb}L1::no_allocate." in line]
         assert lines and len(policies) == 2 * len(plain) == 2 * len(lines) // 3
 
 
@@ -80,9 +80,9 @@ def test_source(columns, count):
     kernel = tw.compile(moved(HINTS, columns, "bfloat16", "bfloat16", True), target="cuda")
     lines = [line.strip() for line in kernel.get_kernel_source().splitlines()]
     assert [line.partition("(")[0] for line in lines if "_global<" in line] == [
-        f"tw::{verb}_global<tw::bfloat16, {count}, tw::{cache}>"
+        f"tw::{verb}_global<tw::bfloat16, {count}, tw::{cache}{more}>"
         for cache in HINTS
-        for verb in ("load", "store")
+        for verb, more in (("load", ", true"), ("store", ""))
     ]
 
 
@@ -132,7 +132,7 @@ def test_a_row_with_a_hint_is_copied_as_it_says():
             T.copy(c, C)
 
     kernel = tw.compile(main, target="cuda")
-    assert any("ld.global.L2::cache_hint" in line for line in accesses(kernel))
+    assert any("ld.global.nc.L2::cache_hint" in line for line in accesses(kernel))
 
 
 def test_explained():

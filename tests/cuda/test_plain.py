@@ -89,10 +89,10 @@ def check_same(got, want):
 
 # PTX that programs must contain: what, and how often
 REQUIRED = {
-    "threads_plain": {r"ld\.global\.v4": 8, r"st\.shared\.v4": 8, r"ld\.shared\.v4": 8},
-    "threads_swizzled": {r"ld\.global\.v4": 4, r"st\.shared\.v4": 4, r"st\.global\.v4": 4},
+    "threads_plain": {r"ld\.global\.nc\.v4": 8, r"st\.shared\.v4": 8, r"ld\.shared\.v4": 8},
+    "threads_swizzled": {r"ld\.global\.nc\.v4": 4, r"st\.shared\.v4": 4, r"st\.global\.v4": 4},
     "cp_async_plain": {r"cp\.async\.cg\.shared\.global \[\S+\], \[\S+\], 16": 8},
-    "map_global": {r"ld\.global\.v4": 2, r"st\.global\.v4": 2},
+    "map_global": {r"ld\.global\.nc\.v4": 2, r"st\.global\.v4": 2},
     "wgmma_two_by_two": {r"wgmma\.mma_async\S*\.m64n64k16": 4},
     "wgmma_two_blocks_each": {r"wgmma\.mma_async\S*\.m64n64k16": 2 * 8},
     "wgmma_registers_across": {r"wgmma\.mma_async\S*\.m64n64k16": 4},

@@ -34,7 +34,7 @@ OTHERS = 20  # registers for addresses, counters and sums
 @kernel_pass
 def split_loops(at: Facts) -> Kernel:
     """Loops over maps ask for guards behind the iterations that need none."""
-    if at.target.internal.unswitch_guards is False:
+    if at.has_roles or at.target.internal.unswitch_guards is False:
         return at.kernel
 
     def rule(op: Op) -> Body | None:

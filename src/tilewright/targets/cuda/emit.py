@@ -509,9 +509,8 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> str | None:
     fields: dict[str, Any] = {"mask": "~0u", "width": op.width or 32, **op.fields}
     if fields.get("type") == "bool":
         fields["type"] = "boolean"
-    kept = [f"tw::{fields.get('cache', 'normal')}"] if {"cache", "fixed"} & fields.keys() else []
-    kept += ["true"] if "fixed" in fields else []
-    fields["kept"] = "".join(f", {each}" for each in kept)
+    fixed, kept = ", true" * ("fixed" in fields), f", tw::{fields.get('cache', 'normal')}"
+    fields["kept"] = f"{kept}{fixed}" if fixed or "cache" in fields else ""
     if fields["mask"] == "active":
         fields["mask"] = "__activemask()"
     if record.define is not None:
