@@ -12,6 +12,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -23,8 +24,8 @@ sys.path.insert(0, str(ROOT / "src"))
 from tilewright.profiler import Race, rotate  # noqa: E402
 
 __all__ = [
-    "Race", "Schedule", "command_line", "load", "main", "name_of", "rotate", "same_every_time",
-    "sets_for", "shape",
+    "Race", "Schedule", "build_ahead", "command_line", "load", "main", "name_of", "rotate",
+    "same_every_time", "sets_for", "shape",
 ]  # fmt: skip
 
 
@@ -78,6 +79,13 @@ class Schedule:
             found.append({"contender": self.name, **one})
             yield found[-1]
         self._found = found
+
+
+def build_ahead(build: Callable[..., None], jobs: Iterable[tuple[Any, ...]]) -> None:
+    """Call `build` for all jobs in several processes, to fill the cache on disk: to compile one
+    kernel after the other takes longer than the races."""
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(build, *zip(*jobs, strict=True)))
 
 
 def same_every_time(run: Callable[[], Sequence[Any]], runs: int) -> Sequence[Any] | None:

@@ -16,13 +16,12 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 from copies import copies
-from race import ROOT, Race, command_line, main, name_of
+from race import ROOT, Race, build_ahead, command_line, main, name_of
 
 sys.path.insert(0, str(ROOT))
 
@@ -154,7 +153,5 @@ if __name__ == "__main__":
     parser.add_argument("--kernels", nargs="+", default=KERNELS, choices=KERNELS)
     parser.add_argument("--compiled", action="store_true")
     args = parser.parse_args()
-    # into the cache on disk: compiling one after the other takes longer than the races
-    with ProcessPoolExecutor() as pool:
-        list(pool.map(_build, *zip(*product(args.kernels, widths(args.seed, args.count)))))
+    build_ahead(_build, product(args.kernels, widths(args.seed, args.count)))
     raise SystemExit(main(__file__, parser))

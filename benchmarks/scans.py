@@ -14,9 +14,10 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-from race import ROOT, Race, command_line, main, name_of
+from race import ROOT, Race, build_ahead, command_line, main, name_of
 
 sys.path.insert(0, str(ROOT))
 
@@ -72,19 +73,40 @@ def kinds() -> dict[str, Kind]:
     }
 
 
-def races(seed: int = 0, count: int = 1, square: int = 1) -> Iterator[Race]:
+def jobs(
+    seed: int = 0, count: int = 1, square: int = 1
+) -> Iterator[tuple[str, str, tuple[int, int]]]:
     rng = random.Random(seed)
     sizes = [SQUARE] * square
     sizes += [(rng.randrange(1000, 40000), rng.randrange(1000, 40000)) for _ in range(count)]
-    for name, kind in kinds().items():
-        for dtype in ("float32", "bfloat16"):
-            for size in sizes:
-                yield race(name, kind, dtype, size, seed)
+    return product(kinds(), ("float32", "bfloat16"), sizes)
 
 
-def label(choice: tuple[int, int, int, int]) -> str:
-    r, n, threads, stages = choice
-    return f"{r}x{n}/{threads}" + (f" {stages} stages" if stages > 1 else "")
+def races(seed: int = 0, count: int = 1, square: int = 1) -> Iterator[Race]:
+    for name, dtype, size in jobs(seed, count, square):
+        yield race(name, kinds()[name], dtype, size, seed)
+
+
+def schedules(kind: Kind) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {CHOSEN: {}}
+    for r, n, threads, stages in ROWS if kind.dim else COLUMNS:
+        more = {"stages": stages} if stages > 1 else {}
+        label = f"{r}x{n}/{threads}" + f" {stages} stages" * bool(more)
+        found[label] = {"tiles": {"r": r, "n": n}, "threads": threads, **more}
+    return found
+
+
+def build(name: str, dtype: str, size: tuple[int, int]) -> None:
+    import ml_dtypes  # noqa: F401 (NumPy learns of bfloat16)
+    import numpy as np
+
+    from zoo import scans
+
+    kind = kinds()[name]
+    given = [np.empty(size, dtype), *([np.empty(size, bool)] if kind.is_masked else [])]
+    for fields in schedules(kind).values():
+        kernel = getattr(scans, kind.kernel).on("cuda").with_schedule(**fields)
+        kernel.compile(*given, dtype=dtype)
 
 
 def race(name: str, kind: Kind, dtype: str, size: tuple[int, int], seed: int) -> Race:
@@ -104,15 +126,11 @@ def race(name: str, kind: Kind, dtype: str, size: tuple[int, int], seed: int) ->
         return made["inputs"]  # type: ignore[no-any-return]
 
     def kernels() -> dict[str, Callable[[], Any]]:
-        given, ours = inputs(), getattr(scans, kind.kernel)
-        ready = ours.compile(*given, dtype=dtype)
-        found = {CHOSEN: lambda ready=ready: ready(*given)}
-        for choice in ROWS if kind.dim else COLUMNS:
-            r, n, threads, stages = choice
-            fields: dict[str, Any] = {"tiles": {"r": r, "n": n}, "threads": threads}
-            fields |= {"stages": stages} if stages > 1 else {}
-            ready = ours.with_schedule(**fields).compile(*given, dtype=dtype)
-            found[label(choice)] = lambda ready=ready: ready(*given)
+        given, found = inputs(), {}
+        for label, fields in schedules(kind).items():
+            kernel = getattr(scans, kind.kernel).with_schedule(**fields)
+            ready = kernel.compile(*given, dtype=dtype)
+            found[label] = lambda ready=ready: ready(*given)
         return found
 
     def checks() -> Iterator[dict[str, Any]]:
@@ -136,7 +154,7 @@ def race(name: str, kind: Kind, dtype: str, size: tuple[int, int], seed: int) ->
 
     width = 4 if dtype == "float32" else 2
     moved = float(size[0] * size[1] * (2 * width + kind.bytes))
-    ours = [CHOSEN, *(label(choice) for choice in (ROWS if kind.dim else COLUMNS))]
+    ours = [*schedules(kind)]
     shown = name_of(f"{name} {dtype}", size)
     return Race(shown, contenders, checks, work=moved, unit="B", ours=ours)
 
@@ -146,4 +164,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--square", type=int, default=1, help="0: the drawn sizes alone")
+    args = parser.parse_args()
+    build_ahead(build, jobs(args.seed, args.count, args.square))
     raise SystemExit(main(__file__, parser))
