@@ -122,3 +122,11 @@ def test_a_tensor_of_many_elements_is_not_counted_as_one_row(rows, is_one):
     """65536 rows of 50257 are more than 32 bits count."""
     source = values.softmax.on("cuda -arch=sm_90a").compile(M=rows, N=50257).get_kernel_source()
     assert ("X_flat" in source) is is_one
+
+
+# several boxes of a tensor map; no box, because its bytes are no multiple of 128; rows that begin
+# anywhere
+@pytest.mark.parametrize("columns", [20032, 86400, 50257])
+def test_a_row_is_loaded_at_once(columns):
+    source = values.softmax.on("cuda").compile(drawn(0, 4, columns)).get_kernel_source()
+    assert source.count("bulk_row<") == 1 and "cp_async" not in source
