@@ -63,6 +63,7 @@ class Val:
     """A tile of numbers."""
 
     __hash__ = None  # type: ignore[assignment]
+    is_stop = False  # of a tile index
 
     def __init__(self, a: Any, place: tuple[Tensor, Any] | None = None) -> None:
         self.a: Array = np.asarray(a)
@@ -146,7 +147,13 @@ class Index:
         self.first, self.last, self.size = start, stop, size
 
     start = property(lambda self: number(self.first))
-    stop = property(lambda self: number(self.last))
+
+    @property
+    def stop(self) -> Val:
+        found = number(self.last)
+        found.is_stop = True
+        return found
+
     index = property(lambda self: Val(np.arange(self.first, self.last, dtype=INT32)))
     is_empty = property(lambda self: self.first >= self.last)
 
@@ -287,6 +294,9 @@ class Model:
                 return [number(n) for n in range(axis.count)]
             low, high = map(int, axis if isinstance(axis, tuple) else (0, axis))
             wide = size or self.tiles[name]
+            if size is None and getattr(axis, "is_stop", False):  # the first tile is cut
+                first = high - -(-high // wide) * wide
+                return [Index(max(at, 0), at + wide, wide) for at in range(first, high, wide)]
             return [Index(at, min(at + wide, high), wide) for at in range(low, high, wide)]
 
         every = itertools.product(*map(one, axes, names.split(", ")))
