@@ -14,12 +14,11 @@ from tilewright.lang.builder import Builder, Position, current_block
 from tilewright.lang.handles import Tiles
 from tilewright.lang.pieces import apart, in_piece, over, walk_of, walking
 from tilewright.lang.reductions import FOLDS, as_result, dims_of, masked, summed
+from tilewright.lang.sizes import MOST_SCANNED
 from tilewright.lang.values import Places, Value, again, new_tile, value_of
 from tilewright.support.errors import word
 
 NAMED = ("sum", "prod", "max", "min")
-
-LONGEST = 32768  # elements of a line that the registers of a block hold
 
 
 @dataclass
@@ -233,7 +232,7 @@ def _emitted(
 ) -> Scanned:
     """The op that scans `values` along dimension `at`."""
     builder, axis = current_block(), values[0].axes[at]
-    if axis.size > LONGEST and builder.is_sized:
+    if axis.size > MOST_SCANNED and builder.is_sized:
         raise CompileError(
             f"T.{word()} of a row that does not fit the registers of a block",
             got=f"a value of shape {shape_text(values[0].axes)}",

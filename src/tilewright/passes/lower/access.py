@@ -305,8 +305,7 @@ def find_access(
         whole, inside = (TRUE, TRUE) if parted is None else (parted.whole, parted.inside)
         whole, inside = logical_and(cut[0], whole), logical_and(cut[1], inside)
         parted = Ragged(count, whole, inside, const(count))
-    found = Access(buffer, starts, wanted, width, share, named, given, parted)
-    return replace(found, across=across)
+    return Access(buffer, starts, wanted, width, share, named, given, parted, across=across)
 
 
 def _between(low: Lowering, buffer: Buffer, starts: Sequence[Expr], count: int) -> Ragged:

@@ -435,7 +435,7 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
     conds = {cond for cond, _ in statements}
     first = next(iter(conds))
     alone = len(conds) == 1 and first is not TRUE and not loads(first)
-    whole, parts = common_guard(groups, first) if alone else (FALSE, False)
+    whole, same = common_guard(groups, first) if alone else (FALSE, False)
 
     def lower(asking: bool) -> Body:
         body: list[Op] = []
@@ -463,11 +463,11 @@ def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) ->
 
         in_pairs = fold is not None and (whole is not FALSE or conds == {TRUE})
         ops = fold(first) if fold is not None and in_pairs else by_one(bare)
-        if whole is FALSE or (asking == bare and not parts):
+        if whole is FALSE or (asking == bare and not same):
             return ops
         number = simplify(first // count, low.ranges)
         cond = simplify(substitute(whole, {groups.var: number}), index=False)
-        if parts:
+        if same:
             return guarded(cond, ops)
         return (If(cond, ops, (Hint("rare"), *rename_unique(by_one(asking), low.names))),)
 
