@@ -71,9 +71,10 @@ def test_events_time_each_in_turn():
     assert {name: len(t) for name, t in times.items()} == {"slow": 10, "fast": 10}
     assert times["slow"] == pytest.approx([4e-4] * 10)
     assert times["fast"] == pytest.approx([1e-4] * 10)
-    # a round: at least a millisecond of each, one after the other, in an order that changes
+    # a round: a call ahead and at least a millisecond of each, one after the other, in an order
+    # that changes
     ran = "".join("s" if x == 4e-4 else "f" for x in log)
-    slow, fast = "s{3}", "f{10,12}"
+    slow, fast = "s{4}", "f{11,13}"
     rounds = [slow + fast, fast + slow, fast + slow, slow + fast] * 3
     assert re.search("".join(rounds[:10]) + "$", ran)
 
