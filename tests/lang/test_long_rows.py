@@ -10,7 +10,8 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tests.roads import on_threads
-from zoo import values
+from tilewright.lang import sizes
+from zoo import reductions, values
 
 TARGETS = ["interp -sanitize", "cpu", *on_threads("threads-sm_90a")]
 each_target = pytest.mark.parametrize("target", TARGETS)
@@ -92,6 +93,137 @@ def test_words_along_and_across_pieces(target, columns, schedule):
     np.testing.assert_allclose(grown, 3 * x * z + 3, 1e-5, 1e-5)
 
 
+@each_target
+@pytest.mark.parametrize("columns", [16, 13])
+def test_a_row_outside_its_matrix_is_zeros(target, columns):
+    @tw.jit
+    def least(X):
+        B, M, N, K = T.const("B, M, N, K")
+        X: T.Tensor((B, M, N), "bfloat16")
+        Y = T.empty((B, K), "bfloat16")
+        for b, k in T.tile(B, K):
+            Y[b, k] = T.min(X[b - 1, k + 1, :], dim=-1)
+        return Y
+
+    x = np.full((3, 2, columns), 9, ml_dtypes.bfloat16)
+    kernel = least.on(target).with_schedule(tiles={"b": 1, "k": 1, "N": 8})
+    got = kernel.compile(x, K=4)(x)
+    assert got.astype(float).tolist() == [[0] * 4, [9, 0, 0, 0], [9, 0, 0, 0]]
+
+
+@tw.jit
+def carried(X):
+    """Each name is read before the loop changes it; one begins as a formula, one as a load."""
+    E, M, N = T.const("E, M, N")
+    X: T.Tensor((E, M, N), "float32")
+    Y = T.empty((M, N), "float32")
+    for m in T.tile(M):
+        a, b, c = T.ones((m, N)), T.full((m, N), -2, "float32"), T.load(X[0, m, :])
+        for e in T.tile(T.each(E)):
+            a += X[e, m, :] - b + c * T.max(c, dim=1)[:, None]
+            b, c = T.minimum(-a - 4, 9), c + 1
+        Y[m, :] = a - c
+    return Y
+
+
+@each_target
+@pytest.mark.parametrize("columns", [160, 157])
+@each_cut
+def test_values_that_loops_change(target, columns, schedule):
+    tiles = {"m" if k == "r" else k: n for k, n in schedule.get("tiles", {}).items()}
+    schedule = {**schedule, "tiles": tiles}
+    x = np.random.default_rng(5).integers(-3, 4, (3, 4, columns)).astype(np.float32)
+    a, b, c = np.ones((4, columns)), np.full((4, columns), -2.0), x[0]
+    for each in x:
+        a = a + each - b + c * c.max(1, keepdims=True)
+        b, c = np.minimum(-a - 4, 9), c + 1
+    np.testing.assert_array_equal(run(carried, target, schedule, x), a - c)
+
+
+PIECES = {"tiles": {"M": 8}}
+AHEAD = {"tiles": {"M": 8, "n": 32}, "stages": 3}
+PLACES = [
+    ("argmax_rows", [{}, {"tiles": {"N": 64}}, {"tiles": {"N": 64}, "cluster": 2}]),
+    ("argmax_columns", [{}, PIECES, AHEAD]),
+]
+
+
+@each_target
+@pytest.mark.parametrize("rows, columns", [(40, 400), (33, 401)])
+@pytest.mark.parametrize(
+    "name, schedule",
+    [pytest.param(n, s, id=f"{n}-{k}") for n, each in PLACES for k, s in enumerate(each)],
+)
+def test_the_first_place_of_the_largest(target, rows, columns, name, schedule):
+    x = np.random.default_rng(3).integers(-3, 4, (rows, columns)).astype(np.float32)
+    x[5], x[:, 7] = -np.inf, -np.inf  # nothing is larger than the neutral element
+    x[9, 300], x[9, 20], x[30, 20] = np.nan, np.nan, np.nan
+    got = run(getattr(reductions, name), target, schedule, x)
+    assert got.tolist() == x.argmax(1 if "rows" in name else 0).tolist()
+
+
+@each_target
+@pytest.mark.parametrize("rows, columns", [(40, 400), (33, 401)])
+@pytest.mark.parametrize("schedule", [{}, PIECES, AHEAD], ids=["chosen", "pieces", "ahead"])
+def test_columns_that_are_read_twice(target, rows, columns, schedule):
+    x = drawn(4, rows, columns).astype(np.float32)
+    got = run(reductions.norm_columns, target, schedule, x)
+    close(got, x / np.sqrt((x.astype(np.float64) ** 2).sum(0)), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["argmax_columns", "norm_columns"])
+@pytest.mark.parametrize("columns, copy", [(16384, "bulk"), (16386, "cp_async<8>")])
+def test_columns_are_long_lines_that_are_loaded_ahead(name, columns, copy):
+    kernel = getattr(reductions, name).on("cuda -arch=sm_90a")
+    made = kernel.compile(np.broadcast_to(np.float32(0), (8192, columns)))
+    assert copy in made.get_kernel_source()
+    assert made.resources["shared_bytes"] > 1 << 16
+
+
+@pytest.mark.parametrize("is_each", [True, False])
+def test_a_middle_dimension_has_long_lines(is_each):
+    @tw.jit(target="cuda -arch=sm_90a")
+    def places(X):
+        B, M, N = T.const("B, M, N")
+        X: T.Tensor((B, M, N), "float32")
+        Y = T.empty((B, N), "int32")
+        for b, n in T.tile(T.each(B) if is_each else B, N):
+            Y[b, n] = T.argmax(X[b, :, n], dim=-2)
+        return Y
+
+    made = places.compile(np.broadcast_to(np.float32(0), (64, 4096, 512)))
+    assert [*map(int, made.program.kernels[0].grid)] == [2, 64]  # 1024 bytes each
+
+
+@pytest.mark.parametrize("columns", [138184, 149993, 151936, 207968])
+def test_blocks_begin_on_lines_of_memory(columns):
+    """On less, where the last block would have fewer whole steps than the others."""
+    part, align = sizes._part(columns, 8, 2048, 2, True)
+    unit = 32 if columns == 149993 else 64
+    assert part % unit == 0 and align in (unit, 1) and (align == 1) == (columns % unit == 0)
+    assert (columns - 7 * part) // 2048 == part // 2048
+
+
+def test_a_block_that_has_whole_rows_has_no_padding():
+    assert sizes._part(2032, 1, 512, 4, True) == (2032, 1)  # 16 bytes short of a line
+
+
+def test_lines_of_a_block_are_counted_once():
+    """16 whole rows are in each block: lines of 1024 bytes would leave 16 blocks."""
+
+    @tw.jit(target="cuda -arch=sm_90a")
+    def sums(X):
+        N, H, M = T.const("N, H, M")
+        X: T.Tensor((N, H, M), "float32")
+        Y = T.empty((H, M), "float32")
+        for m in T.tile(M):
+            Y[:, m] = T.sum(X[:, :, m], dim=0)
+        return Y
+
+    made = sums.compile(np.broadcast_to(np.float32(0), (1000, 16, 4000)))
+    assert int(made.program.kernels[0].grid[0]) >= 125 and made.resources["spill_bytes"] == 0
+
+
 def test_a_row_too_long_for_a_block_is_loaded_again():
     """Nothing holds 300000 floats in a block; each pass reads them."""
     kernel = values.softmax.on("cuda -arch=sm_80")
@@ -111,10 +243,11 @@ def test_a_store_to_the_row_that_is_read_keeps_its_numbers():
             Y[r, :] = x
         return Y
 
-    x = np.random.default_rng(0).standard_normal((3, 300)).astype(np.float32)
-    kept = x.copy()
-    np.testing.assert_array_equal(twice.with_schedule(tiles={"N": 32})(x), kept)
-    np.testing.assert_array_equal(x, kept * 2)
+    for columns in (300, 301):  # no row begins in another block's
+        x = np.random.default_rng(0).standard_normal((3, columns)).astype(np.float32)
+        kept = x.copy()
+        np.testing.assert_array_equal(twice.with_schedule(tiles={"N": 32})(x), kept)
+        np.testing.assert_array_equal(x, kept * 2)
 
 
 @pytest.mark.parametrize("rows, is_one", [(1024, True), (65536, False)])
@@ -129,4 +262,5 @@ def test_a_tensor_of_many_elements_is_not_counted_as_one_row(rows, is_one):
 @pytest.mark.parametrize("columns", [20032, 86400, 50257])
 def test_a_row_is_loaded_at_once(columns):
     source = values.softmax.on("cuda").compile(drawn(0, 4, columns)).get_kernel_source()
-    assert source.count("bulk_row<") == 1 and "cp_async" not in source
+    loads = source.count("bulk_row<") + source.count("bulk_load_3d_evict_last(tw::")
+    assert loads == 1 and "cp_async" not in source

@@ -233,8 +233,9 @@ def test_columns_make_lines_of_memory_and_one_wave():
     for columns, kind in ((32768, np.float32), (20000, BF16), (10159, np.float32)):
         tile, threads, made = chosen(scans.cumsum_columns, 2048, columns, kind)
         (blocks,) = map(int, made.program.kernels[0].grid)
-        assert tile[1] * np.dtype(kind).itemsize == 128
-        assert blocks <= 132 * made.resources["blocks_per_sm"]
+        assert 128 <= tile[1] * np.dtype(kind).itemsize <= 1024
+        assert 132 / 2 <= blocks <= 132 * made.resources["blocks_per_sm"]
+        assert made.resources["shared_bytes"] > 1 << 16  # loads that run ahead
         assert made.resources["spill_bytes"] == 0
     assert chosen(scans.cumsum_columns, 4096, 1000)[0][1] < 32  # every multiprocessor has some
 

@@ -1,9 +1,10 @@
 """Nests that do nothing but move elements of a tensor to a shared tile, each from wherever an
-expression says: rows that a table names, windows of an image, with zeros where a guard says so."""
+expression says: rows that a table names, windows of an image, with zeros where a guard says so.
+Loads to registers that go by way of such a tile."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import copysign
 from typing import TypeGuard
@@ -119,3 +120,26 @@ def reads_inside(load: Load, nest: Map) -> bool:
 
 def _is_zero(e: Expr) -> bool:
     return isinstance(e, Const) and e.value == 0 and copysign(1.0, float(e.value)) > 0
+
+
+def loaded_ahead(body: Body, fresh: Callable[[str], str]) -> Body:
+    """The body of a pipelined loop, in which what is loaded to registers comes by way of a shared
+    tile: a copy into shared memory runs ahead by as many iterations as the loop has stages.
+
+        copy X[k] -> x        copy X[k] -> x_ahead; copy x_ahead -> x
+    """
+
+    def staged(op: Op) -> Body:
+        if not isinstance(op, Copy) or not _loads_registers(op):
+            return (op,)
+        shape = tuple(const(e) for e in op.dst.static_tile)
+        name = fresh(f"{op.dst.name}_ahead")
+        tile = whole(Buffer(name, shape, op.src.dtype, Space.SHARED))
+        return Alloc(tile.buffer), rebuild(op, dst=tile), Copy(tile, op.dst)
+
+    return tuple(each for op in body for each in staged(op))
+
+
+def _loads_registers(op: Copy) -> bool:
+    to_registers = op.src.buffer.is_global and op.dst.buffer.is_fragment and op.dst.is_whole
+    return to_registers and op.reduce is None and op.barrier is None and op.atom is None

@@ -56,14 +56,15 @@ class Position(NamedTuple):
 @dataclass
 class Sizes:
     """What is chosen for a text: sizes of `T.tile` by loop variable, of kernels by their numbers
-    the threads and the blocks that are resident at least, how whole dimensions are cut, and what
-    loops over rows align (`Split.align`)."""
+    the threads and the blocks that are resident at least, how whole dimensions are cut, what loops
+    over rows align (`Split.align`), and how many steps of a loop are loaded ahead."""
 
     tiles: dict[str, int] = field(default_factory=dict)
     threads: dict[int, int] = field(default_factory=dict)
     blocks: dict[int, int] = field(default_factory=dict)
     splits: dict[tuple[int, str], Any] = field(default_factory=dict)
     aligns: dict[tuple[int, str], int] = field(default_factory=dict)
+    stages: dict[tuple[int, str], int] = field(default_factory=dict)
 
 
 class Builder:

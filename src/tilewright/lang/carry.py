@@ -39,7 +39,8 @@ def carry(name: str, old: Value, new: Any) -> Value:
             + ("" if shape else f'; or cast it: {name} = T.cast(…, "{old.kind}")'),
             code="rebinding",
         )
-    if not old.is_named:  # it may have been read as a formula
+    # it may have been read as a formula, or piece by piece from where it came
+    if not old.is_named or (old.is_long and name not in builder.carried):
         builder.carried.add(name)
         raise TracedAgain
     buffer = old.hold()

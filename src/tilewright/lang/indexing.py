@@ -8,6 +8,7 @@ from functools import reduce
 from math import prod
 from typing import Any
 
+from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
 from tilewright.ir.marks import with_loc
 from tilewright.ir.simplify import simplify
@@ -117,7 +118,7 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
 
 def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, Any]:
     """The same elements of a tensor seen as one row, where its rows begin at the places that the
-    shift of its last axis was made for."""
+    shift of its last axis was made for. A row outside a matrix of several would be another's."""
     buffer, axis = region.buffer, along[-1]
     single = all(extent is const(1) for extent in region.extents[:-1])
     if axis is None or axis.shift is None or axis.split is None or not single:
@@ -130,6 +131,10 @@ def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, 
     if region.starts[-1] is not axis.start or not is_same(length, buffer.shape[-1]):
         return None, ()
     builder = current()
+    ranges, sizes = builder.known(), buffer.static_shape[1:-1]
+    found = [bounds(index, ranges) for index in region.starts[1:-1]]
+    if any(each.lo < 0 or each.hi >= size for each, size in zip(found, sizes, strict=True)):
+        return None, ()
     row: Expr = const(0)
     for index, size in zip(region.starts[:-1], buffer.shape[:-1], strict=True):
         row = row * size + index

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.ir.core import *
+from tilewright.ir.gather import loaded_ahead
 from tilewright.lang.axes import ONE, Axis
 from tilewright.lang.builder import Builder, Position
 
@@ -66,7 +67,11 @@ def walking(builder: Builder, axes: Sequence[Axis], backward: bool = False) -> I
     for walk in reversed(opened):
         builder.walks.pop()
         body = builder.close()
-        builder.emit(For(walk.step, const(0), _steps(walk), body))
+        stages = builder.sizes.stages.get((len(builder.kernels), walk.axis.name), 0)
+        kind, body = (
+            ("pipelined", loaded_ahead(body, builder.fresh)) if stages else ("serial", body)
+        )
+        builder.emit(For(walk.step, const(0), _steps(walk), body, kind=kind, stages=stages))
 
 
 def _steps(walk: Walk) -> Expr:

@@ -326,10 +326,14 @@ def _first(name: str) -> Callable[..., Any]:
 
     def word(x: Any, *, dim: int, keepdim: bool = False) -> Any:
         value = value_of(x)
-        if not value.is_named:
-            value.is_named = True  # it is read twice
         dims = dims_of(value, dim)
         axis = value.axes[dims[0]]
+        alone = not _any(a.is_long for a in value.real if a is not axis)
+        if axis.is_long and alone and not value.goes_backward:
+            buffer = _first_of_pieces(current_block(), value, name, axis)
+            return as_result(value, dims, keepdim, buffer, f"arg{name}")
+        if not value.is_named:
+            value.is_named = True  # it is read twice
         top = _reduced(value, name, dims, True)
         last = const(axis.total or axis.size)
         at = [ONE] * value.ndim
@@ -345,6 +349,61 @@ def _first(name: str) -> Callable[..., Any]:
         return _reduced(lift(found, value, top, places), "min", dims, keepdim)
 
     return word
+
+
+def _first_of_pieces(builder: Builder, x: Value, op: str, axis: Axis) -> Buffer:
+    """The first place of the extreme along a long axis: each element of two tiles of a piece's
+    shape has the best of those at its place in the pieces, and in which piece that was."""
+    since, kind = builder.outermost(), _word(x.kind)
+    shape = tuple(const(a.split.step if a.split and a is axis else a.size) for a in x.real)
+    nowhere = const(-1)
+    made = []
+    for what, of, start in (
+        ("best", kind, math.identity(op, kind)),
+        ("pieces", INT32, nowhere),
+    ):
+        name = builder.fresh(builder.hint, f"{op}_{what}")
+        made.append(Buffer(name, shape, of, Space.FRAGMENT))
+        builder.emit(Alloc(made[-1]))
+        builder.emit(Fill(whole(made[-1]), start))
+    best, pieces = made
+    with walking(builder, x.axes):
+        walk = walk_of(builder, axis)
+        assert walk is not None
+        vars, places = over(builder, x.axes)
+        known, inside = Load(best, vars), _inside(x.axes, places, [axis])
+        new = FOLDS[op](cast(x.element(places), kind), known)
+        hit = compare("!=", new, known)
+        if kind.is_float:
+            hit = logical_and(hit, compare("==", known, known))  # the first NaN stays
+        body: Body = (
+            Store(pieces, vars, select(hit, walk.step, Load(pieces, vars)), loc=locate()),
+            Store(best, vars, new, loc=locate()),
+        )
+        builder.emit(Map(vars, shape, body if inside is TRUE else (If(inside, body),)))
+    top = _fold(builder, best, x.real, op, [axis], kind)
+    blocks = blocks_of([axis])
+    if blocks > 1:
+        exchanged(builder, top, kind, blocks, FOLDS[op], since)
+    vars = tuple(builder.var("i") for _ in shape)
+    at = next(v for v, a in zip(vars, x.real, strict=True) if a is axis)
+    rest = tuple(v for v in vars if v is not at) or (const(0),)
+    known, piece = Load(best, vars), Load(pieces, vars)
+    hit = compare("==", known, Load(top, rest))
+    if kind.is_float:
+        hit = binary("or", hit, compare("!=", known, known))
+    # nowhere, where nothing was better than the neutral element: all are it
+    hit = logical_and(compare("!=", piece, nowhere), hit)
+    place, last = axis.index(piece * walk.width + at), const(axis.total)
+    builder.emit(Map(vars, shape, (Store(pieces, vars, select(hit, place, last)),)))
+    first = _fold(builder, pieces, x.real, "min", [axis], INT32)
+    if blocks > 1:
+        exchanged(builder, first, INT32, blocks, FOLDS["min"], since)
+    vars = tuple(builder.var("i") for _ in first.shape)
+    own = Load(first, vars)
+    found = Store(first, vars, select(compare("==", own, last), const(0), own))
+    builder.emit(Map(vars, first.shape, (found,)))
+    return first
 
 
 def argmax(x: Any, *, dim: int, keepdim: bool = False) -> Any:

@@ -6,20 +6,21 @@ longer one lies in shared memory, where it is loaded once, and a block works on 
 time; when it would leave room for fewer than three blocks on a multiprocessor, the blocks of a
 cluster have a part of it each. A row too long for a cluster is loaded again for each pass.
 
-Scans live by memory too. A block has a long row or several short ones, or columns that make up
-whole lines of memory; it goes along them step by step, and holds a step in registers.
+Scans, and reductions along columns, live by memory too. A block has a long row or several short
+ones, or columns that make up whole lines of memory; it goes along them step by step, and holds a
+step in registers. Columns are loaded some steps ahead, where there are enough of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2, prod
+from math import ceil, gcd, log2, prod
 from typing import Any
 
 from tilewright.ir.atoms import Feature
 from tilewright.ir.chips import CHIPS, Chip
-from tilewright.ir.expr import variables
+from tilewright.ir.expr import Const, variables
 from tilewright.ir.target import Target
 from tilewright.ir.warps import WARP
 from tilewright.lang.axes import Axis, Split
@@ -30,15 +31,17 @@ MATRIX = 64  # along each side of a matrix product
 ELEMENTS = 4096  # of the largest value that a block keeps
 LONGEST = 1024
 VECTOR = 16  # bytes of the widest access
-TINY = 512  # bytes of a row below which nothing is gained by bringing it to a vector's begin
 SHORT = 4096  # bytes of a row up to which a block holds several in registers
 HELD = 64  # bytes of rows that a thread holds in registers
 SLOTS = 512  # bytes of a block for what warps and blocks tell each other
 RESIDENT = 3  # blocks of a multiprocessor that hide each other's latencies
 KEPT = 3  # values of a plain scan: what is loaded, it in a wider type, the result
 LINE, SECTOR = 128, 32  # bytes of memory that a warp loads at once, and that move together
+WIDE = 1024  # bytes of a line of columns at most
+STAGE, STAGES = 16384, 6  # bytes that are loaded ahead at once, and how often at most
 FEWEST = 4  # warps of a block
 MOST_SCANNED = 32768  # elements of a line that the registers of a block hold
+REDUCED = 2  # arrays that a step of a reduction has: what is loaded, what is kept of it
 UNKNOWN = 1 << 20  # lines, or elements of one, where nothing says how many
 
 
@@ -136,12 +139,14 @@ def _rows(builder: Builder, kernel: int) -> Rows | None:
 
 def _is_counted(builder: Builder, kernel: int, boxes: Sequence[Any], total: int) -> bool:
     """Whether the block alone says which rows of matrices these are, whole ones of `total`
-    elements, and all elements of their tensors are counted in 32 bits."""
+    elements, all elements of their tensors are counted in 32 bits, and none is written: a block
+    that begins ahead of its row reads the end of another's."""
     blocks = {*builder.kernels[kernel].blocks}
     shapes = [b.static_shape if (b := box.buffer).is_static else (2**31,) for box in boxes]
     rows = [index for box in boxes for index in box.region.starts[:-1]]
     whole = [shape[-1] == total for shape in shapes if len(shape) > 1]
     counts = all(prod(shape) < 2**31 for shape in shapes)
+    counts = counts and not any(builder.writes(box.buffer) for box in boxes)
     return counts and any(whole) and all(whole) and all(blocks >= variables(i) for i in rows)
 
 
@@ -151,11 +156,11 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     name, total = rows.axis.name, rows.axis.size
     pinned = dict(chosen.tiles).get(name)
     vector, width = VECTOR // rows.narrowest, rows.narrowest * total
-    ragged = rows.is_single and width % VECTOR != 0 and target.kind != "cpu"
-    ragged = ragged and target.internal.rows != "any"
+    shifts = rows.is_single and target.kind != "cpu" and target.internal.rows != "any"
+    short = _short(width) if shifts else SHORT
     if target.kind == "cpu" and pinned is None:
         return
-    if pinned is None and width <= (TINY if ragged else SHORT) and chosen.cluster in ("auto", 1):
+    if pinned is None and width <= short and chosen.cluster in ("auto", 1):
         part, threads = _rounded(total, vector), 256
         lines = max(1, HELD * threads // (part * rows.column))
         if rows.tiles:
@@ -167,15 +172,12 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     chip = _chip(target)
     room = chip.shared_per_sm // RESIDENT - chip.reserved
     divisible = kernel not in builder.undivided and Feature.CLUSTER in target.features
-    align = vector if ragged else 1
     most = chip.cluster if divisible else 1
     blocks = 1 if chosen.cluster == "auto" else min(chosen.cluster, most)
     while True:
-        share = ceil((total + align - 1) / blocks)
-        # what the last part is short of, one thread fills with zeros
-        part = ceil(share / vector) * vector if blocks > 1 or align > 1 else share
-        threads = _threads(part * rows.height // vector, chosen.threads)
+        threads = _threads(ceil(total / blocks) * rows.height // vector, chosen.threads)
         step = pinned or threads * vector
+        part, align = _part(total, blocks, step, rows.narrowest, shifts)
         held = ceil(part / step) * step * rows.column + SLOTS
         if held <= room or blocks == most or chosen.cluster != "auto":
             break
@@ -187,6 +189,25 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
         split = split._replace(part=max(part, step))
     keeps = split.size * rows.column <= chip.shared - 4096
     found.splits[kernel, name] = split._replace(keeps=keeps)
+
+
+def _short(width: int) -> int:
+    """Bytes of a row up to which a block holds several in registers: fewer where its loads are of 4
+    bytes or less, and a longer row is brought to a vector's begin."""
+    return min(SHORT, 2 * SHORT * gcd(width, VECTOR) // VECTOR)
+
+
+def _part(total: int, blocks: int, step: int, narrowest: int, shifts: bool) -> tuple[int, int]:
+    """The places of a block and `Split.align`, so that blocks begin on lines of memory; on less
+    than a line where the last block would have fewer whole steps than the others."""
+    for size in (LINE, LINE // 2, SECTOR, VECTOR):
+        part, unit = total, size // narrowest
+        align = unit if shifts and total % unit else 1
+        if blocks > 1 or align > 1:
+            part = ceil((total + align - 1) / blocks / unit) * unit
+        if (total - (blocks - 1) * part) // step == part // step:
+            break
+    return part, align
 
 
 def _threads(vectors: int, chosen: int | str) -> int:
@@ -207,9 +228,9 @@ def _rounded(total: int, vector: int) -> int:
 
 @dataclass(frozen=True)
 class Lines:
-    """What a kernel scans: a value along an axis; `across` is the axis of rows, or the one along
-    which columns lie side by side in memory. Bytes of elements: the least, the most, and those of
-    all tensors."""
+    """What a kernel scans, or reduces along columns: a value along an axis; `across` is the axis of
+    rows, or the one along which columns lie side by side in memory. Bytes of elements: the least,
+    the most, and those of all tensors."""
 
     along: Axis
     others: tuple[Axis, ...]
@@ -218,28 +239,33 @@ class Lines:
     narrowest: int
     widest: int
     column: int
-    arrays: int  # that are scanned, by a function twice as many
+    arrays: int  # that a step has, of scans by a function twice as many
     is_single: bool  # which row it is depends on the block alone, where there is one
+    matrices: int  # that blocks count besides, by `T.each`
+    is_written: bool  # one of the tensors: then nothing of it is loaded ahead
 
 
 @dataclass(frozen=True)
 class Form:
-    """Threads of a block, its lines along `across`, the elements of a step, `Split.align`, and the
-    blocks of a multiprocessor that have to be there at once."""
+    """Threads of a block, its lines along `across`, the elements of a step, `Split.align`, the
+    blocks of a multiprocessor that have to be there at once, and the steps that are loaded ahead
+    (0: other blocks hide a load)."""
 
     threads: int
     width: int
     step: int
     align: int = 1
     blocks: int = 1
+    stages: int = 0
 
 
 def _lines(builder: Builder, kernel: int) -> Lines | None:
+    boxes = [box for number, box in builder.reads_of if number == kernel and box.region is not None]
     scans = [scan for scan in builder.scanned if scan[0] == kernel]
+    scans = scans or _columns(builder, kernel, boxes)
     if builder.multiplied or not scans:
         return None
     _, axes, along, _ = max(scans, key=lambda scan: len(scan[1]))
-    boxes = [box for number, box in builder.reads_of if number == kernel and box.region is not None]
     boxes = [box for box in boxes if [a.key for a in box.axes].count(along.key) == 1]
     bytes_of = {box.buffer: ceil(box.buffer.dtype.bits / 8) for box in boxes}
     if not boxes or any(other.key != along.key for _, _, other, _ in scans):
@@ -255,7 +281,33 @@ def _lines(builder: Builder, kernel: int) -> Lines | None:
     single = all(a.key in known or a.size == 1 for box in boxes for a in box.axes)
     is_single = by_rows and single and _is_counted(builder, kernel, boxes, _length(builder, along))
     arrays = sum(scan[3] for scan in scans)
-    return Lines(along, others, across, by_rows, least, most, column, arrays, is_single)
+    pairs = [each for box in boxes for each in zip(box.region.starts, box.along, strict=True)]
+    counted = {var for start, axis in pairs if axis is None for var in variables(start)}
+    grid = zip(builder.kernels[kernel].blocks, builder.kernels[kernel].grid, strict=True)
+    each = prod(int(n.value) for var, n in grid if var in counted and isinstance(n, Const))
+    is_written = any(builder.writes(box.buffer) for box in boxes)
+    return Lines(
+        along, others, across, by_rows, least, most, column, arrays, is_single, each, is_written
+    )
+
+
+def _columns(builder: Builder, kernel: int, boxes: Sequence[Any]) -> list[Any]:
+    """What a kernel without scans does along the longest whole dimension, as `Builder.scanned` has
+    it, where another one lies side by side in memory."""
+    axes = [axis for (number, _), axis in builder.extents.items() if number == kernel]
+    best = max(axes, key=lambda axis: axis.size, default=None)
+    mine = [box for box in boxes if best is not None and best.key in [a.key for a in box.axes]]
+    if best is None or not mine or kernel in builder.uncut:
+        return []
+    lasts = [box.along[-1] for box in mine if len(box.along) > 1]
+    if not lasts or any(
+        a is None or builder.axes.get(a.key) not in builder.open_tiles for a in lasts
+    ):
+        return []
+    widest = max(ceil(box.buffer.dtype.bits / 8) for box in mine)
+    if best.size * LINE // widest <= ELEMENTS:  # a block holds whole columns
+        return []
+    return [(kernel, max(mine, key=lambda box: len(box.axes)).axes, best, REDUCED)]
 
 
 def _choose_lines(builder: Builder, kernel: int, lines: Lines, found: Sizes) -> None:
@@ -274,7 +326,7 @@ def _choose_lines(builder: Builder, kernel: int, lines: Lines, found: Sizes) -> 
     tiles = {a.key: builder.axes.get(a.key, "") for a in lines.others}
     tiles = {key: tile for key, tile in tiles.items() if tile in builder.open_tiles}
     fixed = prod(a.size for a in lines.others if a.key not in tiles)  # lines of a block
-    count = prod(_length(builder, a) for a in lines.others)
+    count = lines.matrices * prod(_length(builder, a) for a in lines.others)
     if variables(along.start) & {*builder.kernels[kernel].blocks}:  # a block has a part of a line
         count = UNKNOWN
     chip, most = _chip(target), _chip(target).threads_per_sm // 2
@@ -287,6 +339,8 @@ def _choose_lines(builder: Builder, kernel: int, lines: Lines, found: Sizes) -> 
     kept = sum(along.key in {a.key for a in axes} for axes in builder.footprints)
     if form.blocks > 1 and lines.arrays == 1 and kept <= KEPT:
         found.blocks[kernel] = form.blocks
+    if form.stages:
+        found.stages[kernel, name] = form.stages
     if not is_whole:
         found.tiles[name] = form.step
         if form.align > 1:
@@ -307,9 +361,8 @@ def _row_form(
     target = CHOSEN.get()
     pinned, chip = target.schedule.threads, _chip(target)
     vector = VECTOR // lines.narrowest
-    ragged = lines.is_single and fixed == 1 and lines.narrowest * total % VECTOR != 0
-    ragged = ragged and target.internal.rows != "any"
-    if total * lines.column <= (TINY if ragged else SHORT):
+    shifts = lines.is_single and fixed == 1 and target.internal.rows != "any"
+    if total * lines.column <= (_short(lines.narrowest * total) if shifts else SHORT):
         threads = pinned if isinstance(pinned, int) else FEWEST * WARP
         step = _rounded(total, vector)
         rows = max(threads // WARP, threads * _held(lines, threads) // step) // fixed
@@ -318,27 +371,36 @@ def _row_form(
     threads = min(_power(total * fixed * lines.column // HELD), _power(room))
     threads = pinned if isinstance(pinned, int) else max(FEWEST * WARP, threads)
     one = max(threads // fixed, 1) * min(vector, 2 * VECTOR // lines.widest)
-    total += (vector - 1) * ragged
+    align = LINE // lines.narrowest if shifts and lines.narrowest * total % LINE else 1
+    total += align - 1
     held = threads * _held(lines, threads) // fixed
     forms = [one * k for k in range(1, 1 + max(1, held * 5 // 4 // one))]
     # a step takes as long as loading half of it, besides
     step = min(forms, key=lambda step: (ceil(total / step) * (step + held // 2), -step))
     taken = 20 * threads + step * fixed * (1 + lines.column / 4)  # registers
     blocks = max(1, int(chip.registers // taken)) if pinned == "auto" else 1
-    return Form(threads, 1, step, vector if ragged else 1, blocks)
+    return Form(threads, 1, step, align, blocks)
 
 
 def _column_form(
     builder: Builder, lines: Lines, total: int, count: int, fixed: int, most: int
 ) -> Form:
-    """Lines of 128 bytes: shorter ones where not every multiprocessor would have a block, longer
-    ones where blocks would have to wait for others, which go on until the end."""
+    """Long lines whose loads run ahead. Where too few blocks would have some: lines of 128 bytes;
+    shorter ones where not every multiprocessor would have a block, longer ones where blocks would
+    have to wait for others, which go on until the end."""
     chip, pinned = _chip(CHOSEN.get()), CHOSEN.get().schedule.threads
     width, length = 1, 1
     if lines.across is not None and builder.axes.get(lines.across.key) in builder.open_tiles:
         width, length = LINE // lines.widest, _length(builder, lines.across)
-    others, resident = max(1, count // length), most // WARP // FEWEST
+    others, resident = max(1, count // length // fixed), most // WARP // FEWEST
+    named = {builder.axes.get(a.key, a.name) for a in (lines.along, *lines.others)}
+    is_free = width > 1 and not named & dict(CHOSEN.get().schedule.tiles).keys()
+    ring = _ring_form(lines, total, length, others, fixed) if is_free else None
+    if ring is not None:
+        return ring
     while ceil(length / width) * others > resident * chip.multiprocessors and width < length:
+        if width * fixed * lines.widest >= WIDE:
+            break
         width *= 2
     while (size := width * lines.widest) > VECTOR:
         least = (1.5 if size > SECTOR else 0.75) * chip.multiprocessors
@@ -347,12 +409,41 @@ def _column_form(
         width //= 2
     blocks = ceil(ceil(length / width) * others / chip.multiprocessors)
     warps = min(max(most // WARP // blocks, FEWEST), most // WARP)
+    if length * lines.narrowest % 4 and blocks > 1:  # loads of 2 bytes: more of them a thread
+        warps = FEWEST
     threads = pinned if isinstance(pinned, int) else warps * WARP
     held = _held(lines, threads)
     if threads * held > total * width * fixed and not isinstance(pinned, int):
         threads = max(1, ceil(total * width * fixed / held / WARP)) * WARP
     fits = blocks * threads <= most and not isinstance(pinned, int)
-    return Form(threads, width, max(1, threads * held // (width * fixed)), 1, blocks if fits else 1)
+    step, told = max(1, threads * held // (width * fixed)), CHOSEN.get().schedule.stages
+    stages = told if isinstance(told, int) and told > 1 else 0
+    return Form(threads, width, step, 1, blocks if fits else 1, stages)
+
+
+def _ring_form(lines: Lines, total: int, length: int, others: int, fixed: int) -> Form | None:
+    """Lines of 1024 bytes, shorter ones where fewer than half of the multiprocessors would have a
+    block: each keeps steps of 16 KB under way. What two lines share of a sector moves twice. None
+    where a thread cannot load 4 bytes at once."""
+    target = CHOSEN.get()
+    chip, chosen = _chip(target), target.schedule
+    if chosen.threads != "auto" or chosen.stages != "auto" or length * lines.narrowest % 4:
+        return None
+    width = _power(WIDE // (lines.widest * fixed))
+    if lines.is_written or width * lines.widest < LINE:
+        return None
+    while width * lines.widest > LINE and 2 * ceil(length / width) * others < chip.multiprocessors:
+        width //= 2
+    blocks = ceil(length / width) * others
+    resident = ceil(blocks / chip.multiprocessors)
+    line = width * lines.column * fixed
+    step = _power(STAGE // line)
+    room = min(chip.shared, chip.shared_per_sm // min(resident, RESIDENT) - 2 * chip.reserved)
+    stages = min(STAGES, room // (step * line))
+    if 2 * blocks < chip.multiprocessors or stages < 3 or total < stages * step:
+        return None
+    threads = max(FEWEST * WARP, 512 // _power(resident))
+    return Form(threads, width, step, stages=stages)
 
 
 def _held(lines: Lines, threads: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.core import *
 from tilewright.ir.expr import ceildiv
+from tilewright.ir.gather import loaded_ahead
 from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN, Builder
 from tilewright.lang.check import is_const
@@ -254,6 +255,11 @@ def _grid(
         depth = len(builder.bodies)
         yield indices[0] if len(indices) == 1 else tuple(indices)
         builder.close_skipped(depth, loc)
+        along = [axis.shift for (kernel, _), axis in builder.extents.items() if kernel == number]
+        along += [shift for (kernel, _), shift in builder.shift_of.items() if kernel == number]
+        for shift in along:
+            if shift is not None and shift not in builder.shifts:  # no tensor is read by rows
+                builder.emit_at(builder.outermost()._replace(at=0), Let(shift, const(0)))
 
 
 def _product(counts: list[Expr]) -> Expr:
@@ -280,6 +286,7 @@ def _sequential(
     # several axes of known lengths are one loop: what runs ahead does so across their ends
     known = len(spans) > 1 and all(isinstance(n, Const) and n.value > 0 for n in trips)
     lengths, label = ([_product(trips)], "_".join(names)) if known else (trips, "")
+    ahead = builder.sizes.stages.get((len(builder.kernels), names[-1]), -1)
     opened: list[tuple[Var, Expr, int]] = []
     for name, length in zip((label,) if known else names, lengths, strict=True):
         var = builder.var(f"{name}_trip", INT32)
@@ -297,7 +304,9 @@ def _sequential(
     for k, (var, length, depth) in reversed([*enumerate(opened)]):
         builder.close_skipped(depth, loc)
         body = builder.close()
-        kind, stages = ("pipelined", -1) if k == len(opened) - 1 else ("serial", 0)
+        kind, stages = ("pipelined", ahead) if k == len(opened) - 1 else ("serial", 0)
+        if stages > 1:
+            body = loaded_ahead(body, builder.fresh)
         builder.emit(For(var, const(0), length, body, kind=kind, stages=stages, loc=loc))
 
 

@@ -165,7 +165,8 @@ class Value:
 
     def element(self, places: Places) -> Expr:
         """The element at `places`, one for each axis."""
-        if self.is_stale or self._held or (self.is_named and not self.is_long):
+        is_memory = self.is_named and (not self.is_long or self.name in current().carried)
+        if self.is_stale or self._held or is_memory:
             return Load(self.hold(), self._real(places), self.loc)
         return self._piece(places) if self.is_long else self.at(places)
 
@@ -180,7 +181,9 @@ class Value:
                 raise TracedAgain
             self.touched = builder.passes
         inner = in_piece(builder, self.axes, places)
-        if inner is None or not self.is_named:
+        number = len(builder.kernels)
+        ahead = self.serial and any((number, a.name) in builder.sizes.stages for a in self.axes)
+        if inner is None or not (self.is_named or ahead):
             return self.at(places)
         made = builder.walks[-1].made
         if id(self) not in made:

@@ -70,10 +70,12 @@ TW_DEVICE void bulk_row(uint32_t to, const void* from, int amount, uint32_t barr
   if (whole < Bytes) {
     for (int at = whole; at < Bytes; at += 16) {
       uint32_t w[4] = {};
+      if (at < amount) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i)
-        if (at + i < amount)
-          w[i / 4] |= uint32_t(static_cast<const uint8_t*>(from)[at + i]) << i % 4 * 8;
+        for (int i = 0; i < 16; ++i)
+          if (at + i < amount)
+            w[i / 4] |= uint32_t(static_cast<const uint8_t*>(from)[at + i]) << i % 4 * 8;
+      }
       asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + at), "r"(w[0]), "r"(w[1]),
                    "r"(w[2]), "r"(w[3])
                    : "memory");
