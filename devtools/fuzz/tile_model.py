@@ -63,7 +63,6 @@ class Val:
     """A tile of numbers."""
 
     __hash__ = None  # type: ignore[assignment]
-    is_stop = False  # of a tile index
 
     def __init__(self, a: Any, place: tuple[Tensor, Any] | None = None) -> None:
         self.a: Array = np.asarray(a)
@@ -148,12 +147,7 @@ class Index:
 
     start = property(lambda self: number(self.first))
 
-    @property
-    def stop(self) -> Val:
-        found = number(self.last)
-        found.is_stop = True
-        return found
-
+    stop = property(lambda self: number(self.last))
     index = property(lambda self: Val(np.arange(self.first, self.last, dtype=INT32)))
     is_empty = property(lambda self: self.first >= self.last)
 
@@ -292,9 +286,10 @@ class Model:
         def one(axis: Any, name: str) -> list[Any]:
             if isinstance(axis, Each):
                 return [number(n) for n in range(axis.count)]
-            low, high = map(int, axis if isinstance(axis, tuple) else (0, axis))
-            wide = size or self.tiles[name]
-            if size is None and getattr(axis, "is_stop", False):  # the first tile is cut
+            start, stop = axis if isinstance(axis, tuple) else (0, axis)
+            low, high, wide = int(start), int(stop), size or self.tiles[name]
+            is_data = isinstance(stop, Val) and not isinstance(start, Val) and low == 0
+            if size is None and is_data:  # the first tile is cut
                 first = high - -(-high // wide) * wide
                 return [Index(max(at, 0), at + wide, wide) for at in range(first, high, wide)]
             return [Index(at, min(at + wide, high), wide) for at in range(low, high, wide)]

@@ -34,6 +34,7 @@ from tilewright import machine
 from tilewright.ir.target import Target
 from tilewright.lang import sizes as forms
 from tilewright.lang import trace
+from tilewright.lang.builder import CHOSEN
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
 
@@ -120,14 +121,27 @@ def watched(chosen: dict[str, int]) -> Iterator[None]:
 
 @contextmanager
 def in_pieces(step: int) -> Iterator[None]:
-    """Scans of whole dimensions go by so many elements."""
-    was = {name: vars(forms)[name] for name in ("_row_form", "_column_form")}
+    """Rows, scans of whole dimensions and reductions of columns go by so many elements; columns
+    load some steps ahead where that is odd."""
+    was = {name: vars(forms)[name] for name in ("_row_form", "_column_form", "_choose_rows")}
 
     def cut(name: str, builder: Any, lines: Any, *rest: Any) -> Any:
         form = was[name](builder, lines, *rest)
+        if not lines.by_rows and step % 2:
+            form = replace(form, stages=3)
         return form if lines.along.key in builder.axes else replace(form, step=step)
 
-    vars(forms).update({name: partial(cut, name) for name in was})
+    def cut_rows(builder: Any, kernel: int, rows: Any, found: Any) -> None:
+        target = CHOSEN.get()
+        named = {rows.axis.name: step} if rows.axis.name.isidentifier() else {}
+        tiles = {**named, **dict(target.schedule.tiles)}
+        chosen = replace(target.schedule, tiles=tuple(tiles.items()))
+        before = CHOSEN.set(replace(target, schedule=chosen))
+        was["_choose_rows"](builder, kernel, rows, found)
+        CHOSEN.reset(before)
+
+    own = {name: partial(cut, name) for name in ("_row_form", "_column_form")}
+    vars(forms).update(own, _choose_rows=cut_rows)
     try:
         yield
     finally:
@@ -157,7 +171,7 @@ def by_threads(program: Any, *given: Array) -> list[Array]:
 
 def judge(program: Program, target: str, default: bool = False) -> tuple[str, str, Finding | None]:
     """'ok', 'refused' and why, 'wild' (the model gives up) or 'found'. `default`: at the sizes of
-    tiles that nobody chose; scans of whole dimensions go in pieces."""
+    tiles that nobody chose; whole dimensions go in pieces."""
     with in_pieces(2 + program.seed % 7) if default else nullcontext():
         return _judged(program, target, default)
 
