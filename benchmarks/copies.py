@@ -10,7 +10,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # threads a block, vectors of 16 bytes a thread
@@ -77,10 +77,12 @@ def _compiled(text: str, threads: int, vectors: int, **hints: str | None) -> Cal
     return compile_program(parse_program(text.format(**words)), Target.parse("cuda")).caller()
 
 
-def copies(source: Any, result: Any) -> dict[str, Callable[[], None]]:
+def copies(
+    source: Any, result: Any, shapes: Sequence[tuple[int, int]] = SHAPES
+) -> dict[str, Callable[[], None]]:
     """Contenders that copy one contiguous tensor of 16-bit elements to another of its size."""
     found: dict[str, Callable[[], None]] = {"copy": lambda: result.copy_(source)}
-    for threads, vectors in SHAPES:
+    for threads, vectors in shapes:
         size = threads * vectors * 8
         if source.numel() % size:
             continue

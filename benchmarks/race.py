@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from tilewright.profiler import Race, rotate  # noqa: E402
 
 __all__ = [
     "Race", "Schedule", "build_ahead", "command_line", "load", "main", "name_of", "rotate",
-    "same_every_time", "sets_for", "shape",
+    "same_every_time", "sets_for", "shape", "summary",
 ]  # fmt: skip
 
 
@@ -124,6 +125,20 @@ def load(path: str, name: str) -> ModuleType:
     sys.modules[name] = module  # Triton reads a kernel's source through its module
     spec.loader.exec_module(module)
     return module
+
+
+def summary(path: str) -> None:
+    """A line a race: the part of the best copy's speed, and times as fast as PyTorch."""
+    for race in json.loads(Path(path).read_text())["races"]:
+        times = {name: each["ms"] for name, each in race["contenders"].items()}
+        best = min(time for name, time in times.items() if name.startswith("copy"))
+        peers = {
+            name: times[name] / times["values"]
+            for name in times
+            if "copy" not in name and name != "values"
+        }
+        told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in peers.items())
+        print(f"{race['race']}: {best / times['values']:.3f} of a copy; times as fast as {told}")
 
 
 def shape(rank: int) -> Callable[[str], tuple[int, ...]]:
