@@ -261,11 +261,11 @@ def test_printing_draws_a_grid():
 
 def test_large_fragments_take_milliseconds():
     f = wgmma_accumulator(512, 256)
-    start = time.perf_counter()
+    start = time.process_time()
     assert f.is_bijective and f.coordinates().shape == (1024, 128, 2)
     assert f.registers(f.table()).tolist() == list(range(128))
     assert row_of(f, 1).replication == 4
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_holds_knows_replication():

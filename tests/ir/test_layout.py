@@ -623,11 +623,11 @@ def test_printing_draws_a_grid():
 
 def test_thousands_of_layouts_take_a_second():
     tile = Layout(((4, 2), (3, 5)), ((1, 24), (4, 48)))
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(1000):
         composition(tile, Layout((8, 3), (1, 8)))
         left_inverse(tile), complement(tile, 240), zipped_divide(tile, (4, 3))
-    assert time.perf_counter() - start < 2.5
+    assert time.process_time() - start < 2.5
 
 
 def test_grids():
@@ -637,9 +637,9 @@ def test_grids():
 
 def test_a_large_tile_takes_milliseconds():
     layout = Layout(((4, 8, 4), (2, 2, 256)), ((2, 2048, 32768), (1, 16384, 8)))
-    start = time.perf_counter()
+    start = time.process_time()
     assert layout.size() == 131072 and bijective(layout)
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.1
     assert layout.indices() is layout.indices() and not layout.indices().flags.writeable
 
 

@@ -204,9 +204,9 @@ def test_quick() -> None:
     times = []
     for _ in range(5):
         ranges = Ranges({b: (0, 99), t: (0, 127), k: (0, 15), j: (0, 7)})
-        start = time.perf_counter()
+        start = time.process_time()
         simplify(index, ranges)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.02
 
 

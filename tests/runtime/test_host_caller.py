@@ -129,36 +129,43 @@ def test_addresses_are_read_or_asked_for(monkeypatch):
         assert (c == 2).all()
 
 
-def fastest(call, repeat=100, times=200):
-    """Seconds of one call, in the burst that nothing disturbed."""
-    best = float("inf")
-    for _ in range(repeat):
+LITTLE = 26  # of NumPy's additions of 64 numbers: 20 µs where one takes 0.77
+
+
+def additions(call, repeat=100, times=200):
+    """How many additions of 64 numbers by NumPy a call takes: both run in turn, since a machine may
+    be slow for a while, and the bursts count that nothing disturbed."""
+    a = np.zeros(64, np.float32)
+
+    def burst(run):
         started = time.perf_counter()
         for _ in range(times):
-            call()
-        best = min(best, (time.perf_counter() - started) / times)
-    return best
+            run()
+        return time.perf_counter() - started
+
+    bursts = [(burst(call), burst(lambda: np.add(a, a, out=a))) for _ in range(repeat)]
+    return min(own for own, _ in bursts) / min(other for _, other in bursts)
 
 
 def test_a_checked_call_costs_little():
-    """At most 20 µs more than the machine code; measured: 5 with NumPy's arrays, 6 with tensors."""
+    """More than the machine code; measured: 6 to 8 with NumPy's arrays, and with tensors."""
     kernel = add()
     a, b, c = three()
     kernel(a, b, c)
     (launch,) = kernel.executable._launches
     block = (ctypes.c_int64 * 8)(*(x.ctypes.data for x in (a, b, c)))
     address, place, entry = ctypes.addressof(block), arena(launch.arena_bytes), launch.entry
-    bare = fastest(lambda: entry(address, place, 0, 1))
-    assert fastest(lambda: kernel(a, b, c)) - bare < 20e-6
+    bare = additions(lambda: entry(address, place, 0, 1))
+    assert additions(lambda: kernel(a, b, c)) - bare < LITTLE
     made = add(out_idx=-1)
-    assert fastest(lambda: made(a, b)) - bare < 20e-6
+    assert additions(lambda: made(a, b)) - bare < LITTLE
 
 
 def test_a_checked_call_of_tensors_costs_little():
     torch = pytest.importorskip("torch")
     kernel = add()
     a, b, c = torch.ones(64), torch.ones(64), torch.ones(64)
-    assert fastest(lambda: kernel(a, b, c)) < 20e-6
+    assert additions(lambda: kernel(a, b, c)) < LITTLE
 
 
 def test_a_kernel_written_directly_costs_little():
@@ -173,7 +180,7 @@ def test_a_kernel_written_directly_costs_little():
         return B
 
     a = np.ones(64, np.float32)
-    assert fastest(lambda: shift(a)) < 20e-6
+    assert additions(lambda: shift(a)) < LITTLE
 
 
 TARGETS = pytest.mark.parametrize("target", ["cpu", "interp"])
