@@ -233,6 +233,29 @@ def test_a_value_keeps_its_numbers_after_a_store(target):
 
 
 @each_target
+def test_two_names_of_a_value_that_a_loop_has_changed(target):
+    @tw.jit
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y = T.empty((2, N), "float32")
+        for n in T.tile(N):
+            a = T.zeros((n,))
+            for i in T.tile(T.each(M)):
+                a += X[i, n]
+            b = a
+            for i in T.tile(T.each(M)):
+                b, a = b * 2 + X[i, n], a
+            Y[0, n], Y[1, n] = a, b
+        return Y
+
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    a = x.sum(0)
+    want = [a, ((a * 2 + x[0]) * 2 + x[1]) * 2 + x[2]]
+    np.testing.assert_array_equal(run(kernel, target, {"n": 2}, x), want)
+
+
+@each_target
 def test_branches_carry_values(target):
     @tw.jit(target=target)
     def kernel(X, flag):

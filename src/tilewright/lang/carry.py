@@ -61,7 +61,7 @@ def carry(name: str, old: Value, new: Any) -> Value:
     else:
         start(made)
     held = Value.of(old.axes, buffer)
-    held.name, held.is_named = old.name, True
+    held.name, held.is_named, held.is_bound = old.name, True, True
     if not made.is_named and not isinstance(made, Product):  # what it was made of may change
         made.at, made.parts, made.pad_of = held.element, (held,), None
     return held
