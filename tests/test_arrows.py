@@ -24,7 +24,7 @@ ORDER = [
     ["ir"],
     ["lang", "passes", "machine"],
     ["targets"],
-    ["inspect"],
+    ["choose", "inspect"],
     ["runtime"],
     ["tools"],
 ]

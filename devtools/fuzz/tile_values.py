@@ -105,18 +105,18 @@ class Finding:
 @contextmanager
 def watched(chosen: dict[str, int]) -> Iterator[None]:
     """Default sizes of tiles are noted."""
-    was = vars(trace)["choose_sizes"]
+    was = vars(trace)["_with_sizes"]
 
-    def noted(builder: Any) -> Any:
-        found = was(builder)
-        chosen.update(found.tiles)
-        return found
+    def noted(*args: Any) -> Any:
+        builder, returned = was(*args)
+        chosen.update({name: size for (_, name), size in builder.sizes.tiles.items()})
+        return builder, returned
 
-    vars(trace)["choose_sizes"] = noted
+    vars(trace)["_with_sizes"] = noted
     try:
         yield
     finally:
-        vars(trace)["choose_sizes"] = was
+        vars(trace)["_with_sizes"] = was
 
 
 @contextmanager

@@ -764,3 +764,20 @@ def test_rows_that_begin_anywhere(target):
     np.testing.assert_allclose(part, x[..., :151].sum(2), rtol=1e-4, atol=1e-4)
     assert (top == x.max(2)).all()
     np.testing.assert_allclose(total, [v.sum()], rtol=1e-4, atol=1e-4)
+
+
+@each_target
+@pytest.mark.parametrize("kind", [np.float16, np.int32, np.float64, BF16, np.uint8])
+def test_a_tensor_without_a_type_has_the_array_s(target, kind):
+    @tw.jit
+    def double(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N))
+        Y = T.empty((M, N), X.dtype)
+        for m, n in T.tile(M, N):
+            Y[m, n] = X[m, n] * 2
+        return Y
+
+    got = run(double, target, {}, np.full((3, 5), 3, kind))
+    assert got.dtype == kind and (got == 6).all()
+    assert str(double.on(target).compile(M=3, N=5).program.params[0].dtype) == "float32"

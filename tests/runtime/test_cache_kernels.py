@@ -525,7 +525,7 @@ for name, module in sys.modules.items():
 def test_our_own_files(kind, monkeypatch):
     """All that a process loads to compile is among them."""
     package = ROOT / "src" / "tilewright"
-    own = sources.compiler(kind)
+    own = sources.compiler(f"targets/{kind}/")
     assert own.package == str(package)
     names = set(own.state().names)
     assert WANT[kind] <= names
@@ -543,7 +543,7 @@ def test_our_own_files(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", WANT)
 def test_imports_are_found_as_python_finds_them(kind):
-    own = sources.compiler(kind)
+    own = sources.compiler(f"targets/{kind}/")
     package = Path(own.package)
     names = set(own.state().names)
     for name in names:

@@ -30,10 +30,11 @@ def explanation(
     trace: Trace,
     figures: Figures,
     timelines: Mapping[str, Any] | None = None,
+    chosen: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Plain data, fit for JSON. `trace` are the programs after every pass, the input first;
     `figures` what a block of each kernel takes, where that is known; `timelines` those of a call
-    that was measured."""
+    that was measured; `chosen` what the tiles of each kernel were chosen from."""
     laid, last = _laid_out(trace), trace[-1][1]
     reasons = getattr(trace, "reasons", {})
     threads = transactions(last) if target.kind == "cuda" else {}
@@ -57,7 +58,10 @@ def explanation(
                 "name": kernel.name,
                 "grid": [str(g) for g in kernel.grid],
                 "threads": list(kernel.threads),
-                "choices": {about: why for about in GRID if (why := told.why(about))},
+                "choices": {
+                    **({"tiles": chosen[kernel.name]} if chosen and kernel.name in chosen else {}),
+                    **{about: why for about in GRID if (why := told.why(about))},
+                },
                 "costs": [
                     {"line": _line(cost.loc), "text": cost.text}
                     for cost in getattr(trace, "costs", ())
@@ -210,9 +214,10 @@ def explain(
     figures: Figures,
     more: str = "",
     timelines: Mapping[str, Any] | None = None,
+    chosen: Mapping[str, str] | None = None,
 ) -> str:
     """The same in words; `more` is said at the end."""
-    told = explanation(name, target, trace, figures, timelines)
+    told = explanation(name, target, trace, figures, timelines, chosen)
     lines = [f"{name} for {target}"]
     for kernel in told["kernels"]:
         grid = " × ".join(kernel["grid"]) or "1"

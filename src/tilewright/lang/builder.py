@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, NoReturn, TypeGuard
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeGuard
 
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.analysis.effects import mentioned, written_in
@@ -53,18 +53,21 @@ class Position(NamedTuple):
     order: int = 0  # among places between the same ops
 
 
+TileLoop: TypeAlias = tuple[int, str]  # over tiles: the number of its kernel, and its variable
+
+
 @dataclass
 class Sizes:
-    """What is chosen for a text: sizes of `T.tile` by loop variable, of kernels by their numbers
-    the threads and the blocks that are resident at least, how whole dimensions are cut, what loops
-    over rows align (`Split.align`), and how many steps of a loop are loaded ahead."""
+    """What is chosen for a text: sizes of loops over tiles, of kernels by their numbers the threads
+    and the blocks that are resident at least, how whole dimensions are cut, what loops over rows
+    align (`Split.align`), and how many steps of a loop are loaded ahead."""
 
-    tiles: dict[str, int] = field(default_factory=dict)
+    tiles: dict[TileLoop, int] = field(default_factory=dict)
     threads: dict[int, int] = field(default_factory=dict)
     blocks: dict[int, int] = field(default_factory=dict)
-    splits: dict[tuple[int, str], Any] = field(default_factory=dict)
-    aligns: dict[tuple[int, str], int] = field(default_factory=dict)
-    stages: dict[tuple[int, str], int] = field(default_factory=dict)
+    splits: dict[TileLoop, Any] = field(default_factory=dict)
+    aligns: dict[TileLoop, int] = field(default_factory=dict)
+    stages: dict[TileLoop, int] = field(default_factory=dict)
 
 
 class Builder:
@@ -106,15 +109,17 @@ class Builder:
         self.values: list[Any] = []  # weak references to tile values
         self.sizes, self.is_sized = Sizes(), False  # whether all are chosen
         self.carried: set[str] = set()  # names whose values loops change
-        self.open_tiles: dict[str, Any] = {}  # the axes whose size was left open
-        self.multiplied: set[Any] = set()  # the axes of operands of `@`
-        self.axes: dict[Any, str] = {}  # the loop variable of each axis
+        self.open_tiles: dict[TileLoop, None] = {}  # loops over tiles whose size was left open
+        # of `@`: the kernel, the axes M, N and K, the type of the operands
+        self.products: list[tuple[int, tuple[Any, Any, Any], DType]] = []
+        self.axes: dict[Any, TileLoop] = {}  # the loop of each axis
         self.lengths: dict[Any, int] = {}  # of the ranges of these, where they are known
         # kernel, axes of a value, along which one, arrays in registers
         self.scanned: list[tuple[int, Any, Any, int]] = []
         self.footprints: list[tuple[Any, ...]] = []  # the axes of values that were kept
         self.extents: dict[tuple[int, str], Any] = {}  # whole dimensions, by kernel and name
         self.reads_of: list[tuple[int, Any]] = []  # kernel and box of what was read
+        self.lasts: set[Any] = set()  # axes along which elements of a tensor are neighbours
         self.tiled: set[int] = set()  # kernels that `T.tile` opened
         self.met: list[Kernel] = []  # those whose clusters have met
         self.undivided: set[int] = set()  # kernels whose rows one block must have
@@ -126,6 +131,11 @@ class Builder:
         self.passes = 0  # how many there were
         self.loads = 0  # of long dimensions
         self.kept: set[int] = set()  # those that are used by several passes
+
+    @property
+    def multiplied(self) -> set[Any]:
+        """The axes of operands of `@`."""
+        return {axis.key for _, sides, _ in self.products for axis in sides}
 
     # ── names ──
 

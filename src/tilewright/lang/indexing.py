@@ -201,6 +201,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     value.source, value.writes = buffer, builder.writes(buffer)
     number = len(builder.kernels)
     builder.reads_of.append((number, box))
+    builder.lasts |= box.last
     if value.writes:  # perhaps by another block, where several have a row
         builder.undivided.add(number)
     if value.is_long and box.region is not None:
@@ -240,6 +241,7 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     builder = current_block()
     box = box_of(tile, keys)
     made = value_of(value)
+    builder.lasts |= box.last
     axes = broadcast([box.axes, made.axes], f"a store to {tile.name}")
     if [a.key for a in axes] != [a.key for a in box.axes]:
         raise CompileError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm, prod
 from typing import Any
 
@@ -204,6 +205,8 @@ def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
     if arguments[name] is None:  # compiled before any array is there
         builder.declared.append(name)
         return add_tensor(builder, name, kind)
+    if kind.takes:
+        kind = replace(kind, dtype=find_dtype(str(arguments[name].dtype).removeprefix("torch.")))
     came = _shape_of(arguments[name], find_dtype(kind.dtype))
     if builder.probing:
         for size, value in zip(kind.shape, came, strict=False):

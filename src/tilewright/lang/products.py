@@ -50,7 +50,8 @@ class Product(Value):
         parts = (a, b) if init is None else (a, b, init)
         super().__init__((a.axes[0], b.axes[1]), kind, self._element, parts)
         builder = current("@")
-        builder.multiplied.update(axis.key for axis in (*a.axes, *b.axes))
+        sides = a.axes[0], b.axes[1], a.axes[1]
+        builder.products.append((len(builder.kernels), sides, a.kind))
 
     def _element(self, places: Places) -> Expr:
         return Load(self.hold(), places, self.loc)

@@ -24,12 +24,13 @@ from tilewright.ir.expr import Const, variables
 from tilewright.ir.target import Target
 from tilewright.ir.warps import WARP
 from tilewright.lang.axes import Axis, Split
-from tilewright.lang.builder import CHOSEN, Builder, Sizes
+from tilewright.lang.builder import CHOSEN, Builder, Sizes, TileLoop
 from tilewright.support.errors import CompileError, suggest
 
 MATRIX = 64  # along each side of a matrix product
 ELEMENTS = 4096  # of the largest value that a block keeps
-LONGEST = 1024
+LONGEST = 1024  # elements of a tile along an axis
+RUN = 256  # elements that lie side by side, before other axes have some
 VECTOR = 16  # bytes of the widest access
 SHORT = 4096  # bytes of a row up to which a block holds several in registers
 HELD = 64  # bytes of rows that a thread holds in registers
@@ -61,7 +62,8 @@ def choose_sizes(builder: Builder) -> Sizes:
 def check_chosen(builder: Builder) -> None:
     """A schedule names loop variables and whole dimensions of the text."""
     whole = [name for _, name in builder.extents]
-    known = list(dict.fromkeys([*builder.axes.values(), *builder.open_tiles, *whole]))
+    over = (name for _, name in (*builder.axes.values(), *builder.open_tiles))
+    known = list(dict.fromkeys([*over, *whole]))
     for name in dict(CHOSEN.get().schedule.tiles):
         if known and name not in known:
             fix, _ = suggest(name, known, "name the variable of a loop over tiles")
@@ -73,28 +75,39 @@ def check_chosen(builder: Builder) -> None:
             )
 
 
-def _tile_sizes(builder: Builder) -> dict[str, int]:
+def _tile_sizes(builder: Builder) -> dict[TileLoop, int]:
     """64 along the sides of matrix products; otherwise as many as keep the values of a block within
-    4096 elements."""
+    4096 elements, more along axes where elements of a tensor are neighbours."""
     multiplied = {builder.axes[key] for key in builder.multiplied if key in builder.axes}
-    chosen = {name: MATRIX for name in builder.open_tiles if name in multiplied}
-    for name in builder.open_tiles:
-        if name in chosen:
-            continue
-        size = LONGEST
-        for axes in builder.footprints:
-            mine = {builder.axes.get(a.key) for a in axes} & builder.open_tiles.keys() - multiplied
-            if name not in mine:
-                continue
-            fixed = prod(
-                chosen.get(builder.axes.get(a.key, ""), a.size)
-                for a in axes
-                if builder.axes.get(a.key) not in mine
+    chosen = {loop: MATRIX for loop in builder.open_tiles if loop in multiplied}
+    found = dict.fromkeys(builder.open_tiles.keys() - multiplied, LONGEST)
+    for axes in builder.footprints:
+        mine = {loop: a for a in axes if (loop := builder.axes.get(a.key)) in found}
+        others = [a for a in axes if builder.axes.get(a.key) not in mine]
+        fixed = prod(chosen.get(builder.axes.get(a.key, (-1, "")), a.size) for a in others)
+        for loop, size in _shares(builder, mine, max(1, ELEMENTS // fixed)).items():
+            found[loop] = min(found[loop], size)
+    return chosen | found
+
+
+def _shares(builder: Builder, axes: dict[Any, Axis], room: int) -> dict[TileLoop, int]:
+    """Sizes that multiply to `room` at most: runs of memory first, then the others, then longer
+    runs."""
+    most = {
+        loop: 1 << (builder.lengths.get(a.key, LONGEST) - 1).bit_length()
+        for loop, a in axes.items()
+    }
+    runs = [loop for loop, a in axes.items() if a.key in builder.lasts]
+    others = [loop for loop in axes if loop not in runs]
+    found = dict.fromkeys(axes, 1)
+    for loops, limit in ((runs, RUN if others else LONGEST), (others, LONGEST), (runs, LONGEST)):
+        for at, loop in enumerate(sorted(loops, key=lambda loop: most[loop])):
+            left = room // prod(found.values())
+            share = int((left + 0.5) ** (1 / (len(loops) - at)))
+            found[loop] *= _power(
+                max(1, min(share, limit // found[loop], most[loop] // found[loop]))
             )
-            room = max(1, ELEMENTS // fixed) ** (1 / len(mine))
-            size = min(size, 1 << max(0, int(room).bit_length() - 1))
-        chosen[name] = size
-    return chosen
+    return found
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────
@@ -109,7 +122,9 @@ class Rows:
     narrowest: int
     column: int
     height: int  # of what a block has at least
-    tiles: tuple[str, ...]  # the loops over rows whose sizes are open
+    tiles: tuple[TileLoop, ...]  # the loops over rows whose sizes are open
+    is_run: bool  # its elements are neighbours
+    is_written: bool  # one of the tensors: then no block reads what another one has
     is_single: bool  # a block may have one, and which one depends on the block alone
 
 
@@ -134,7 +149,9 @@ def _rows(builder: Builder, kernel: int) -> Rows | None:
     height = prod(a.size for key, a in others.items() if builder.axes.get(key) not in tiles)
     is_single = height == 1 and _is_counted(builder, kernel, mine, best.size)
     column = (sum(own) or max(sizes)) * height
-    return Rows(best, min(sizes), column, height, tuple(tiles), is_single)
+    is_run = best.key in builder.lasts
+    is_written = any(builder.writes(box.buffer) for box in mine)
+    return Rows(best, min(sizes), column, height, tuple(tiles), is_run, is_written, is_single)
 
 
 def _is_counted(builder: Builder, kernel: int, boxes: Sequence[Any], total: int) -> bool:
@@ -161,10 +178,13 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     if target.kind == "cpu" and pinned is None:
         return
     if pinned is None and width <= short and chosen.cluster in ("auto", 1):
+        if not rows.is_run:
+            return
         part, threads = _rounded(total, vector), 256
         lines = max(1, HELD * threads // (part * rows.column))
+        found.tiles |= dict.fromkeys(rows.tiles, 1)
         if rows.tiles:
-            found.tiles[rows.tiles[0]] = _power(lines)
+            found.tiles[rows.tiles[-1]] = _power(lines)
         found.threads[kernel] = threads
         if part != total:
             found.splits[kernel, name] = Split(part)
@@ -178,6 +198,8 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
         threads = _threads(ceil(total / blocks) * rows.height // vector, chosen.threads)
         step = pinned or threads * vector
         part, align = _part(total, blocks, step, rows.narrowest, shifts)
+        if rows.is_written and blocks > 1:
+            part = ceil(part / step) * step
         held = ceil(part / step) * step * rows.column + SLOTS
         if held <= room or blocks == most or chosen.cluster != "auto":
             break
@@ -312,27 +334,28 @@ def _columns(builder: Builder, kernel: int, boxes: Sequence[Any]) -> list[Any]:
 
 def _choose_lines(builder: Builder, kernel: int, lines: Lines, found: Sizes) -> None:
     target, along = CHOSEN.get(), lines.along
-    name = builder.axes.get(along.key, along.name)
+    loop = builder.axes.get(along.key, (kernel, along.name))
     values = [*builder.footprints, *(b.axes for number, b in builder.reads_of if number == kernel)]
     twice = any([a.key for a in axes].count(along.key) > 1 for axes in values)
     is_whole = along.key not in builder.axes and kernel not in builder.uncut and not twice
     total = _length(builder, along)
     if target.kind == "cpu":
         if is_whole and total > MOST_SCANNED:
-            found.splits[kernel, name] = Split(total, ELEMENTS, keeps=False)
+            found.splits[loop] = Split(total, ELEMENTS, keeps=False)
         return
-    if not is_whole and name not in builder.open_tiles:
+    if not is_whole and loop not in builder.open_tiles:
         return
-    tiles = {a.key: builder.axes.get(a.key, "") for a in lines.others}
-    tiles = {key: tile for key, tile in tiles.items() if tile in builder.open_tiles}
+    open_ones = [a.key for a in lines.others if builder.axes.get(a.key) in builder.open_tiles]
+    tiles = {key: builder.axes[key] for key in open_ones}
     fixed = prod(a.size for a in lines.others if a.key not in tiles)  # lines of a block
     count = lines.matrices * prod(_length(builder, a) for a in lines.others)
     if variables(along.start) & {*builder.kernels[kernel].blocks}:  # a block has a part of a line
         count = UNKNOWN
     chip, most = _chip(target), _chip(target).threads_per_sm // 2
     form = (_row_form if lines.by_rows else _column_form)(builder, lines, total, count, fixed, most)
-    if is_whole and name in dict(target.schedule.tiles):
-        form = replace(form, step=max(2, dict(target.schedule.tiles)[name]))
+    pinned = dict(target.schedule.tiles).get(loop[1])
+    if is_whole and pinned is not None:
+        form = replace(form, step=max(2, pinned))
     for key, tile in tiles.items():
         found.tiles[tile] = form.width if lines.across and key == lines.across.key else 1
     found.threads[kernel] = form.threads
@@ -340,17 +363,17 @@ def _choose_lines(builder: Builder, kernel: int, lines: Lines, found: Sizes) -> 
     if form.blocks > 1 and lines.arrays == 1 and kept <= KEPT:
         found.blocks[kernel] = form.blocks
     if form.stages:
-        found.stages[kernel, name] = form.stages
+        found.stages[loop] = form.stages
     if not is_whole:
-        found.tiles[name] = form.step
+        found.tiles[loop] = form.step
         if form.align > 1:
-            found.aligns[kernel, name] = form.align
+            found.aligns[loop] = form.align
     elif form.align > 1 or form.step < total:
         part = ceil((total + form.align - 1) / form.align) * form.align
         keeps = part * lines.column * fixed * form.width <= chip.shared - 4096
-        found.splits[kernel, name] = Split(part, form.step, 1, keeps, form.align)
+        found.splits[loop] = Split(part, form.step, 1, keeps, form.align)
     elif form.step > total and lines.by_rows:
-        found.splits[kernel, name] = Split(form.step)
+        found.splits[loop] = Split(form.step)
 
 
 def _row_form(
@@ -393,7 +416,8 @@ def _column_form(
     if lines.across is not None and builder.axes.get(lines.across.key) in builder.open_tiles:
         width, length = LINE // lines.widest, _length(builder, lines.across)
     others, resident = max(1, count // length // fixed), most // WARP // FEWEST
-    named = {builder.axes.get(a.key, a.name) for a in (lines.along, *lines.others)}
+    along = (lines.along, *lines.others)
+    named = {builder.axes.get(a.key, (0, a.name))[1] for a in along}
     is_free = width > 1 and not named & dict(CHOSEN.get().schedule.tiles).keys()
     ring = _ring_form(lines, total, length, others, fixed) if is_free else None
     if ring is not None:

@@ -195,8 +195,9 @@ def _size(builder: Builder, name: str, pinned: Any) -> int:
     chosen = dict(CHOSEN.get().schedule.tiles)
     if name in chosen:
         return int(chosen[name])
-    builder.open_tiles.setdefault(name, None)
-    return builder.sizes.tiles.get(name, PROBED)
+    at = len(builder.kernels), name
+    builder.open_tiles.setdefault(at)
+    return builder.sizes.tiles.get(at, PROBED)
 
 
 PROBED = 16  # the size of a tile while only the form of the text matters
@@ -210,7 +211,7 @@ def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool
     else:
         found = (span.index_from_end if from_end else span.index)(name, count)
     if isinstance(found, TileIndex):
-        builder.axes[found.axis.key] = name
+        builder.axes[found.axis.key] = len(builder.kernels), name
         length = span.high - span.low
         if isinstance(length, Const):
             builder.lengths[found.axis.key] = int(length.value)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 from tilewright.ir.op import Program
 from tilewright.lang.builder import (
@@ -85,13 +85,17 @@ class DirectTrace:
     """A direct-style function traced for given arguments.
 
     `arguments` names the parameters that the call's own arguments fill, in the program's order;
-    `outputs` the `T.empty` tensors it returns, in order.
+    `outputs` the `T.empty` tensors it returns, in order; `why` by kernel what its tiles were chosen
+    from, and how
+    many others there were to choose.
     """
 
     program: Program
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     single: bool = True
+    why: Mapping[str, str] = field(default_factory=dict)
+    others: int = 0
 
 
 @entry
@@ -252,31 +256,42 @@ def _run(function: FunctionType, builder: Builder, call: Callable[[FunctionType]
         return _guarded(call, make(enter))
 
 
+# sizes for what a first trace left open; the function gives the program at other sizes
+Pick: TypeAlias = Callable[[Builder, Callable[[Sizes], Program]], Sizes]
+
+
+def _default(builder: Builder, _: Callable[[Sizes], Program]) -> Sizes:
+    return choose_sizes(builder)
+
+
 def _with_sizes(
     function: FunctionType,
     fresh: Callable[[], Builder],
     call: Callable[[Builder, FunctionType], Any],
+    pick: Pick = _default,
 ) -> tuple[Builder, Any]:
     """Run the function; where it leaves sizes of tiles open, once to see what they are for, and
     again with the sizes chosen."""
-    builder, sizes = fresh(), None
-    while True:
-        try:
-            returned = _run(function, builder, functools.partial(call, builder))
-        except TracedAgain:
-            pass
-        else:
-            if sizes is not None or not (builder.open_tiles or builder.extents):
-                check_chosen(builder)
-                return builder, returned
-            sizes = choose_sizes(builder)
-            if sizes == Sizes() and not builder.scanned:
-                check_chosen(builder)
-                return builder, returned
-        last, builder = builder, fresh()
-        builder.carried, builder.kept = last.carried, last.kept
-        if sizes is not None:
-            builder.sizes, builder.is_sized = sizes, True
+
+    def run(sizes: Sizes | None, last: Builder | None) -> tuple[Builder, Any]:
+        while True:
+            builder = fresh()
+            if last is not None:
+                builder.carried, builder.kept = last.carried, last.kept
+            if sizes is not None:
+                builder.sizes, builder.is_sized = sizes, True
+            try:
+                return builder, _run(function, builder, functools.partial(call, builder))
+            except TracedAgain:
+                last = builder
+
+    first, _ = found = run(None, None)
+    if first.open_tiles or first.extents or first.products:
+        sizes = pick(first, lambda sizes: run(sizes, first)[0].finish())
+        if sizes != Sizes() or first.scanned:
+            found = run(sizes, first)
+    check_chosen(found[0])
+    return found
 
 
 def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any:
@@ -468,11 +483,12 @@ def trace_direct(
     kwargs: dict[str, Any] | None = None,
     consts: Mapping[str, int] | None = None,
     stand_in: int | None = None,
+    pick: Pick = _default,
 ) -> DirectTrace:
     """Trace a direct-style function for the arguments of a call.
 
     Arguments that are left out are the arrays of later calls; `consts` gives `T.const` sizes by
-    name then, and `stand_in` those that have none.
+    name then, and `stand_in` those that have none. `pick` chooses sizes of tiles.
     """
     signature = inspect.signature(function)
     bound = signature.bind_partial(*args, **(kwargs or {}))
@@ -501,7 +517,7 @@ def trace_direct(
                 given[name] = Undeclared(name, value is MISSING) if name in arrays else value
         return run(**given)
 
-    builder, returned = _with_sizes(function, fresh, call)
+    builder, returned = _with_sizes(function, fresh, call, pick)
     outputs = _outputs(builder, returned)
     for name in consts or ():
         if name not in builder.asked:

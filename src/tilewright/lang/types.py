@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -245,12 +245,14 @@ symbolic = dynamic
 
 @dataclass(frozen=True)
 class TensorType:
-    """`T.Tensor((M, N), dtype)`: a parameter in global memory."""
+    """`T.Tensor((M, N), dtype)`: a parameter in global memory. Of a direct kernel, one that does
+    not say its type `takes` the array's."""
 
     shape: tuple[Any, ...]
     dtype: DType
     strides: tuple[Any, ...] | None = None
     space: Space | None = Space.GLOBAL
+    takes: bool = field(default=False, compare=False)
 
 
 class _Tensor:
@@ -289,6 +291,7 @@ class _Tensor:
             dtype(given.get("dtype", "float32")),
             None if strides is None else shape_tuple(strides),
             self.space,
+            "dtype" not in given,
         )
 
     def __getitem__(self, key: Any) -> Any:
@@ -322,7 +325,8 @@ Tensor = _Tensor(
     "Tensor",
     Space.GLOBAL,
     """A tensor in global memory, as the annotation of a parameter: `T.Tensor(shape, dtype)` or
-    `T.Tensor[shape, dtype]`, row-major. Bare, for a macro, it admits any tensor.
+    `T.Tensor[shape, dtype]`, row-major. Without a dtype it has the array's in a kernel that is
+    written directly, else float32. Bare, for a macro, it admits any tensor.
 
     >>> @T.prim_func
     ... def first_row(A: T.Tensor((8, 64), "float16"), B: T.Tensor((64,), T.float32)):

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tilewright.choose.pick import Choice, choose
 from tilewright.ir.core import *
+from tilewright.lang.builder import Builder, Sizes
 from tilewright.lang.trace import DirectTrace, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
@@ -117,9 +119,26 @@ class Direct:
             **formulas,
         )
 
-    def _trace(self, bound: dict[str, Any], *sizes: Any, **more: Any) -> DirectTrace:
-        with compiled_for(self.target()):
-            return trace_direct(self.fn, (), bound, *sizes, **more)
+    def _trace(
+        self,
+        bound: dict[str, Any],
+        sizes: Mapping[str, int] | None = None,
+        stand_in: int | None = None,
+        rank: int = 0,
+    ) -> DirectTrace:
+        """`rank`: of the choices for sizes that the text leaves open."""
+        target, chosen = self.target(), Choice()
+
+        def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
+            nonlocal chosen
+            chosen = choose(target, builder, traced, rank)
+            return chosen.sizes
+
+        with compiled_for(target):
+            traced = trace_direct(self.fn, (), bound, sizes, stand_in, pick)
+        names = [kernel.name for kernel in traced.program.kernels]
+        why = {names[number]: text for number, text in chosen.why.items()}
+        return replace(traced, why=why, others=chosen.others)
 
     def _example(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> DirectTrace:
         """A trace without arrays, for what does not depend on their sizes."""
@@ -176,13 +195,27 @@ class Direct:
         about = (self.target(), content_key(dict(sizes)), context)
         found = self.kernels.get((about, self._key(bound, about)))
         if found is None:
-            traced = self._trace(bound, sizes)
+            traced, kernel = self._made(bound, sizes)
             self._scalars[context] = frozenset(s.name for s in traced.program.scalars)
             self._open[about, self._kinds(bound, context)] = open_axes(traced.program)
             found = self.kernels.setdefault(
-                (about, self._key(bound, about)), _Known(self.make(traced), tuple(traced.arguments))
+                (about, self._key(bound, about)), _Known(kernel, tuple(traced.arguments))
             )
         return found
+
+    def _made(
+        self, bound: dict[str, Any], sizes: Mapping[str, int]
+    ) -> tuple[DirectTrace, CompiledKernel]:
+        """The kernel at the best sizes that can be compiled."""
+        rank = 0
+        while True:
+            traced = self._trace(bound, sizes, rank=rank)
+            try:
+                return traced, self.make(traced)
+            except CompileError:
+                if not traced.others:
+                    raise
+                rank += 1
 
     def _key(self, bound: Mapping[str, Any], about: Any) -> Any:
         context = about[-1]

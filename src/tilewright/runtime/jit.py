@@ -320,7 +320,9 @@ class Jit:
 
     def _compile_direct(self, traced: DirectTrace) -> CompiledKernel:
         names = [p.name for p in traced.program.params]
-        return self._compile(traced.program, [names.index(o) for o in traced.outputs])
+        kernel = self._compile(traced.program, [names.index(o) for o in traced.outputs])
+        kernel.chosen = traced.why
+        return kernel
 
     def par_compile(self, configs: Iterable[Any], **kwargs: Any) -> list[CompiledKernel]:
         """One kernel per configuration (a mapping, or a tuple of positional arguments)."""

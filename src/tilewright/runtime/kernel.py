@@ -67,6 +67,7 @@ class CompiledKernel:
         self.target = resolve(target, **self.options)
         if self.target.numerics.deterministic:
             check_deterministic(program)
+        self.chosen: Mapping[str, str] = {}  # by kernel: what its tiles were chosen from
         # nobody asked for a GPU: arrays in host memory are then the CPU's
         self.follows_arrays = target == "auto" and not env.TARGET()
         self._on_cpu: CompiledKernel | None = None
@@ -160,12 +161,16 @@ class CompiledKernel:
             figures = by_kernel(self._cuda("occupancy"))
         measured = self._traced.timelines if self._traced is not None else None
         if as_dict:
-            return explanation(self.name, self.target, self.executable.trace, figures, measured)
+            return explanation(
+                self.name, self.target, self.executable.trace, figures, measured, self.chosen
+            )
         found = ", ".join(f"{key} {value}" for key, value in self.resources.items())
         more = f"a block takes: {found}"
         if missing := getattr(self.executable, "missing", None):
             more += f"; registers are known once it is compiled: {missing.diagnostic.fix}"
-        return explain(self.name, self.target, self.executable.trace, figures, more, measured)
+        return explain(
+            self.name, self.target, self.executable.trace, figures, more, measured, self.chosen
+        )
 
     @entry
     def trace(self, *args: Any, **named: Any) -> Trace:

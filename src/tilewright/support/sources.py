@@ -175,8 +175,8 @@ def _remembered(entry: tuple[Header, bytes] | None) -> tuple[State, str | None]:
 
 
 @cache
-def compiler(kind: str) -> Sources:
-    """What compiles for targets of a kind. Other parts of the package reach it through programs
-    and targets only."""
+def compiler(folder: str) -> Sources:
+    """What is in a folder of this package, and what that imports. Other parts of the package reach
+    it through programs and targets only."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return Sources(package, f"targets/{kind}/")
+    return Sources(package, folder)

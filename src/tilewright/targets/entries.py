@@ -26,15 +26,22 @@ class Kept:
     """Where one program's code for one target is kept between processes, if anywhere.
 
     `toolchain` says all that shapes the code besides the program, the target and Tilewright
-    itself; with `lines`, code also depends on where the program's text stands.
+    itself, of which it depends on a `folder` and what that imports; with `lines`, it also depends
+    on where the program's text stands.
     """
 
     def __init__(
-        self, program: Program, target: Target, toolchain: Mapping[str, Json], *, lines: bool
+        self,
+        program: Program,
+        target: Target,
+        toolchain: Mapping[str, Json],
+        *,
+        lines: bool,
+        folder: str = "",
     ) -> None:
         self.name, self.target = program.name, str(target)
         self.store: Store | None = default_store()
-        self.sources = compiler(target.kind)
+        self.sources = compiler(folder or f"targets/{target.kind}/")
         sources = self.sources.digest(self.store) if self.store is not None else None
         if sources is None:
             self.store = None
@@ -43,6 +50,7 @@ class Kept:
         self.key = digest(
             {
                 "compiler": sources,
+                "folder": folder,
                 "program": print_program(program),
                 "lines": _lines(program) if lines else [],
                 "target": str(target),
@@ -60,7 +68,7 @@ class Kept:
     def put(self, header: Mapping[str, Json], data: bytes) -> None:
         if self.store is not None and self.sources.unchanged():
             described = {"kind": "kernel", "kernel": self.name, "target": self.target}
-            self.store.put(self.key, {**header, **described}, data)
+            self.store.put(self.key, {**described, **header}, data)
 
 
 def _lines(program: Program) -> list[Json]:

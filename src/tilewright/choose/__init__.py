@@ -1,0 +1,1 @@
+"""What a text leaves open, chosen by a model of the chip."""

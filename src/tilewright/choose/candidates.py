@@ -1,0 +1,97 @@
+"""Sizes that are worth a look for the loops of a kernel that multiplies.
+
+The sides of a product have ladders of sizes: what instructions divide, and no further past the
+end of a range than its smallest step. A loop that is a side of several products takes what suits
+all of them. Threads follow the rows, 64 or 128 of which a warpgroup has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from tilewright.ir.atoms import MATRIX_TYPES, Feature
+from tilewright.ir.target import Target
+from tilewright.ir.warps import WARPGROUP
+from tilewright.lang.builder import Builder
+
+MOST = 160  # candidates of a kernel; with more, ladders have powers of two alone
+ROWS = 64  # of a product by a warpgroup
+
+# sizes by side; of k in bytes: whole rows of a swizzled tile, or two of them
+BY_GROUPS = {"m": (64, 128, 192, 256), "n": (16, 32, 64, 96, 128, 160, 192, 224, 256)}
+BY_WARPS = {"m": (16, 32, 64, 128), "n": (16, 32, 64, 128, 256)}
+BY_LANES = {"m": (32, 64, 128), "n": (32, 64, 128)}
+DEEP = (128, 256)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Sizes by loop variable, and threads of a block."""
+
+    tiles: tuple[tuple[str, int], ...]
+    threads: int
+
+
+@dataclass
+class _Loop:
+    """A loop whose size is open: its sides, the sizes that each allows, and its length."""
+
+    allowed: list[Sequence[int]]
+    length: int | None = None
+
+    def sizes(self) -> list[int]:
+        least = max(each[0] for each in self.allowed)
+        most = min(each[-1] for each in self.allowed)
+        known = sorted({size for each in self.allowed for size in each})
+        found = [s for s in known if least <= s <= most and s % least == 0] or [least]
+        if self.length is None:
+            return found
+        return [s for s in found if s < self.length] + [s for s in found if s >= self.length][:1]
+
+
+def candidates(builder: Builder, kernel: int, target: Target) -> list[Candidate]:
+    """For one kernel of a text whose sizes have not been chosen; none where it does not multiply,
+    or nothing is open."""
+    products = [(sides, kind) for number, sides, kind in builder.products if number == kernel]
+    loops: dict[str, _Loop] = {}
+    rows: dict[str, int] = {}
+    is_grouped = False
+    for sides, kind in products:
+        matrix = MATRIX_TYPES.get(kind.name)
+        grouped = matrix is not None and matrix.wgmma and Feature.WGMMA in target.features
+        is_grouped |= grouped
+        by_warps = BY_WARPS if matrix is not None else BY_LANES
+        ladders = dict(BY_GROUPS if grouped else by_warps)
+        ladders["k"] = tuple(size * 8 // kind.bits for size in (DEEP if matrix else DEEP[:1]))
+        for side, axis in zip("mnk", sides, strict=True):
+            loop = builder.axes.get(axis.key, (kernel, axis.name))
+            if side == "m":
+                rows[loop[1]] = axis.size
+            if loop in builder.open_tiles:
+                found = loops.setdefault(loop[1], _Loop([]))
+                found.allowed.append(ladders[side])
+                found.length = builder.lengths.get(axis.key)
+    told = target.schedule.threads
+    if not products or (not loops and told != "auto"):
+        return []
+    ladders_of = [loop.sizes() for loop in loops.values()]
+    if prod(map(len, ladders_of)) > MOST:
+        ladders_of = [[s for s in each if s & (s - 1) == 0] or each for each in ladders_of]
+    made = []
+    for sizes in product(*ladders_of):
+        tiles = dict(zip(loops, sizes, strict=True))
+        height = max(tiles.get(name, size) for name, size in rows.items())
+        threads = _threads(height, is_grouped) if told == "auto" else [told]
+        made += [Candidate(tuple(tiles.items()), each) for each in threads]
+    return made
+
+
+def _threads(height: int, is_grouped: bool) -> list[int]:
+    if not is_grouped or height < ROWS:
+        return [WARPGROUP, 2 * WARPGROUP]
+    groups = height // ROWS
+    each = {max(1, groups // 2), groups} if groups % 2 == 0 else {groups}
+    return [WARPGROUP * n for n in sorted(each) if n <= 3]

@@ -1,0 +1,101 @@
+"""The sizes of a text's loops over tiles: those with which its kernels take the least time.
+
+Every candidate is traced, which takes milliseconds, and `model` says how long it would run. Kernels
+are chosen one after the other. The choice is kept with compiled code, so that another process does
+not choose again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field, replace
+from math import log
+from typing import TYPE_CHECKING
+
+from tilewright.choose.candidates import Candidate, candidates
+from tilewright.ir.op import Program
+from tilewright.ir.target import Target
+from tilewright.lang.builder import Builder, Sizes
+from tilewright.lang.sizes import choose_sizes
+from tilewright.support.errors import CompileError
+
+if TYPE_CHECKING:
+    from tilewright.choose.model import Estimate
+
+SAME = 1.005  # estimates closer than this are equal; the one with less work is taken
+TRIED = 4  # candidates that are kept, and shown
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for the kernels of a text, by number of the kernel why, and how many more
+    there are to try where this one cannot be compiled."""
+
+    sizes: Sizes = field(default_factory=Sizes)
+    why: Mapping[int, str] = field(default_factory=dict)
+    others: int = 0
+
+
+def choose(
+    target: Target, builder: Builder, traced: Callable[[Sizes], Program], rank: int = 0
+) -> Choice:
+    """For what `builder`, a first trace, leaves open; `traced` gives the program at other sizes.
+    `rank`: not the best choice but the one after it, and so on; the last is what needs no model."""
+    sizes = choose_sizes(builder)
+    asked = {n: candidates(builder, n, target) for n in sorted(builder.tiled)}
+    asked = {number: found for number, found in asked.items() if found}
+    if target.kind != "cuda" or not asked or rank == TRIED:
+        return Choice(sizes)
+    from tilewright.targets.entries import Kept  # which imports what digests need
+
+    kept = Kept(traced(sizes), target, {}, lines=False, folder="choose/")
+    known = kept.get()
+    ranks = known[0]["ranks"] if known is not None else {}
+    why = {}
+    for number, found in asked.items():
+        best = ranks.get(str(number))
+        if best is None:
+            ranked = sorted(_estimates(number, found, sizes, target, traced), key=_order)
+            best = ranks[str(number)] = [[*astuple(c), _told(c, e)] for c, e in ranked[:TRIED]]
+        if best:
+            tiles, threads, _ = best[min(rank, len(best) - 1)]
+            sizes = _with(sizes, number, Candidate(tiles, threads))
+            why[number] = "; ".join(told for *_, told in best[rank:] or best[-1:])
+    if known is None:
+        kept.put({"kind": "choice", "ranks": ranks}, b"")
+    return Choice(sizes, why, TRIED - rank)
+
+
+def _estimates(
+    number: int,
+    found: list[Candidate],
+    sizes: Sizes,
+    target: Target,
+    traced: Callable[[Sizes], Program],
+) -> Iterator[tuple[Candidate, Estimate]]:
+    from tilewright.choose.model import Infeasible, estimate  # which imports the passes
+
+    for each in found:
+        try:
+            program = traced(_with(sizes, number, each))
+            yield each, estimate(program.kernels[number], target)
+        except (Infeasible, CompileError):
+            continue
+
+
+def _with(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
+    tiles = {(number, name): size for name, size in chosen.tiles}
+    threads = {number: chosen.threads}
+    return replace(sizes, tiles=sizes.tiles | tiles, threads=sizes.threads | threads)
+
+
+def _order(each: tuple[Candidate, Estimate]) -> tuple[float, float]:
+    """By time, in steps of which one is within the model's noise; then by work."""
+    _, found = each
+    return log(found.cycles, SAME) // 1, sum(found.units.values())
+
+
+def _told(chosen: Candidate, found: Estimate) -> str:
+    sizes = [f"{name} {size}" for name, size in chosen.tiles]
+    said = ", ".join([*sizes, f"{chosen.threads} threads"])
+    return f"{said}: {found.us:.1f} µs ({found.limit})"

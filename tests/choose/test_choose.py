@@ -1,0 +1,198 @@
+"""Sizes that a text leaves open, chosen by a model of the chip."""
+
+import json
+import re
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilewright as tw
+import tilewright.language as T
+from tilewright.choose import pick
+from tilewright.choose.model import Infeasible, estimate
+from tilewright.ir.target import Target
+from zoo.attention import values as attention
+from zoo.gemm import values as products
+
+H200 = "cuda -arch=sm_90a"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def tensor(*shape, dtype=ml_dtypes.bfloat16):
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def traced(kernel, *args, target=H200, rank=0, **schedule):
+    direct = kernel.on(target).with_schedule(**schedule)._direct
+    return direct._trace(direct.bind(args, {}, partial=True), rank=rank)
+
+
+def chosen(kernel, *args, **more):
+    """The first choice of the only kernel, as sizes and threads by name, and its microseconds."""
+    (why,) = traced(kernel, *args, **more).why.values()
+    first = why.split("; ")[0]
+    sizes = {name: int(size) for name, size in re.findall(r"(\w+) (\d+),", first)}
+    return sizes | {"threads": int(re.search(r"(\d+) threads", first)[1])}, float(
+        re.search(r"([\d.]+) µs", first)[1]
+    )
+
+
+def program(kernel, *args, **more):
+    return traced(kernel, *args, **more).program
+
+
+def test_a_large_product_has_large_tiles():
+    sizes, _ = chosen(products.matmul, tensor(4096, 4096), tensor(4096, 4096))
+    assert sizes["m"] * sizes["n"] >= 128 * 192 and sizes["k"] == 64
+
+
+def test_every_multiprocessor_has_a_tile_of_a_small_product():
+    for m, n, k in ((1024, 1024, 1024), (16, 8192, 8192), (200, 4096, 4096)):
+        (kernel,) = program(products.matmul, tensor(m, k), tensor(k, n)).kernels
+        tiles = int(kernel.grid[0]) * int(kernel.grid[1])
+        assert 60 <= tiles <= 3 * 132, (m, n, k, tiles)
+
+
+def test_measured_products_take_as_long_as_the_model_says():
+    """On an H200, by the kernels that were raced; nothing of the model was fitted to them."""
+    races = json.loads((RESULTS / "derived_gemm_h200.json").read_text())["races"][::3]
+    ratios = []
+    for race in races:
+        m, n, k = map(int, re.match(r"gemm (\d+)x(\d+)x(\d+)", race["race"]).groups())
+        _, us = chosen(products.matmul, tensor(m, k), tensor(k, n))
+        ratios.append(us / 1e3 / race["contenders"]["derived"]["ms"])
+    assert len(ratios) >= 6 and min(ratios) > 0.75 and max(ratios) < 1.25
+    assert 0.9 < np.exp(np.mean(np.log(ratios))) < 1.1
+
+
+CASES = {
+    "transposed": (products.matmul_transposed, tensor(512, 300), tensor(512, 1000), True, False),
+    "batched": (products.matmul_batched, tensor(7, 512, 1024), tensor(7, 1024, 768)),
+    "scaled": (
+        products.matmul_scaled,
+        tensor(512, 1024, dtype=ml_dtypes.float8_e4m3fn),
+        tensor(768, 1024, dtype=ml_dtypes.float8_e4m3fn),
+        tensor(512, 8, dtype=np.float32),
+        tensor(6, 8, dtype=np.float32),
+    ),
+    "grouped": (
+        products.grouped,
+        tensor(8192, 4096),
+        tensor(16, 4096, 2048),
+        tensor(17, dtype=np.int32),
+        1024,
+    ),
+    "convolution": (products.convolution, tensor(16, 56, 56, 64), tensor(3, 3, 64, 128)),
+    "attention 64": (attention.attention, *[tensor(2, 16, 4096, 64)] * 3),
+    "attention 256": (attention.attention, *[tensor(2, 16, 4096, 256)] * 3),
+    "attention 80": (attention.attention, *[tensor(1, 8, 1000, 80)] * 3),
+}  # fmt: skip
+
+
+OTHERS = [("attention 80", "sm_80"), ("grouped", "sm_80"), ("attention 256", "sm_120a")]
+
+
+@pytest.mark.parametrize("name, arch", [*((name, "sm_90a") for name in CASES), *OTHERS])
+def test_what_is_chosen_fits(name, arch):
+    kernel, *args = CASES[name]
+    made = kernel.on(f"cuda -arch={arch}").compile(*args)
+    assert made.resources["spill_bytes"] == 0
+
+
+def test_given_in_part_the_rest_is_chosen():
+    a, b = tensor(4096, 4096), tensor(4096, 4096)
+    sizes, _ = chosen(products.matmul, a, b, tiles={"m": 128, "n": 256})
+    assert sizes == {"k": 64, "threads": 256}
+    sizes, _ = chosen(products.matmul, a, b, threads=128)
+    assert sizes["threads"] == 128 and sizes["m"] * sizes["n"] <= 128 * 192
+    made = traced(products.matmul, a, b, tiles={"m": 64, "n": 64, "k": 64}, threads=128)
+    assert not made.why  # nothing is open
+
+
+def test_other_targets_and_texts_without_products_have_defaults():
+    a, b = tensor(512, 512), tensor(512, 512)
+    for target in ("cpu", "interp"):
+        assert not traced(products.matmul, a, b, target=target).why
+
+    @tw.jit
+    def double(X):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        for n in T.tile(N):
+            Y[n] = X[n] * 2
+        return Y
+
+    assert not traced(double, tensor(1000, dtype=np.float32)).why
+
+
+def test_explain_shows_what_was_chosen_and_from_what():
+    kernel = products.matmul.on(H200).compile(tensor(512, 512), tensor(512, 512))
+    (text,) = [line for line in kernel.explain().splitlines() if line.strip().startswith("tiles:")]
+    assert text.count("µs") == pick.TRIED and "m 64" in text
+    assert "tiles" in kernel.explain(as_dict=True)["kernels"][0]["choices"]
+
+
+def test_another_process_finds_the_choice(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    args = tensor(384, 640), tensor(640, 512)
+    first = traced(products.matmul, *args)
+
+    def refused(*_):
+        raise AssertionError("it was chosen again")
+
+    monkeypatch.setattr("tilewright.choose.model.estimate", refused)
+    again = traced(products.matmul, *args)
+    assert (again.program, again.why) == (first.program, first.why)
+
+
+def test_what_cannot_be_compiled_is_not_taken(monkeypatch):
+    """The next one is; in the end, sizes that no model chose."""
+    args = tensor(512, 768), tensor(768, 512)
+    programs = [program(products.matmul, *args, rank=rank) for rank in range(pick.TRIED + 1)]
+    assert len({str(p) for p in programs}) == pick.TRIED + 1
+    kernel = products.matmul.on(H200)
+    tried = []
+
+    def make(traced):
+        tried.append(traced.program)
+        if len(tried) <= pick.TRIED:
+            raise tw.CompileError("it does not fit")
+        return "compiled"
+
+    monkeypatch.setattr(kernel._direct, "make", make)
+    assert kernel.compile(*args) == "compiled" and tried == programs
+    assert not traced(products.matmul, *args, rank=pick.TRIED).why
+
+
+def test_what_does_not_fit_is_infeasible():
+    args = tensor(4096, 4096), tensor(4096, 4096)
+    target = Target.parse(H200)
+    for tiles, threads, why in (
+        ({"m": 256, "n": 256, "k": 64}, 128, "registers"),
+        ({"m": 128, "n": 256, "k": 512}, 256, "shared memory"),
+    ):
+        (kernel,) = program(products.matmul, *args, tiles=tiles, threads=threads).kernels
+        with pytest.raises(Infeasible, match=why):
+            estimate(kernel, target)
+
+
+def test_a_size_that_launches_give_is_taken_as_large():
+    M, N, K = T.dynamic("M, N, K")
+
+    @tw.jit
+    def matmul(A, B):
+        A: T.Tensor((M, K), "bfloat16")
+        B: T.Tensor((K, N), "bfloat16")
+        C = T.empty((M, N), "bfloat16")
+        for m, n in T.tile(M, N):
+            acc = T.zeros((m, n))
+            for k in T.tile(K):
+                acc += A[m, k] @ B[k, n]
+            C[m, n] = acc
+        return C
+
+    sizes, _ = chosen(matmul, tensor(64, 64), tensor(64, 64))
+    assert sizes["m"] * sizes["n"] >= 128 * 128
