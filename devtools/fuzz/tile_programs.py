@@ -74,6 +74,8 @@ class Maker(Terms):
             return self.branch()
         if choice == 12:
             return self.atomic()
+        if choice == 6 and self.nest < 2:
+            return self.chain()
         if choice == 5:
             there = [n for n, t in self.names.items() if t.dims and n[0] == "v" and self.nest == 0]
             if there:
@@ -252,6 +254,47 @@ class Maker(Terms):
         tiles = f"T.tile({', '.join(axes)}{pinned})"
         tiles = f"reversed({tiles})" if self.chance(0.15) else tiles
         return [*starts, f"for {', '.join(vars)} in {tiles}:", self.inner(names, open_)]
+
+    def chain(self) -> list[Any]:
+        """A matrix that a loop or a branch changes, and what is made of all of it before and
+        inside: sums, scans, products, also of its transpose."""
+        r = self.r
+        a = r.choice([*self.tiles, *self.sizes])
+        b = self.extra((a,))
+        x = self.extra((a, b))
+        dtype = r.choice(FLOATS)
+        name, total = self.fresh("c"), self.fresh("c")
+        first = self.typed(self.cut(self.read((a, b), dtype), 9), dtype)
+
+        def side(*dims: str) -> str:
+            return self.typed(self.cut(self.read(dims, dtype), 9), dtype)
+
+        forms = {
+            f"T.sum({name}, dim=0)": (b,),
+            f"T.sum({name}, dim=1)": (a,),
+            f"T.cumsum({name}, dim={r.randrange(2)})": (a, b),
+            f"({name} @ {side(b, x)})": (a, x),
+            f"({name}.T @ {side(a, x)})": (b, x),
+            f"({side(x, a)} @ {name})": (x, b),
+            f"({side(x, b)} @ {name}.T)": (x, a),
+        }
+        form = r.choice(list(forms))
+        dims = forms[form]
+        start = form if self.chance(0.5) else f'T.zeros({shape(dims)}, "float32")'
+        new = r.choice((f"{name} * 2 - 1", f"1 - {name}", f"{name} + {side(a, b)}"))
+        change = f'{name} = T.cast(T.maximum(T.minimum({new}, 9), -9), "{dtype}")'
+        inside = [f"{total} += {form}", change]
+        head = f"for _ in range({r.randint(0, 3)}):"
+        if self.chance(0.3):
+            head = f"if {self.condition((), 1).text}:"
+        self.names[name] = Term(name, (a, b), dtype, 9)
+        self.names[total] = Term(total, dims, "float32", 4 * 81 * LONG)
+        return [
+            f"{name} = {self.valued(first)}",
+            f"{total} = {start}",
+            head,
+            inside if self.chance(0.7) else inside[::-1],
+        ]
 
     def range(self) -> tuple[str, str]:
         """An axis of a loop, and the size that it does not leave."""

@@ -781,3 +781,75 @@ def test_a_tensor_without_a_type_has_the_array_s(target, kind):
     got = run(double, target, {}, np.full((3, 5), 3, kind))
     assert got.dtype == kind and (got == 6).all()
     assert str(double.on(target).compile(M=3, N=5).program.params[0].dtype) == "float32"
+
+
+@tw.jit
+def of_changed(X, W, form: str, count: int):
+    """What is made of a whole value before a loop changes it, in the loop, and after it."""
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), "float32")
+    W: T.Tensor((N, N), "float32")
+    Y = T.empty((M, N), "float32")
+    for m in T.tile(M):
+        y = T.load(X[m, :])
+        total = _made(y, W[:, :], form)
+        for _ in range(count):
+            total += _made(y, W[:, :], form)
+            y = y @ W[:, :] if form == "power" else y + 1
+        Y[m, :] = total + _made(y, W[:, :], form)
+    return Y
+
+
+def _made(y, w, form):
+    """A helper is a plain function, of values and of arrays."""
+    if form in ("product", "power"):
+        return y @ w
+    if form == "right":
+        return (y @ w.T) @ w
+    if form == "turned":
+        return (w.T @ y.T).T
+    is_array = isinstance(y, np.ndarray)
+    if form == "sum":
+        return y * 0 + (y.sum(1, keepdims=True) if is_array else T.sum(y, dim=1, keepdim=True))
+    return y.cumsum(1) if is_array else T.cumsum(y, dim=1)
+
+
+@each_target
+@pytest.mark.parametrize("form", ["product", "power", "right", "turned", "sum", "scan"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_what_is_made_of_a_value_follows_its_changes(target, form, rows):
+    rng = np.random.default_rng(7)
+    x, w = rng.integers(-2, 3, (5, 3)), rng.integers(-1, 2, (3, 3))
+    y, total = x.astype(np.float32), 0
+    w = w.astype(np.float32)
+    total = _made(y, w, form)
+    for _ in range(3):
+        total = total + _made(y, w, form)
+        y = y @ w if form == "power" else y + 1
+    got = run(of_changed, target, {"m": rows}, x.astype(np.float32), w, form, 3)
+    np.testing.assert_array_equal(got, total + _made(y, w, form))
+
+
+@each_target
+def test_a_matrix_that_a_loop_changes_is_multiplied_after_it(target):
+    @tw.jit
+    def kernel(X, W):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        W: T.Tensor((N, N), "float32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M):
+            w = T.load(W[:, :])
+            for _ in range(2):
+                w = w * 2
+            if W[0, 0] > 0:
+                w = w.T @ w
+            Y[m, :] = X[m, :] @ w
+        return Y
+
+    rng = np.random.default_rng(8)
+    x, w = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((5, 4), (4, 4)))
+    for sign in (1, -1):
+        w[0, 0] = sign
+        want = x @ ((4 * w).T @ (4 * w) if sign > 0 else 4 * w)
+        np.testing.assert_array_equal(run(kernel, target, {"m": 2}, x, w), want)

@@ -109,6 +109,7 @@ class Builder:
         self.values: list[Any] = []  # weak references to tile values
         self.sizes, self.is_sized = Sizes(), False  # whether all are chosen
         self.carried: set[str] = set()  # names whose values loops change
+        self.making: list[Position] = []  # of values that are being put into memory
         self.open_tiles: dict[TileLoop, None] = {}  # loops over tiles whose size was left open
         # of `@`: the kernel, the axes M, N and K, the type of the operands
         self.products: list[tuple[int, tuple[Any, Any, Any], DType]] = []
@@ -205,6 +206,11 @@ class Builder:
     def outermost(self) -> Position:
         """Here, before the loops and branches that are open."""
         return self.position()._replace(body=self.bodies[0].serial, at=len(self.bodies[0].ops))
+
+    @property
+    def here(self) -> Position:
+        """Where what is read now is read: by a value that is made at its own position, or here."""
+        return self.making[-1] if self.making else self.position()
 
     def in_scope(self, position: Position) -> bool:
         """Whether the body of a position is still open."""

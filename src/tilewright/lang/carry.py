@@ -17,10 +17,18 @@ def named(value: Value, name: str | None) -> Value:
     """The value under a name: it is computed once, where it got the name."""
     if value.is_bound:
         return named(again(value), name)
+    builder = current()
     value.is_bound = True
-    value.name, value.position = name or value.name, current().position()
-    value.is_named = not value.is_formula or name in current().carried
-    return value
+    value.name, value.position = name or value.name, builder.position()
+    value.is_named = not value.is_formula or name in builder.carried
+    return _memory(value, value.hold()) if name in builder.carried else value
+
+
+def _memory(value: Value, buffer: Buffer) -> Value:
+    """What the memory of a name that loops change has now."""
+    made = Value.of(value.axes, buffer)
+    made.name, made.is_named, made.is_bound = value.name, True, True
+    return made
 
 
 def carry(name: str, old: Value, new: Any) -> Value:
@@ -39,8 +47,7 @@ def carry(name: str, old: Value, new: Any) -> Value:
             + ("" if shape else f'; or cast it: {name} = T.cast(…, "{old.kind}")'),
             code="rebinding",
         )
-    # it may have been read as a formula, or piece by piece from where it came
-    if not old.is_named or (old.is_long and name not in builder.carried):
+    if name not in builder.carried:  # it may have been read from where it came
         builder.carried.add(name)
         raise TracedAgain
     buffer = old.hold()
@@ -56,12 +63,11 @@ def carry(name: str, old: Value, new: Any) -> Value:
         needed = value.is_named or not depends(made, value)
         if needed and value is not old and id(value) not in own and depends(value, old):
             value.hold()
-    if isinstance(made, Product) and made.held((Space.FRAGMENT, ())) is None:
+    if isinstance(made, Product) and made.may_replace(old):
         made.sum_into(buffer, builder.emit, start)
     else:
         start(made)
-    held = Value.of(old.axes, buffer)
-    held.name, held.is_named, held.is_bound = old.name, True, True
+    held = _memory(old, buffer)
     if not made.is_named and not isinstance(made, Product):  # what it was made of may change
         made.at, made.parts, made.pad_of = held.element, (held,), None
     return held

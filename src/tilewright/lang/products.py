@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from tilewright.ir.core import *
 from tilewright.lang.axes import ONE, Axis, shape_text
 from tilewright.lang.builder import Builder, Position, current
 from tilewright.lang.handles import WORDS
-from tilewright.lang.values import Places, Value, again, is_same, new_tile
+from tilewright.lang.values import Places, Value, again, depends, is_same, new_tile
 
 
 class Product(Value):
@@ -48,13 +49,17 @@ class Product(Value):
         kind = a.kind if a.kind.name == "float64" else FLOAT32 if a.kind.is_float else INT32
         self.a, self.b, self.init = a, b, init
         parts = (a, b) if init is None else (a, b, init)
-        super().__init__((a.axes[0], b.axes[1]), kind, self._element, parts)
+        own = ref(self)  # a value ends with the last name for it
+
+        def element(places: Places) -> Expr:
+            found = own()
+            assert found is not None
+            return Load(found.hold(), places, found.loc)
+
+        super().__init__((a.axes[0], b.axes[1]), kind, element, parts)
         builder = current("@")
         sides = a.axes[0], b.axes[1], a.axes[1]
         builder.products.append((len(builder.kernels), sides, a.kind))
-
-    def _element(self, places: Places) -> Expr:
-        return Load(self.hold(), places, self.loc)
 
     def plus(self, other: Any) -> Value | None:
         """A sum that starts with `other`."""
@@ -67,7 +72,7 @@ class Product(Value):
 
     def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
         if space is Space.SHARED or masked:
-            held = Value(self.axes, self.kind, self._element, (self,))
+            held = Value(self.axes, self.kind, self.at, (self,))
             held.name = self.name
             return held.make(builder, space, masked)
         buffer = new_tile(builder, self, space)
@@ -75,6 +80,14 @@ class Product(Value):
         add(Alloc(buffer, loc=self.loc))
         self.sum_into(buffer, add, lambda init: add(again(init).map_into(builder, buffer)))
         return buffer
+
+    def may_replace(self, old: Value) -> bool:
+        """Whether it can be summed up where `old` is: nothing but the sum begins with that."""
+        if self.held((Space.FRAGMENT, ())) is not None or depends(self.a, old):
+            return False
+        rest = self.init
+        ahead = not isinstance(rest, Product) or not rest.is_fresh or rest.may_replace(old)
+        return ahead and not depends(self.b, old)
 
     @property
     def is_fresh(self) -> bool:

@@ -199,7 +199,7 @@ def summed(x: Any) -> Value:
     small = value.kind.is_bool or (value.kind.is_int and value.kind.bits < 32)
     if not narrow and not small:
         return value
-    if value.wide is None:
+    if value.wide is None or not value.is_current(value.wide.position):
         value.wide = lift(lambda e: cast(e, FLOAT32 if narrow else INT32), value)
         value.wide.zeros = () if value.padding else value.zeros
     return value.wide

@@ -105,7 +105,8 @@ class Value:
         self.position = builder.position()
         self.loc = locate()
         self.name: str | None = None
-        self._held: dict[Any, tuple[Buffer, int]] = {}
+        # where it is, the writes to that, and of copies of what loops change since when
+        self._held: dict[Any, tuple[Buffer, int, Position | None]] = {}
         self.writes = 0
         self.padding: dict[Any, tuple[Expr, Position]] = {}  # by axis: since when it holds what
         self.wide: Value | None = None  # it in the type that sums have
@@ -257,10 +258,20 @@ class Value:
         return tuple(axis for axis in self.axes if axis is not ONE)
 
     def held(self, key: Any) -> Buffer | None:
-        found = self._held.get(key)
-        if found is None or current().writes(found[0]) != found[1]:
+        if key not in self._held:
             return None
-        return found[0]
+        buffer, writes, since = self._held[key]
+        known = since is None or (self.is_current(since) and since.order <= current().here.order)
+        return buffer if known and current().writes(buffer) == writes else None
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether it is memory that a loop or a branch changes."""
+        return self.is_named and self.name in current().carried
+
+    def is_current(self, since: Position) -> bool:
+        """Whether what was made of it at a position still is what would be made of it now."""
+        return not self.is_carried or current().in_turn(since)
 
     def hold(self, space: Space = Space.FRAGMENT, masked: tuple[Axis, ...] = ()) -> Buffer:
         """The value in memory, made where it stands; zero in the padding of the axes `masked`."""
@@ -271,16 +282,22 @@ class Value:
         if found is None:
             builder = current()
             builder.footprints.append(self.real)
-            found = self.make(builder, space, masked)
-            self._held[key] = found, builder.writes(found)
-            if not masked and not self.region:
+            is_copy = bool(self._held) and self.is_carried
+            made, since = (again(self), builder.here) if is_copy else (self, None)
+            made.position = since or self.position
+            builder.making.append(made.position)
+            found = made.make(builder, space, masked)
+            builder.making.pop()
+            self._held[key] = found, builder.writes(found), since
+            if not masked and not self.region and not is_copy:
                 self.at, self.parts, self.pad_of = kept_in(found, self.axes, self.loc), (), None
         return found
 
     def pad(self, axis: Axis, at: Position) -> Expr | None:
         """What lies in the padding of an axis at a position, where one number is known to."""
         number, since = self.padding.get(axis.key, (None, at))
-        if number is not None and since.order < at.order and current().in_scope(since):
+        is_there = since.order < at.order and current().in_scope(since)
+        if number is not None and is_there and self.is_current(since):
             return number
         return None if self._held or self.pad_of is None else self.pad_of(axis, at)
 
@@ -306,7 +323,7 @@ class Value:
         """What a fragment holds now."""
         made = Value(axes, buffer.dtype, kept_in(buffer, axes, locate()))
         made.is_formula = False
-        made._held[buffer.space, ()] = buffer, current().writes(buffer)
+        made._held[buffer.space, ()] = buffer, current().writes(buffer), None
         return made
 
     def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
