@@ -250,6 +250,27 @@ def test_a_store_to_the_row_that_is_read_keeps_its_numbers():
         np.testing.assert_array_equal(x, kept * 2)
 
 
+@each_target
+@pytest.mark.parametrize("columns", [8000, 20007])
+def test_rows_are_changed_in_place_by_several_blocks(target, columns):
+    @tw.jit
+    def centre(X, R):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        R: T.Tensor((M, N), "float32")
+        for r in T.tile(M):
+            x = X[r, :] + R[r, :]
+            R[r, :] = x
+            X[r, :] = x - T.max(x, dim=1, keepdim=True)
+
+    rng = np.random.default_rng(0)
+    x, r = (rng.integers(-9, 9, (2, columns)).astype(np.float32) for _ in range(2))
+    both = x + r
+    centre.on(target).with_schedule(cluster=2)(x, r)
+    np.testing.assert_array_equal(r, both)
+    np.testing.assert_array_equal(x, both - both.max(1, keepdims=True))
+
+
 @pytest.mark.parametrize("rows, is_one", [(1024, True), (65536, False)])
 def test_a_tensor_of_many_elements_is_not_counted_as_one_row(rows, is_one):
     """65536 rows of 50257 are more than 32 bits count."""

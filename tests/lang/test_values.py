@@ -853,3 +853,119 @@ def test_a_matrix_that_a_loop_changes_is_multiplied_after_it(target):
         w[0, 0] = sign
         want = x @ ((4 * w).T @ (4 * w) if sign > 0 else 4 * w)
         np.testing.assert_array_equal(run(kernel, target, {"m": 2}, x, w), want)
+
+
+@each_target
+def test_dimensions_of_one_place(target):
+    @tw.jit
+    def kernel(X):
+        X: T.Tensor((1, 1), "float32")
+        Y, Z = T.empty((1, 1), "float32"), T.empty((1,), "float32")
+        for _ in T.tile():
+            Y[:, :] = X[:, :] * 2
+            Z[:] = T.full((1,), 3.0)
+        return Y, Z
+
+    y, z = run(kernel, target, {}, np.full((1, 1), 4, np.float32))
+    assert (y.tolist(), z.tolist()) == ([[8]], [3])
+
+
+@each_target
+def test_a_whole_dimension_with_a_maximum_is_known_at_launch(target):
+    @tw.jit
+    def kernel(X):
+        M, N = T.dynamic("M"), T.dynamic("N", min=1, max=300)
+        X: T.Tensor((M, N), "float32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M):
+            x = T.load(X[m, :])
+            Y[m, :] = T.cumsum(x - T.max(x, dim=1, keepdim=True), dim=1)
+        return Y
+
+    kernel = kernel.on(target)
+    for shape in ((3, 4), (7, 300), (1, 1), (5, 257)):
+        x = np.random.default_rng(0).integers(-9, 9, shape).astype(np.float32)
+        want = (x - x.max(1, keepdims=True)).cumsum(1)
+        np.testing.assert_array_equal(kernel(x), want)
+
+
+def test_grids_that_share_names_have_sizes_of_their_own():
+    @tw.jit(target="cuda -arch=sm_90a")
+    def both(X, Y):
+        M, N, D = T.const("M, N, D")
+        X: T.Tensor((M, D), "float32")
+        Y: T.Tensor((N, D), "float32")
+        dots, far = T.empty((M, N), "float32"), T.empty((M, N), "float32")
+        for m, n in T.tile(M, N):
+            dot = T.zeros((m, n))
+            for d in T.tile(D):
+                dot += X[m, d] @ Y[n, d].T
+            dots[m, n] = dot
+        for m, n in T.tile(M, N):
+            total = T.zeros((m, n))
+            for d in T.tile(D):
+                total += T.sum(T.abs(X[m, None, d] - Y[None, n, d]), dim=2)
+            far[m, n] = total
+        return dots, far
+
+    x = np.broadcast_to(np.float32(0), (330, 200))
+    first, second = both.compile(x, x).program.kernels
+    assert [*map(int, first.grid)] != [*map(int, second.grid)]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 65), (5, 130, 3), (100, 100, 1000)])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_default_sizes_fit_and_go_along_memory(shape, dim):
+    @tw.jit(target="cuda -arch=sm_90a")
+    def most(X):
+        A, B, C = T.const("A, B, C")
+        X: T.Tensor((A, B, C), "float32")
+        Y = T.empty(((B, C), (A, C), (A, B))[dim], "float32")
+        for i, j in T.tile(*((B, C), (A, C), (A, B))[dim]):
+            keys = [i, j]
+            keys.insert(dim, slice(None))
+            Y[i, j] = T.max(X[tuple(keys)], dim=dim)
+        return Y
+
+    made = most.compile(np.broadcast_to(np.float32(0), shape))
+    assert made.resources["spill_bytes"] == 0 and made.resources["local_bytes"] == 0
+    if dim < 2 and shape[2] == 1000:
+        tile = next(op.buffer for op in made.program.kernels[0].body if hasattr(op, "buffer"))
+        assert tile.static_shape[-1] >= 32
+
+
+@pytest.mark.parametrize(
+    "index, expected", [("e[m, 0:1]", "(m, 1)"), ("e[L[m, None]]", "(m, 1)"), ("e[n]", "(n,)")]
+)
+def test_an_update_of_fewer_elements_than_there_are_values(index, expected):
+    def update(e, L, m, n):
+        return {"e[m, 0:1]": lambda: e[m, 0:1], "e[n]": lambda: e[n]}.get(
+            index, lambda: e[L[m, None]]
+        )()
+
+    @tw.jit(target="cpu")
+    def kernel(X, L):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        L: T.Tensor((M,), "int32")
+        e = T.empty((M, 1) if "0:1" in index else (N,), "float32")
+        for m, n in T.tile(M, N):
+            T.atomic_add(update(e, L, m, n), X[m, n])
+        return e
+
+    with pytest.raises(tw.CompileError, match="an atomic update of e") as error:
+        kernel(np.ones((3, 4), np.float32), np.zeros(3, np.int32))
+    assert (error.value.diagnostic.expected, error.value.diagnostic.got) == (expected, "(m, n)")
+
+
+def test_a_grid_has_no_bounds_of_data():
+    @tw.jit(target="cpu")
+    def kernel(L):
+        L: T.Tensor((1,), "int32")
+        Y = T.empty((8,), "float32")
+        for n in T.tile(L[0]):
+            Y[n] = 1
+        return Y
+
+    with pytest.raises(tw.CompileError, match="a bound of a grid is an element of a tensor"):
+        kernel(np.ones(1, np.int32))

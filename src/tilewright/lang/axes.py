@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
 from tilewright.lang.builder import current
 from tilewright.lang.types import Extent
+
+LAUNCHED = 1 << 24  # elements of a dimension that no block holds
 
 
 class Split(NamedTuple):
@@ -102,13 +105,17 @@ def extent_axis(size: Any) -> Axis:
     """The axis of a whole dimension of this size: by name for sizes of `T.const`."""
     expr = wrap(size)
     if not isinstance(expr, Const):
-        raise CompileError(
-            "`:` over a size that is known only at launch",
-            expected="a size known when the kernel is traced",
-            got=str(expr),
-            fix="loop over it: `for n in T.tile(N):`",
-            code="not-constant",
-        )
+        most = bounds(expr, current("a value").known()).hi
+        if most >= LAUNCHED:
+            raise CompileError(
+                "`:` over a size that is known only at launch",
+                expected="a size known when the kernel is traced, or one with a maximum",
+                got=str(expr),
+                fix=f'say how large it may be: T.dynamic("{expr}", max=…); or loop over it: '
+                f"`for i in T.tile({expr}):`",
+                code="not-constant",
+            )
+        return Axis(str(expr), max(1, int(most)), ("extent", str(expr)), limit=expr)
     if expr.value == 1 and not isinstance(size, Extent):
         return ONE
     name = size.name if isinstance(size, Extent) else str(expr.value)

@@ -242,17 +242,22 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     box = box_of(tile, keys)
     made = value_of(value)
     builder.lasts |= box.last
-    axes = broadcast([box.axes, made.axes], f"a store to {tile.name}")
-    if [a.key for a in axes] != [a.key for a in box.axes]:
-        raise CompileError(
-            f"a store to {tile.name}: the value has more dimensions than the place",
-            expected=shape_text(box.axes),
-            got=shape_text(made.axes),
-            fix="index the tensor with a tile index for each dimension of the value",
-            code="shape",
-        )
+    _check_fits(box, made, f"a store to {tile.name}")
     with once(builder, box.axes), walking(builder, box.axes, made.goes_backward):
         _store(builder, box, made)
+
+
+def _check_fits(box: Box, made: Value, what: str) -> None:
+    axes = broadcast([box.axes, made.axes], what)
+    if [a.key for a in axes] != [a.key for a in box.axes]:
+        raise CompileError(
+            f"{what}: the value has more dimensions than the place",
+            expected=shape_text(box.axes),
+            got=shape_text(made.axes),
+            fix="index the tensor with a tile index for each dimension of the value, or reduce "
+            "the value first: T.sum(x, dim=…)",
+            code="shape",
+        )
 
 
 def _store(builder: Builder, box: Box, made: Value) -> None:
@@ -287,7 +292,7 @@ def update(op: str, dst: Any, value: Any, order: str) -> None:
     builder, made = current_block(), value_of(value)
     box = value_of(dst).box
     assert box is not None
-    broadcast([box.axes, made.axes], "an atomic update")
+    _check_fits(box, made, f"an atomic update of {box.buffer.name}")
     ones = tuple(const(1) for _ in box.buffer.shape)
     with once(builder, box.axes), walking(builder, box.axes, made.goes_backward):
         element_map(
@@ -310,7 +315,8 @@ def element_map(
         if axis in box.loose:
             inside = logical_and(inside, axis.inside(place))
     body: Body = (op,) if inside is TRUE else (If(inside, (with_loc(op, locate()),)),)
-    builder.emit(Map(vars, spans(builder, box.axes), body))
+    for each in (Map(vars, spans(builder, box.axes), body),) if vars else body:
+        builder.emit(each)
 
 
 def sliced(value: Value, keys: tuple[Any, ...]) -> Any:

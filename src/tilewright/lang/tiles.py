@@ -177,6 +177,15 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
         )
     with at(loc):
         first, last = (cast(integer(end, "a bound of T.tile"), INT32) for end in (low, high))
+    if builder.kernel is None and (loads(first) or loads(last)):
+        raise CompileError(
+            "a bound of a grid is an element of a tensor, which nobody knows at launch",
+            loc=loc,
+            expected="sizes, and scalars of the call",
+            fix="go over all that there may be, and cut it inside: for m in T.tile(most): "
+            "m = m.within(first, last)",
+            code="not-constant",
+        )
     if builder.kernel is not None:
         first, last = builder.snapshot(first), builder.snapshot(last)
     if isinstance(axis, Each):
