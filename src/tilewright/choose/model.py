@@ -39,7 +39,8 @@ INSTRUCTION = 16  # rows of a product by a warp
 REGISTERS = 255  # of a thread at most
 PANELS = (1, 2, 4, 8, 16, 32, 64)  # rows of tiles that run side by side
 
-TENSOR, THREADS, MEMORY, ENDS, DRAM = "tensor core", "threads", "memory", "ends of tiles", "DRAM"
+TENSOR, THREADS, MEMORY, SHARED = "tensor core", "threads", "loads", "shared memory"
+ENDS, DRAM = "ends of tiles", "DRAM"
 
 
 class Infeasible(Exception):
@@ -80,12 +81,14 @@ class Work:
 
     tensor: Any = 0.0
     threads: Any = 0.0
+    shared: Any = 0.0  # memory, which products read
     bytes: Any = 0.0
     moved: list[Moved] = field(default_factory=list)
 
     def add(self, other: Work, times: Any = 1) -> None:
         self.tensor = self.tensor + other.tensor * times
         self.threads = self.threads + other.threads * times
+        self.shared = self.shared + other.shared * times
         self.bytes = self.bytes + other.bytes * times
         self.moved += other.repeated(times)
 
@@ -105,13 +108,14 @@ def estimate(kernel: Kernel, target: Target) -> Estimate:
     groups = block.groups * (2 if ping_pong else 1) * shared
     issue, rate = min(1.0, rates.SOLO * groups) / shared, chip.l2_bytes / shared
     ends, main = block.ends, np.zeros(1)
-    units = dict.fromkeys((TENSOR, THREADS, MEMORY), 0.0)
+    units = dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED), 0.0)
     for inside, trips in block.loops:
         own = inside.tensor * shared, inside.threads / issue, inside.bytes / rate
+        read = inside.shared * shared
         busy = np.maximum(own[0], own[1]) if groups > 1 else own[0] + own[1]
         late = (rates.LATENCY + own[2]) / max(1, block.stages(inside, ping_pong) - 1)
         main = main + trips * (np.maximum(np.maximum(busy, own[2]), late) + rates.TURN)
-        for name, each in zip(units, own, strict=True):
+        for name, each in zip(units, (*own, read), strict=True):
             units[name] += float(np.mean(each * trips))
     last = ends.threads / issue + ends.tensor * shared + ends.bytes / rate
     tile = np.maximum(main, last) if ping_pong else main + last + rates.LATENCY
@@ -215,12 +219,15 @@ class Block:
         if split.atom == "wgmma":
             in_shared = op.a.buffer.is_shared
             found.tensor += rates.warpgroup_cycles(m, n, k, bits, split.n, in_shared)
+            read = m / 64 * n / split.n * k * (split.n + 64 * in_shared) * bits / 8
+            found.shared += read / rates.SHARED_BYTES
         elif split.atom == "mma":
             if self.reduces and self.kernel.thread_count // WARP * INSTRUCTION > m:
                 raise Infeasible("warps share rows, and would have to tell each other of them")
             found.tensor += m * n * k / chip.warp_products * bits / 16
             read = (m * split.columns + n * split.rows) * k * bits / 8  # by warps
             found.threads += read / rates.SHARED_BYTES
+            found.shared += read / rates.SHARED_BYTES
         else:  # a thread reads a row and a column for a product of both
             rows, columns = m / max(split.rows, 1), n / max(split.columns, 1)
             found.threads += m * n * k / rates.LANES * (1 + 1 / rows + 1 / columns)
