@@ -37,16 +37,17 @@ class Candidate:
 
 @dataclass
 class _Loop:
-    """A loop whose size is open: its sides, the sizes that each allows, and its length."""
+    """A loop whose size is open: the sizes that its sides allow, and its length. How deep stages
+    are matters where it is no other side."""
 
-    allowed: list[Sequence[int]]
+    allowed: dict[str, Sequence[int]]
     length: int | None = None
 
     def sizes(self) -> list[int]:
-        least = max(each[0] for each in self.allowed)
-        most = min(each[-1] for each in self.allowed)
-        known = sorted({size for each in self.allowed for size in each})
-        found = [s for s in known if least <= s <= most and s % least == 0] or [least]
+        sides = [each for side, each in self.allowed.items() if side != "k"] or [self.allowed["k"]]
+        least = max(each[0] for each in sides)
+        known = sorted({size for each in sides for size in each})
+        found = [s for s in known if s % least == 0]
         if self.length is None:
             return found
         return [s for s in found if s < self.length] + [s for s in found if s >= self.length][:1]
@@ -71,8 +72,8 @@ def candidates(builder: Builder, kernel: int, target: Target) -> list[Candidate]
             if side == "m":
                 rows[loop[1]] = axis.size
             if loop in builder.open_tiles:
-                found = loops.setdefault(loop[1], _Loop([]))
-                found.allowed.append(ladders[side])
+                found = loops.setdefault(loop[1], _Loop({}))
+                found.allowed[side] = ladders[side]
                 found.length = builder.lengths.get(axis.key)
     told = target.schedule.threads
     if not products or (not loops and told != "auto"):

@@ -55,7 +55,7 @@ def choose(
     for number, found in asked.items():
         best = ranks.get(str(number))
         if best is None:
-            ranked = sorted(_estimates(number, found, sizes, target, traced), key=_order)
+            ranked = sorted(estimates(number, found, sizes, target, traced), key=_order)
             best = ranks[str(number)] = [[*astuple(c), _told(c, e)] for c, e in ranked[:TRIED]]
         if best:
             tiles, threads, _ = best[min(rank, len(best) - 1)]
@@ -66,7 +66,7 @@ def choose(
     return Choice(sizes, why, TRIED - rank)
 
 
-def _estimates(
+def estimates(
     number: int,
     found: list[Candidate],
     sizes: Sizes,

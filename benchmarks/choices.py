@@ -1,0 +1,246 @@
+"""Candidates for tiles and threads, measured: how good is the first that the model takes?
+
+    python benchmarks/choices.py --seed 7 --count 10 --out choices.json
+    python benchmarks/choices.py regret choices.json
+
+Of each kernel family, `--count` sizes that the seed draws. Contenders: the `--best` candidates that
+the model ranks first, as many of the others drawn at random, and PyTorch. `regret` ranks the
+measured candidates by the model as it is now, on any machine, and compares: the time of the first,
+and of the best of the first eight, by the least time of all.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from race import ROOT, Race, command_line, main, name_of
+
+import tilewright as tw
+import tilewright.language as T
+from tilewright.choose.candidates import Candidate, candidates
+from tilewright.choose.model import Estimate
+from tilewright.choose.pick import estimates
+from tilewright.ir.target import Target
+from tilewright.lang.sizes import choose_sizes
+from tilewright.lang.trace import trace_direct
+from tilewright.runtime.backends import compiled_for
+
+sys.path.insert(0, str(ROOT))
+
+TARGET = "cuda -arch=sm_90a"
+BOUND = {"bfloat16": 3e-2, "float16": 1e-2, "float32": 1e-4}
+FIRST = 8  # of which the best counts
+
+
+@tw.jit
+def product(A, B, transposed=False):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K))
+    B: T.Tensor((N, K) if transposed else (K, N))
+    C = T.empty((M, N), A.dtype)
+    for m, n in T.tile(M, N):
+        acc = T.zeros((m, n))
+        for k in T.tile(K):
+            acc += A[m, k] @ (B[n, k].T if transposed else B[k, n])
+        C[m, n] = acc
+    return C
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel with the shapes of its arrays, its compile-time settings, and PyTorch's text."""
+
+    name: str
+    kernel: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    settings: tuple[Any, ...]
+    torch: Callable[..., Any]
+    work: float
+
+
+def cases(seed: int, count: int) -> Iterator[Case]:
+    from zoo.attention.values import attention
+    from zoo.gemm.values import convolution, matmul_batched
+
+    rng = random.Random(seed)
+
+    def near(low: int, high: int, step: int = 8) -> int:
+        """Between the two, as often small as large."""
+        size = low * (high / low) ** rng.random()
+        return max(step, round(size / step) * step)
+
+    for _ in range(count):
+        for dtype in ("bfloat16", "float16", "float32"):
+            m, n, k = near(8, 16384), near(256, 16384), near(256, 16384)
+            if dtype == "float32":
+                m, n, k = min(m, 4096), min(n, 4096), min(k, 4096)
+            flip = rng.random() < 0.5
+            yield Case(
+                name_of(f"product {dtype} {'NT' if flip else 'NN'}", (m, n, k)), product,
+                ((m, k), (n, k) if flip else (k, n)), dtype, (flip,),
+                (lambda a, b: a @ b.T) if flip else (lambda a, b: a @ b), 2.0 * m * n * k,
+            )  # fmt: skip
+        b, m, n, k = near(4, 64, 1), near(64, 2048), near(64, 2048), near(64, 2048)
+        yield Case(
+            name_of("batched", (b, m, n, k)), matmul_batched, ((b, m, k), (b, k, n)), "bfloat16",
+            (), lambda a, b: a @ b, 2.0 * b * m * n * k,
+        )  # fmt: skip
+        b, s, d, causal = near(1, 8, 1), near(128, 8192), rng.choice((64, 128)), rng.random() < 0.5
+        yield Case(
+            name_of(f"attention{' causal' * causal}", (b, 16, s, d)), attention,
+            ((b, 16, s, d),) * 3, "bfloat16", (causal,), partial(_attention, causal),
+            4.0 * b * 16 * s * s * d / (1 + causal),
+        )  # fmt: skip
+        b, w, c, o = near(1, 32, 1), near(14, 112, 2), near(32, 256), near(32, 256)
+        yield Case(
+            name_of("convolution", (b, w, w, c, o)), convolution, ((b, w, w, c), (3, 3, c, o)),
+            "bfloat16", (), _convolution, 18.0 * b * w * w * c * o,
+        )  # fmt: skip
+
+
+def _attention(causal: bool, *given: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.scaled_dot_product_attention(*given, is_causal=causal)
+
+
+def _convolution(x: Any, f: Any) -> Any:
+    import torch
+
+    found = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), f.permute(3, 2, 0, 1), padding=1)
+    return found.permute(0, 2, 3, 1)
+
+
+def ranked(case: Case) -> list[tuple[Candidate, Estimate]]:
+    """All candidates that fit, by the time that the model gives them."""
+    import ml_dtypes  # noqa: F401 (NumPy learns of bfloat16)
+
+    target = Target.parse(TARGET)
+    found: list[tuple[Candidate, Estimate]] = []
+
+    def pick(builder: Any, traced: Any) -> Any:
+        sizes = choose_sizes(builder)
+        found.extend(estimates(0, candidates(builder, 0, target), sizes, target, traced))
+        return sizes
+
+    arrays = [np.broadcast_to(np.zeros((), case.dtype), shape) for shape in case.shapes]
+    with compiled_for(target):
+        trace_direct(case.kernel.fn, (*arrays, *case.settings), pick=pick)
+    return sorted(found, key=lambda each: each[1].cycles)
+
+
+def label(chosen: Candidate) -> str:
+    return " ".join([*(f"{name}{size}" for name, size in chosen.tiles), f"t{chosen.threads}"])
+
+
+def scheduled(case: Case, chosen: Candidate) -> Any:
+    return case.kernel.on(TARGET).with_schedule(tiles=dict(chosen.tiles), threads=chosen.threads)
+
+
+@cache
+def drawn(seed: int, count: int, best: int) -> list[tuple[Case, list[Candidate]]]:
+    """The cases, and the candidates of each that are measured."""
+    rng, found = random.Random(seed), []
+    for case in cases(seed, count):
+        known = [chosen for chosen, _ in ranked(case)]
+        rest = known[best:]
+        found.append((case, known[:best] + rng.sample(rest, min(best, len(rest)))))
+    return found
+
+
+def build(seed: int, count: int, best: int, at: int, number: int) -> None:
+    case, chosen = drawn(seed, count, best)[at]
+    arrays = [np.broadcast_to(np.zeros((), case.dtype), shape) for shape in case.shapes]
+    try:
+        scheduled(case, chosen[number]).compile(*arrays, *case.settings)
+    except tw.CompileError as error:
+        print(f"{case.name} {label(chosen[number])}: {error.message}", file=sys.stderr)
+
+
+def races(seed: int = 0, count: int = 2, best: int = 8) -> Iterator[Race]:
+    for case, chosen in drawn(seed, count, best):
+        yield race(case, chosen)
+
+
+def race(case: Case, chosen: Sequence[Candidate]) -> Race:
+    import torch
+
+    made: dict[str, Any] = {}
+
+    def kernels() -> tuple[list[Any], dict[str, Callable[[], Any]]]:
+        if not made:
+            torch.manual_seed(0)
+            kind = getattr(torch, case.dtype)
+            given = [torch.randn(shape, device="cuda", dtype=kind) for shape in case.shapes]
+            calls: dict[str, Callable[[], Any]] = {}
+            for each in chosen:
+                try:
+                    ready = scheduled(case, each).compile(*given, *case.settings)
+                except tw.CompileError:
+                    continue
+                calls[label(each)] = lambda ready=ready: ready(*given)
+            made["given"], made["calls"] = given, calls
+        return made["given"], made["calls"]
+
+    def checks() -> Iterator[dict[str, Any]]:
+        given, calls = kernels()
+        want = case.torch(*(x.float() for x in given)).float()
+        for name, run in calls.items():
+            error = ((run().float() - want).abs().max() / want.abs().max()).item()
+            yield {"contender": name, "ok": error < BOUND[case.dtype], "error": error}
+
+    def contenders() -> dict[str, Callable[[], Any]]:
+        given, calls = kernels()
+        return {**calls, "torch": lambda: case.torch(*given)}
+
+    names = [label(each) for each in chosen]
+    return Race(case.name, contenders, checks, work=case.work, unit="FLOP", ours=names)
+
+
+def regret(path: str) -> None:
+    """What the model's ranking costs, by family and in all."""
+    told = json.loads(Path(path).read_text())
+    seed, count = (int(re.search(rf"--{w} (\d+)", told["command"])[1]) for w in ("seed", "count"))
+    known = {case.name: case for case in cases(seed, count)}
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for race in told["races"]:
+        times = {name: each["ms"] for name, each in race["contenders"].items()}
+        peer = times.pop("torch")
+        case = known[race["race"]]
+        order = [label(chosen) for chosen, _ in ranked(case) if label(chosen) in times]
+        least = min(times.values())
+        first, few = times[order[0]] / least, min(times[name] for name in order[:FIRST]) / least
+        found.setdefault(case.name.rsplit(" ", 1)[0], []).append((first, few, peer / least))
+        print(f"{case.name}: {first:.3f}, of {FIRST} {few:.3f}, torch {peer / least:.2f}")
+    found["all"] = [each for family in [*found.values()] for each in family]
+    for family, each in found.items():
+        columns = [np.array(column) for column in zip(*each, strict=True)]
+        one, few, peer = (np.exp(np.log(column).mean()) for column in columns)
+        most = np.quantile(columns[0], 0.95)
+        said = f"{one:.3f} (95 % below {most:.3f}), best of {FIRST} {few:.3f}, torch {peer:.2f}"
+        print(f"{family}, {len(each)} sizes: {said}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["regret"]:
+        regret(sys.argv[2])
+        raise SystemExit
+    parser = command_line(__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=2)
+    parser.add_argument("--best", type=int, default=8)
+    args = parser.parse_args()
+    told = args.seed, args.count, args.best
+    counts = [len(chosen) for _, chosen in drawn(*told)]
+    build_ahead(build, [(*told, at, n) for at, many in enumerate(counts) for n in range(many)])
+    raise SystemExit(main(__file__, parser))
