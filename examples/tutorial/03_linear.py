@@ -57,8 +57,8 @@ print(re.search(r"wgmma_m\d+n\d+k\d+", kernel.get_kernel_source()).group())
 #     tiles: m 128, n 256, k 64, 256
 #     wgmma_m64n256k16
 
-# `wgmma` is the matrix instruction of that chip. A schedule chooses by hand. It names loops by their
-# variables, and changes no result; what it leaves open, the compiler still chooses:
+# `wgmma` is the matrix instruction of that chip. A schedule chooses by hand. It names loops by
+# their variables, and changes no result; what it leaves open, the compiler still chooses:
 
 fast = linear.with_schedule(tiles={"m": 128, "n": 128})
 assert (fast(*args) == want).all()

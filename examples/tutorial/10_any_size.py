@@ -84,6 +84,6 @@ except tw.CompileError as error:
     print(error)
 
 #     `:` over a size that is known only at launch
-#       fix:      loop over it: `for i in T.tile(n):`; or say how large it may be: T.dynamic("n", max=…)
+#       fix:      loop over it: `for i in T.tile(n):`; or give T.dynamic a max=
 
 # **Try** `T.dynamic("m", multiple_of=8)`, and 33 rows.

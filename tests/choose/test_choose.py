@@ -196,3 +196,9 @@ def test_a_size_that_launches_give_is_taken_as_large():
 
     sizes, _ = chosen(matmul, tensor(64, 64), tensor(64, 64))
     assert sizes["m"] * sizes["n"] >= 128 * 128
+
+
+def test_a_schedule_has_no_such_field():
+    with pytest.raises(tw.CompileError, match="a schedule has no field 'tile'") as error:
+        products.matmul.with_schedule(tile={"m": 16})
+    assert error.value.diagnostic.fix == "did you mean 'tiles'?"

@@ -134,7 +134,7 @@ def two_meanings_of_max():
 #+          X[m] = T.maximum(X[m], 0)
 
 
-@case(CompileError, "`:` over a size that is known only at launch", "for n in T.tile(N)")
+@case(CompileError, "`:` over a size that is known only at launch", "for i in T.tile(N)", "max=")
 def a_whole_dimension_of_unknown_size():
     @T.prim_func
     def main(X: T.Tensor((64, N), "float32"), Y: T.Tensor((64,), "float32")):
@@ -326,3 +326,44 @@ def an_atomic_update_of_a_value():
             T.atomic_add(x, 1)
 #           ^^^^^^^^^^^^^^^^^^
 #+          T.atomic_add(Y[m], x + 1)
+
+
+@case(CompileError, "takes 1 positional argument but 2 were given", "T.sum(x, *, dim", "dim=…")
+def a_dimension_without_its_name():
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64,), "float32")):
+        for m, n in T.tile(64, 64):
+            Y[m] = T.sum(X[m, n], 1)
+#                  ^^^^^^^^^^^^^^^^^
+#+          Y[m] = T.sum(X[m, n], dim=1)
+
+
+@case(CompileError, "an atomic update of Y: the value has more dimensions", "(m, n)", "T.sum")
+def an_update_of_fewer_elements():
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64,), "float32")):
+        for m, n in T.tile(64, 64):
+            T.atomic_add(Y[n], X[m, n])
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          T.atomic_add(Y[n], T.sum(X[m, n], dim=0))
+
+
+@case(CompileError, "a value has no attribute 'reshape'", "T.reshape(x, shape)")
+def a_word_as_a_method():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((8, 8), "float32")):
+        for _ in T.tile():
+            x = T.load(X[:])
+            Y[:, :] = x.reshape((8, 8))
+#                     ^^^^^^^^^
+#+          Y[:, :] = T.reshape(x, (8, 8))
+
+
+@case(CompileError, "a bound of a grid is an element of a tensor", "m.within(first, last)")
+def a_grid_over_data():
+    @T.prim_func
+    def main(L: T.Tensor((1,), "int32"), Y: T.Tensor((64,), "float32")):
+        for m in T.tile(L[0]):
+#                ^^^^^^^^^^^^
+#+      for m in T.tile(64):
+            Y[m] = 1

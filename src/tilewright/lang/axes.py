@@ -111,8 +111,7 @@ def extent_axis(size: Any) -> Axis:
                 "`:` over a size that is known only at launch",
                 expected="a size known when the kernel is traced, or one with a maximum",
                 got=str(expr),
-                fix=f"loop over it: `for i in T.tile({expr}):`; or say how large it may be: "
-                f'T.dynamic("{expr}", max=…)',
+                fix=f"loop over it: `for i in T.tile({expr}):`; or give T.dynamic a max=",
                 code="not-constant",
             )
         return Axis(str(expr), max(1, int(most)), ("extent", str(expr)), limit=expr)

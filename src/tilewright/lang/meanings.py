@@ -378,7 +378,7 @@ _OF_VALUES = {
     **{n: f"T.{n}(x)" for n in "exp log sqrt rsqrt abs tanh sigmoid relu gelu round".split()},
     **_each("""
 to type cast half float bfloat16: T.cast(x, "float16")
-view: T.reshape(x, shape)
+view reshape flatten: T.reshape(x, shape)
 t transpose permute swapaxes: x.T
 unsqueeze expand: x[:, None]
 size: its extents are in .shape
@@ -434,9 +434,9 @@ def _bad_call(message: str, name: str, function: Any) -> CompileError:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return CompileError(message, fix=f"look up how {name} is called")
-    shown = ", ".join(
-        str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters.values()
-    )
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters.values()]
+    shown = str(inspect.Signature(plain))[1:-1]
+    named = [p.name for p in plain if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     wrong = re.search(r"unexpected keyword argument '(\w+)'", message)
     missing = re.search(r"missing \d+ required .*arguments?: (.*)", message)
     fix, repair = f"call it as {name}({shown})", None  # type: str, Repair | None
@@ -448,6 +448,8 @@ def _bad_call(message: str, name: str, function: Any) -> CompileError:
         else:
             fix, repair = suggest(other, parameters, f"leave {other} out")
             repair = repair or _without(other)
+    elif named and "positional argument" in message and not missing:
+        fix = f"name what follows: {', '.join(f'{each}=…' for each in named)}"
     elif missing:
         fix = f"pass {missing.group(1)} too"
         if "'dst'" in missing.group(1):

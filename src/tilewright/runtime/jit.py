@@ -3,6 +3,7 @@ target's schedule and numerics (`ir.schedule`), and the spellings that ported ke
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -21,7 +22,7 @@ from tilewright.runtime.backends import compiled_for, resolve, traced_for
 from tilewright.runtime.direct import Direct, key_of
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.content_key import Context, content_key
-from tilewright.support.errors import CompileError, entry, swap
+from tilewright.support.errors import CompileError, entry, suggest, swap
 from tilewright.support.key_rules import at_home
 
 OutIdx = int | Sequence[int] | None
@@ -242,6 +243,15 @@ class Jit:
         >>> matmul.with_schedule(Schedule.load("fast.json"), stages=4)     # doctest: +SKIP
         """
         told = schedule.told() if schedule is not None else {}
+        known = [field.name for field in dataclasses.fields(Schedule)]
+        for name in fields:
+            if name not in known:
+                raise CompileError(
+                    f"a schedule has no field {name!r}",
+                    expected=" or ".join(known),
+                    fix=suggest(name, known)[0],
+                    code="target",
+                )
         return self.configured(Schedule(**{**told, **fields}).told())
 
     def configured(self, pass_configs: Mapping[Any, Any]) -> Jit:
