@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tilewright.language as T
 from tests.cuda.atom_programs import CASES
 from tests.passes import register_maps as documented
 from tests.schedules import test_flash_attention as attention
@@ -26,6 +27,7 @@ from tilewright.machine.thread_agents import operand_addresses, swizzled
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import RunError, TilewrightError
+from tilewright.targets.cuda.backend import lower
 
 bf16 = ml_dtypes.bfloat16
 
@@ -619,3 +621,14 @@ def test_instructions_without_a_meaning_are_named(monkeypatch):
     with pytest.raises(RunError, match="no meaning for intrinsic elect") as error:
         threads("intrinsic elect tx < 32 result=leader: bool", X=X64)
     assert error.value.loc is not None and error.value.loc.line == 4
+
+
+def test_thread_code_whose_only_stores_are_atomic_updates():
+    @T.prim_func
+    def number(Y: T.Tensor((100,), "int32")):
+        for n in T.tile(100):
+            T.atomic_add(Y[n], n.index)
+
+    got = np.ones(100, np.int32)
+    machine.run(lower(number.program, Target.parse("cuda -arch=sm_90a")).result, {"Y": got})
+    assert got.tolist() == [*range(1, 101)]

@@ -158,7 +158,7 @@ class CompiledKernel(Compiled):
 # what only programs at stage THREAD contain
 _LOWERED = frozenset(
     "warp_index elect descriptor wgmma mma ldmatrix stmatrix bulk_load bulk_store store_remote "
-    "store_cluster load_across fold_pair "
+    "store_cluster load_across fold_pair atomic atomic_of_warp "
     "load_shared store_shared load_global store_global store_packed wait_cluster".split()
 )
 
