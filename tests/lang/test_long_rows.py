@@ -271,6 +271,34 @@ def test_rows_are_changed_in_place_by_several_blocks(target, columns):
     np.testing.assert_array_equal(x, both - both.max(1, keepdims=True))
 
 
+@tw.jit
+def rolled(X):
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), "float32")
+    for r in T.tile(M):
+        X[r, (T.arange(N) + 1) % N] = X[r, :]
+
+
+@tw.jit
+def mirrored(X):
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), "float32")
+    for r in T.tile(M):
+        x = T.load(X[r, :])
+        X[r, :] = T.cumsum(x, dim=1) + X[r, N - 1 - T.arange(N)]
+
+
+@each_target
+@pytest.mark.parametrize("columns", [96, 157])
+@each_cut
+def test_a_row_is_read_before_other_elements_of_it_are_stored(target, columns, schedule):
+    x = np.random.default_rng(0).integers(-3, 4, (3, columns)).astype(np.float32)
+    for kernel, want in ((rolled, np.roll(x, 1, 1)), (mirrored, x.cumsum(1) + x[:, ::-1])):
+        got = x.copy()
+        run(kernel, target, schedule, got)
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("rows, is_one", [(1024, True), (65536, False)])
 def test_a_tensor_of_many_elements_is_not_counted_as_one_row(rows, is_one):
     """65536 rows of 50257 are more than 32 bits count."""

@@ -969,3 +969,33 @@ def test_a_grid_has_no_bounds_of_data():
 
     with pytest.raises(tw.CompileError, match="a bound of a grid is an element of a tensor"):
         kernel(np.ones(1, np.int32))
+
+
+@each_target
+def test_a_sort_by_stages(target):
+    """Each stage uses the one before it several times; the time to trace it must not show that."""
+
+    @tw.jit
+    def bitonic(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float32")
+        Y = T.empty((M, N), "float32")
+        for m in T.tile(M):
+            x = T.load(X[m, :])
+            size = 2
+            while size <= N:
+                d = size // 2
+                while d:
+                    pairs = T.reshape(x, (m, N // (2 * d), 2, d))
+                    a, b = pairs[:, :, 0:1, :], pairs[:, :, 1:2, :]
+                    up = (T.arange(N // (2 * d)) * (2 * d) // size % 2 == 0)[:, None, None]
+                    first = (T.arange(2) == 0)[:, None]
+                    new = T.where(first == up, T.minimum(a, b), T.maximum(a, b))
+                    x = T.reshape(new, (m, N))
+                    d //= 2
+                size *= 2
+            Y[m, :] = x
+        return Y
+
+    x = drawn(3, 3, 32, dtype=np.float32)
+    np.testing.assert_array_equal(run(bitonic, target, {}, x), np.sort(x, 1))

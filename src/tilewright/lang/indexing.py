@@ -13,7 +13,7 @@ from tilewright.ir.core import *
 from tilewright.ir.marks import with_loc
 from tilewright.ir.simplify import simplify
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
-from tilewright.lang.builder import Builder, current, current_block
+from tilewright.lang.builder import Builder, TracedAgain, current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
 from tilewright.lang.pieces import once, over, spans, walking
 from tilewright.lang.products import Product
@@ -25,6 +25,7 @@ from tilewright.lang.values import (
     Value,
     is_same,
     lift,
+    made_of,
     own_places,
     value_of,
 )
@@ -243,6 +244,7 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     made = value_of(value)
     builder.lasts |= box.last
     _check_fits(box, made, f"a store to {tile.name}")
+    _read_first(builder, box, made)
     with once(builder, box.axes), walking(builder, box.axes, made.goes_backward):
         _store(builder, box, made)
 
@@ -258,6 +260,20 @@ def _check_fits(box: Box, made: Value, what: str) -> None:
             "the value first: T.sum(x, dim=…)",
             code="shape",
         )
+
+
+def _read_first(builder: Builder, box: Box, made: Value) -> None:
+    """What is read of the tensor, element by element as it is stored to, is read before where it
+    is not the same element. One block has all of a row then."""
+    for part in made_of(made):
+        same = part.region is not None and part.region == box.region and not part.is_turned
+        if part.source is not box.buffer or same:
+            continue
+        builder.undivided.add(len(builder.kernels))
+        if part.serial and part.serial not in builder.kept:
+            builder.kept.add(part.serial)
+            raise TracedAgain
+        part.hold()
 
 
 def _store(builder: Builder, box: Box, made: Value) -> None:
@@ -293,6 +309,7 @@ def update(op: str, dst: Any, value: Any, order: str) -> None:
     box = value_of(dst).box
     assert box is not None
     _check_fits(box, made, f"an atomic update of {box.buffer.name}")
+    _read_first(builder, box, made)
     ones = tuple(const(1) for _ in box.buffer.shape)
     with once(builder, box.axes), walking(builder, box.axes, made.goes_backward):
         element_map(

@@ -11,7 +11,7 @@ the others is masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -231,20 +231,17 @@ class Value:
     @property
     def is_turned(self) -> bool:
         """Whether it is made of what lies along the other dimension."""
-        own = self.base is not None and self.base.region is not None
-        return own or any(part.is_turned for part in self.parts)
+        return any(x.base is not None and x.base.region is not None for x in made_of(self))
 
     @property
     def goes_backward(self) -> bool:
         """Whether a pass over it begins with the last piece."""
-        own = self.is_backward and not self._held
-        return own or any(part.goes_backward for part in self.parts)
+        return any(x.is_backward and not x._held for x in made_of(self))
 
     @property
     def is_gathered(self) -> bool:
         """Whether integer values say what is read, some of it perhaps many times."""
-        own = self.box is not None and self.box.region is None
-        return own or any(part.is_gathered for part in self.parts)
+        return any(x.box is not None and x.box.region is None for x in made_of(self))
 
     @property
     def is_stale(self) -> bool:
@@ -421,8 +418,17 @@ def live(builder: Builder) -> list[Value]:
     return [value for each in builder.values if (value := each()) is not None]
 
 
+def made_of(value: Value) -> Iterator[Value]:
+    """A value and what it is made of, each once."""
+    seen, left = {id(value)}, [value]
+    while left:
+        yield (each := left.pop())
+        left += [part for part in each.parts if id(part) not in seen]
+        seen.update(map(id, each.parts))
+
+
 def depends(value: Value, on: Value) -> bool:
-    return value is on or any(depends(part, on) for part in value.parts)
+    return any(each is on for each in made_of(value))
 
 
 # ── arithmetic ───────────────────────────────────────────────────────────────────────────────────
