@@ -76,6 +76,8 @@ class Maker(Terms):
             return self.atomic()
         if choice == 6 and self.nest < 2:
             return self.chain()
+        if choice == 7 and self.grid and self.nest == 0 and self.chance(0.5):
+            return self.moved()
         if choice == 5:
             there = [n for n, t in self.names.items() if t.dims and n[0] == "v" and self.nest == 0]
             if there:
@@ -112,6 +114,20 @@ class Maker(Terms):
         else:
             store = r.choice((f"{place} = {value.text}", f"{place} += {value.text}"))
         return r.choice(([read, store], [store, read]))
+
+    def moved(self) -> list[Any]:
+        """A row that only this block touches, stored to other elements than those it is read of."""
+        r = self.r
+        size = r.choice(list(self.sizes))
+        name, dtype = self.fresh("Z"), r.choice(("float32", "bfloat16", "int32"))
+        along = [AXES.get(var, "B") for var in self.grid]
+        self.params[name] = Array_((*along, size), dtype, "own" + str(self.grid) + size)
+        row, where = f"{name}[{', '.join(self.grid)}, :]", f"T.arange({size})"
+        where = r.choice((f"({where} + {r.randint(1, 3)}) % {size}", f"{size} - 1 - {where}"))
+        value = r.choice((row, f"T.maximum({row}, -1)", f"{row} + T.max({row}, dim=-1)[..., None]"))
+        if len([var for var in self.grid if var in self.tiles]) == 0:
+            value = row
+        return [f"{name}[{', '.join(self.grid)}, {where}] = {value}"]
 
     def atomic(self) -> list[Any]:
         """A sum that all blocks take part in."""
