@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from race import ROOT, Race, command_line, main, name_of
+from race import ROOT, Race, build_ahead, command_line, main, name_of
 
 import tilewright as tw
 import tilewright.language as T

@@ -148,23 +148,85 @@ def test_another_process_finds_the_choice(monkeypatch, tmp_path):
     assert (again.program, again.why) == (first.program, first.why)
 
 
-def test_what_cannot_be_compiled_is_not_taken(monkeypatch):
-    """The next one is; in the end, sizes that no model chose."""
-    args = tensor(512, 768), tensor(768, 512)
+class Made:
+    """A kernel, of which some registers may be in local memory."""
+
+    def __init__(self, spills):
+        self.spills = spills
+
+
+@pytest.mark.parametrize("spills", [False, True])
+def test_what_cannot_be_compiled_is_not_taken(monkeypatch, spills):
+    """Nor what spills: the next one is; in the end, sizes that no model chose."""
+    args = tensor(512, 704 + 64 * spills), tensor(704 + 64 * spills, 512)
     programs = [program(products.matmul, *args, rank=rank) for rank in range(pick.TRIED + 1)]
-    assert len({str(p) for p in programs}) == pick.TRIED + 1
+    assert len({str(p) for p in programs}) >= pick.TRIED  # one may be the default
     kernel = products.matmul.on(H200)
     tried = []
 
     def make(traced):
         tried.append(traced.program)
-        if len(tried) <= pick.TRIED:
+        if len(tried) <= pick.TRIED and not spills:
             raise tw.CompileError("it does not fit")
-        return "compiled"
+        return Made(len(tried) <= pick.TRIED)
 
     monkeypatch.setattr(kernel._direct, "make", make)
-    assert kernel.compile(*args) == "compiled" and tried == programs
+    assert not kernel.compile(*args).spills and tried == programs
     assert not traced(products.matmul, *args, rank=pick.TRIED).why
+
+
+def test_the_error_of_the_best_choice_is_shown(monkeypatch):
+    kernel, said = products.matmul.on(H200), iter("abcdef")
+
+    def make(traced):
+        raise tw.CompileError(next(said))
+
+    monkeypatch.setattr(kernel._direct, "make", make)
+    with pytest.raises(tw.CompileError) as error:
+        kernel.compile(tensor(512, 896), tensor(896, 512))
+    assert error.value.message == "a"
+
+
+def test_pinned_and_open_loops_have_choices_of_their_own(monkeypatch, tmp_path):
+    """Though both begin with tiles of 64."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+
+    def made(size):
+        @tw.jit
+        def kernel(A, B):
+            M, N, K = T.const("M, N, K")
+            A: T.Tensor((M, K), "bfloat16")
+            B: T.Tensor((K, N), "bfloat16")
+            C = T.empty((M, N), "bfloat16")
+            for m, n in T.tile(M, N, size=size):
+                acc = T.zeros((m, n))
+                for k in T.tile(K):
+                    acc += A[m, k] @ B[k, n]
+                C[m, n] = acc
+            return C
+
+        return chosen(kernel, tensor(4096, 4096), tensor(4096, 4096))[0]
+
+    assert made((64, 64)).keys() == {"k", "threads"}
+    assert made(None)["m"] > 64
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_small_tiles_are_chosen_where_no_others_fit(arch):
+    @tw.jit
+    def rows(X, W):
+        M, K, N = T.const("M, K, N")
+        X: T.Tensor((M, K), "float32")
+        W: T.Tensor((K, N), "float32")
+        Y = T.empty((M, N), "float32")
+        for m, n in T.tile(M, N):
+            Y[m, n] = X[m, :] @ W[:, n]
+        return Y
+
+    given = tensor(512, 1024, dtype=np.float32), tensor(1024, 512, dtype=np.float32)
+    assert rows.on(f"cuda -arch={arch}").compile(*given).chosen
+    short = attention.attention.on(f"cuda -arch={arch}").compile(*[tensor(2, 4, 20, 64)] * 3)
+    assert short.chosen and not short.spills
 
 
 def test_what_does_not_fit_is_infeasible():

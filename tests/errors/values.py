@@ -367,3 +367,27 @@ def a_grid_over_data():
 #                ^^^^^^^^^^^^
 #+      for m in T.tile(64):
             Y[m] = 1
+
+
+@case(CompileError, "an element of a value along m, whose tiles may have any size", "T.max")
+def an_element_of_a_tile():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            Y[m] = X[m][0]
+#                  ^^^^^^^
+#+          Y[m] = X[m]
+
+
+@case(CompileError, "a part of tile that got a name is read after tile has been written", "T.load")
+def a_name_for_a_part_of_a_tile():
+    @T.prim_func
+    def main(X: T.Tensor((64, 4), "float32"), Y: T.Tensor((64, 4), "float32")):
+        for m in T.tile(64, size=8):
+            tile = T.alloc_shared((m, 4), "float32")
+            tile[:, :] = X[m, :]
+            x = tile[:, :]
+#+          x = T.load(tile[:, :])
+            tile[:, :] = x + 1
+            Y[m, :] = x
+#           ^^^^^^^

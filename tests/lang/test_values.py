@@ -999,3 +999,101 @@ def test_a_sort_by_stages(target):
 
     x = drawn(3, 3, 32, dtype=np.float32)
     np.testing.assert_array_equal(run(bitonic, target, {}, x), np.sort(x, 1))
+
+
+@T.macro
+def grown(x, count):
+    for _ in range(count):
+        x = x + 1
+    return x
+
+
+@tw.jit
+def again_and_again(X, W, form: str):
+    """Uses of a value before a loop, in it and after it; `x` itself never changes."""
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N))
+    W: T.Tensor((N, N), "float32")
+    Y = T.empty((M, N), "float32")
+    for m in T.tile(M):
+        x = T.load(X[m, :])
+        wide = T.cast(x, "float32")
+        y, w = wide * 1, W[:, :] @ W[:, :]
+        if form == "padding":
+            y += T.max(x, dim=1, keepdim=True)
+            for _ in range(2):
+                y += T.max(x, dim=1, keepdim=True) + T.sum(x, dim=1, keepdim=True)
+        if form == "wide":
+            for _ in range(2):
+                y += T.cumsum(x, dim=1)
+            y += T.cumsum(x, dim=1) + T.sum(x, dim=1, keepdim=True)
+        if form == "operand":
+            for _ in range(2):
+                y = y @ w
+            y = y @ w
+        if form == "both":
+            z = y + 1
+            for _ in range(2):
+                y = z = z @ w + y
+            y += z
+        if form == "named":
+            z = y + 1
+            for _ in range(2):
+                t = z @ w + y
+                y, z = t, t + 1
+            y += z
+        if form == "totals":
+            c, s = T.cumsum(y, dim=1), T.sum(y, dim=1, keepdim=True)
+            for _ in range(2):
+                c = c + 1
+            y = c + s
+        if form == "macro":
+            y = grown(y, 2) + 10 * y
+        Y[m, :] = y
+    return Y
+
+
+def reference(x, w, form):
+    y, w, m, s = x * 1, w @ w, x.max(1, keepdims=True), x.sum(1, keepdims=True)
+    z = y + 1
+    for _ in range(2):
+        if form == "both":
+            y = z = z @ w + y
+        if form == "named":
+            y = z @ w + y
+            z = y + 1
+    return {
+        "padding": lambda: x + m + 2 * (m + s),
+        "wide": lambda: x + 3 * x.cumsum(1) + s,
+        "operand": lambda: x @ w @ w @ w,
+        "both": lambda: y + z,
+        "named": lambda: y + z,
+        "totals": lambda: x.cumsum(1) + 2 + s,
+        "macro": lambda: x + 2 + 10 * x,
+    }[form]()
+
+
+@each_target
+@pytest.mark.parametrize("kind", [np.float32, BF16])
+@pytest.mark.parametrize("form", ["padding", "wide", "operand", "both", "named", "totals", "macro"])
+def test_a_value_is_used_again_and_again(target, kind, form):
+    rng = np.random.default_rng(9)
+    x, w = -rng.integers(1, 5, (3, 7)).astype(kind), rng.integers(-1, 2, (7, 7)).astype(np.float32)
+    want = reference(x.astype(np.float64), w.astype(np.float64), form)
+    for tiles in ({}, {"m": 2}):
+        np.testing.assert_array_equal(run(again_and_again, target, tiles, x, w, form), want)
+
+
+def test_rows_under_two_loops_fit_the_loops():
+    @tw.jit(target="cuda -arch=sm_90a")
+    def most(X):
+        A, B, C = T.const("A, B, C")
+        X: T.Tensor((A, B, C), "float32")
+        Y = T.empty((A, B), "float32")
+        for a, b in T.tile(A, B):
+            Y[a, b] = T.max(X[a, b, :], dim=2)
+        return Y
+
+    made = most.compile(np.broadcast_to(np.float32(0), (100_000, 2, 3)))
+    assert int(made.program.kernels[0].grid[0]) == 1
+    assert int(made.program.kernels[0].grid[1]) < 1000

@@ -1,8 +1,8 @@
 """Sizes that are worth a look for the loops of a kernel that multiplies.
 
-The sides of a product have ladders of sizes: what instructions divide, and no further past the
-end of a range than its smallest step. A loop that is a side of several products takes what suits
-all of them. Threads follow the rows, 64 or 128 of which a warpgroup has.
+The sides of a product have ladders of sizes: multiples of what instructions have, up to the first
+one that holds all of the range. A loop that is a side of several products takes what suits all of
+them. Threads follow the rows, of which a warpgroup has 64 or 128.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from math import prod
 
 from tilewright.ir.atoms import MATRIX_TYPES, Feature
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARPGROUP
+from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.lang.builder import Builder
 
 MOST = 160  # candidates of a kernel; with more, ladders have powers of two alone
-ROWS = 64  # of a product by a warpgroup
+ROWS, GROUPS = 64, 3  # of a product by a warpgroup; warpgroups of a block, besides a producer
 
 # sizes by side; of k in bytes: whole rows of a swizzled tile, or two of them
 BY_GROUPS = {"m": (64, 128, 192, 256), "n": (16, 32, 64, 96, 128, 160, 192, 224, 256)}
 BY_WARPS = {"m": (16, 32, 64, 128), "n": (16, 32, 64, 128, 256)}
 BY_LANES = {"m": (32, 64, 128), "n": (32, 64, 128)}
 DEEP = (128, 256)
+SMALL = {"m": (16, 32), "n": (16, 32)}  # where nothing else fits
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,11 @@ class _Loop:
         return [s for s in found if s < self.length] + [s for s in found if s >= self.length][:1]
 
 
-def candidates(builder: Builder, kernel: int, target: Target) -> list[Candidate]:
+def candidates(
+    builder: Builder, kernel: int, target: Target, small: bool = False
+) -> list[Candidate]:
     """For one kernel of a text whose sizes have not been chosen; none where it does not multiply,
-    or nothing is open."""
+    or nothing is open. `small`: tiles for when no others fit, and few threads."""
     products = [(sides, kind) for number, sides, kind in builder.products if number == kernel]
     loops: dict[str, _Loop] = {}
     rows: dict[str, int] = {}
@@ -65,7 +68,7 @@ def candidates(builder: Builder, kernel: int, target: Target) -> list[Candidate]
         grouped = matrix is not None and matrix.wgmma and Feature.WGMMA in target.features
         is_grouped |= grouped
         by_warps = BY_WARPS if matrix is not None else BY_LANES
-        ladders = dict(BY_GROUPS if grouped else by_warps)
+        ladders = dict(SMALL if small else BY_GROUPS if grouped else by_warps)
         ladders["k"] = tuple(size * 8 // kind.bits for size in (DEEP if matrix else DEEP[:1]))
         for side, axis in zip("mnk", sides, strict=True):
             loop = builder.axes.get(axis.key, (kernel, axis.name))
@@ -85,14 +88,16 @@ def candidates(builder: Builder, kernel: int, target: Target) -> list[Candidate]
     for sizes in product(*ladders_of):
         tiles = dict(zip(loops, sizes, strict=True))
         height = max(tiles.get(name, size) for name, size in rows.items())
-        threads = _threads(height, is_grouped) if told == "auto" else [told]
+        threads = [told] if told != "auto" else _threads(0 if small else height, is_grouped)
         made += [Candidate(tuple(tiles.items()), each) for each in threads]
     return made
 
 
 def _threads(height: int, is_grouped: bool) -> list[int]:
+    if not height:
+        return [WARP, 2 * WARP, WARPGROUP]
     if not is_grouped or height < ROWS:
         return [WARPGROUP, 2 * WARPGROUP]
     groups = height // ROWS
-    each = {max(1, groups // 2), groups} if groups % 2 == 0 else {groups}
-    return [WARPGROUP * n for n in sorted(each) if n <= 3]
+    each = {groups // 2, groups} if groups % 2 == 0 else {groups}
+    return [WARPGROUP * n for n in sorted(min(n, GROUPS) for n in each)]

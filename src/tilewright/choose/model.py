@@ -188,7 +188,8 @@ class Block:
                 case For():
                     self.loop(op, found)
                 case If():
-                    found.add(self.work(op.then))
+                    arms = self.work(op.then), self.work(op.orelse)
+                    found.add(max(arms, key=lambda arm: float(np.mean(arm.tensor + arm.threads))))
                 case Gemm():
                     self.product(op, found)
                 case Copy():

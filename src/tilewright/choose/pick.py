@@ -28,42 +28,47 @@ TRIED = 4  # candidates that are kept, and shown
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for the kernels of a text, by number of the kernel why, and how many more
-    there are to try where this one cannot be compiled."""
+    """What was chosen for the kernels of a text, by number of the kernel why, and whether there is
+    another choice, for when this one cannot be compiled."""
 
     sizes: Sizes = field(default_factory=Sizes)
     why: Mapping[int, str] = field(default_factory=dict)
-    others: int = 0
+    has_other: bool = False
 
 
 def choose(
     target: Target, builder: Builder, traced: Callable[[Sizes], Program], rank: int = 0
 ) -> Choice:
     """For what `builder`, a first trace, leaves open; `traced` gives the program at other sizes.
-    `rank`: not the best choice but the one after it, and so on; the last is what needs no model."""
+    `rank`: not the best choice but the one after it, and so on; the last is the default."""
     sizes = choose_sizes(builder)
     asked = {n: candidates(builder, n, target) for n in sorted(builder.tiled)}
     asked = {number: found for number, found in asked.items() if found}
-    if target.kind != "cuda" or not asked or rank == TRIED:
+    if target.kind != "cuda" or not asked:
         return Choice(sizes)
     from tilewright.targets.entries import Kept  # which imports what digests need
 
-    kept = Kept(traced(sizes), target, {}, lines=False, folder="choose/")
+    open_ones = {str(number): [*map(astuple, found)] for number, found in asked.items()}
+    kept = Kept(traced(sizes), target, open_ones, lines=False, folder="choose/")
     known = kept.get()
     ranks = known[0]["ranks"] if known is not None else {}
-    why = {}
+    default, why, deepest = sizes, {}, 0
     for number, found in asked.items():
         best = ranks.get(str(number))
         if best is None:
             ranked = sorted(estimates(number, found, sizes, target, traced), key=_order)
+            if not ranked:
+                few = candidates(builder, number, target, small=True)
+                ranked = sorted(estimates(number, few, sizes, target, traced), key=_order)
             best = ranks[str(number)] = [[*astuple(c), _told(c, e)] for c, e in ranked[:TRIED]]
+        deepest = max(deepest, len(best))
         if best:
             tiles, threads, _ = best[min(rank, len(best) - 1)]
             sizes = _with(sizes, number, Candidate(tiles, threads))
             why[number] = "; ".join(told for *_, told in best[rank:] or best[-1:])
     if known is None:
         kept.put({"kind": "choice", "ranks": ranks}, b"")
-    return Choice(sizes, why, TRIED - rank)
+    return Choice(sizes, why, True) if rank < deepest else Choice(default)
 
 
 def estimates(

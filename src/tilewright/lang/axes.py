@@ -141,6 +141,15 @@ def _cut(name: str, total: int, split: Split) -> Axis:
     return Axis(name, split.size, ("extent", name), start, limit, None, split, total, shift)
 
 
+def has_places(axis: Axis) -> bool:
+    """Whether its places mean the same at every choice of sizes: those of a whole dimension do, and
+    of tiles whose size the text says, where all are whole."""
+    builder = current()
+    if axis.key in builder.axes and axis.key not in builder.pinned:
+        return False
+    return not axis.is_ragged or bool(axis.total)
+
+
 def shape_text(axes: Sequence[Axis]) -> str:
     return f"({', '.join(axis.name for axis in axes)}{',' * (len(axes) == 1)})"
 

@@ -114,6 +114,7 @@ class Builder:
         # of `@`: the kernel, the axes M, N and K, the type of the operands
         self.products: list[tuple[int, tuple[Any, Any, Any], DType]] = []
         self.axes: dict[Any, TileLoop] = {}  # the loop of each axis
+        self.pinned: set[Any] = set()  # those of these whose sizes the text says
         self.lengths: dict[Any, int] = {}  # of the ranges of these, where they are known
         # kernel, axes of a value, along which one, arrays in registers
         self.scanned: list[tuple[int, Any, Any, int]] = []
@@ -240,7 +241,7 @@ class Builder:
     def replace_at(self, position: Position, op: Op) -> None:
         """`op` in place of the one that was emitted at a position."""
         body = next(body for body in self.bodies if body.serial == position.body)
-        body.ops[position.at] = self._counted(op)
+        body.ops[position.at] = self._counted(op, seen=False)
 
     def skip_unless(self, cond: Expr) -> None:
         """The rest of the innermost loop over tiles runs only where `cond`."""

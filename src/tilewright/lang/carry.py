@@ -65,6 +65,7 @@ def carry(name: str, old: Value, new: Any) -> Value:
             value.hold()
     if isinstance(made, Product) and made.may_replace(old):
         made.sum_into(buffer, builder.emit, start)
+        made.is_in(buffer)
     else:
         start(made)
     held = _memory(old, buffer)

@@ -325,6 +325,8 @@ class Env(Logic, PythonWords):
             return self.builder.snapshot(value, name)
         if type(value) is Tiles and self._is_read(value):
             value = value_of(value)
+        elif type(value) is Tiles:
+            value.writes = self.builder.writes(value.buffer)
         if isinstance(value, Value):
             return named_value(value, name)
         if type(value) in (tuple, list, dict):

@@ -214,6 +214,7 @@ class Tiles(Tile):
     axes: Any = None
     region: Any = None
     tile_value = True  # in an expression it is read
+    writes: int | None = None  # to its memory, when it got a name
 
     def __init__(self, tile: Tile, keys: list[Any], short: bool = False) -> None:
         self.tile, self.keys = tile, keys

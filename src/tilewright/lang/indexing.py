@@ -12,7 +12,7 @@ from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
 from tilewright.ir.marks import with_loc
 from tilewright.ir.simplify import simplify
-from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
+from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, has_places, shape_text
 from tilewright.lang.builder import Builder, TracedAgain, current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
 from tilewright.lang.pieces import once, over, spans, walking
@@ -367,8 +367,7 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
         if isinstance(key, slice):
             size = axis.total or axis.size
             start, stop = (0 if key.start is None else key.start, key.stop or size)
-            ragged = axis.is_ragged and not axis.total
-            if ragged or key.step is not None or not 0 <= start < stop <= size:
+            if not has_places(axis) or key.step is not None or not 0 <= start < stop <= size:
                 raise CompileError(
                     f"a slice of a value along {axis.name}",
                     expected=f"constant bounds between 0 and {size}, of a whole dimension",
@@ -379,6 +378,12 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
             inner.append((len(axes), const(int(start))))
             axes.append(extent_axis(int(stop) - int(start)))
             continue
+        if not has_places(axis):
+            raise CompileError(
+                f"an element of a value along {axis.name}, whose tiles may have any size",
+                fix="index what it was read from, or reduce it: T.max(x, dim=…)",
+                code="index",
+            )
         inner.append((None, current("an index").snapshot(integer(key, "an index of a value"))))
 
     def at(places: Places) -> Expr:

@@ -73,7 +73,7 @@ class Product(Value):
     def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
         if space is Space.SHARED or masked:
             held = Value(self.axes, self.kind, self.at, (self,))
-            held.name = self.name
+            held.name, held.position = self.name, self.position
             return held.make(builder, space, masked)
         buffer = new_tile(builder, self, space)
         add = partial(builder.emit_at, self.position)
@@ -83,7 +83,7 @@ class Product(Value):
 
     def may_replace(self, old: Value) -> bool:
         """Whether it can be summed up where `old` is: nothing but the sum begins with that."""
-        if self.held((Space.FRAGMENT, ())) is not None or depends(self.a, old):
+        if self.is_named or self._held or depends(self.a, old):
             return False
         rest = self.init
         ahead = not isinstance(rest, Product) or not rest.is_fresh or rest.may_replace(old)

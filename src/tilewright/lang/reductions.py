@@ -10,7 +10,7 @@ from tilewright.ir.core import *
 from tilewright.lang import math
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.axes import ONE, Axis, shape_text
-from tilewright.lang.builder import Builder, current_block
+from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.check import check_dim
 from tilewright.lang.pieces import blocks_of, exchanged, over, walk_of, walking
 from tilewright.lang.types import static_int
@@ -103,12 +103,14 @@ def _inside(axes: Sequence[Axis], places: Places, counted: Sequence[Axis]) -> Ex
 
 
 def masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
-    """x, with what changes nothing in its padding."""
+    """x, with what changes nothing in its padding. A loop leaves that of values from before it, so
+    that all of its turns find the same."""
     ragged, unit = [axis for axis in reduced if axis.is_ragged], math.identity(op, x.kind)
-    if ragged and x.is_named and not x.is_long:  # memory of its own
-        x.fill_padding(ragged, unit)
-    elif ragged:
+    if not ragged or x.has_padding(ragged, unit):
+        return x
+    if not x.is_named or x.is_long or not current().in_turn(x.position):
         return _selected(x, reduced, unit)
+    x.fill_padding(ragged, unit)  # it has memory of its own
     return x
 
 
@@ -199,10 +201,11 @@ def summed(x: Any) -> Value:
     small = value.kind.is_bool or (value.kind.is_int and value.kind.bits < 32)
     if not narrow and not small:
         return value
-    if value.wide is None or not value.is_current(value.wide.position):
-        value.wide = lift(lambda e: cast(e, FLOAT32 if narrow else INT32), value)
-        value.wide.zeros = () if value.padding else value.zeros
-    return value.wide
+    wide = value.wide
+    if wide is None or not current().in_scope(wide.position) or not value.is_current(wide.position):
+        wide = value.wide = lift(lambda e: cast(e, FLOAT32 if narrow else INT32), value)
+        wide.zeros = () if value.padding else value.zeros
+    return wide
 
 
 def sum(x: Any, *, dim: Any, keepdim: bool = False) -> Any:

@@ -122,7 +122,7 @@ class Rows:
     narrowest: int
     column: int
     height: int  # of what a block has at least
-    tiles: tuple[TileLoop, ...]  # the loops over rows whose sizes are open
+    tiles: dict[TileLoop, int]  # the loops over rows whose sizes are open, and their lengths
     is_run: bool  # its elements are neighbours
     is_written: bool  # one of the tensors: then no block reads what another one has
     is_single: bool  # a block may have one, and which one depends on the block alone
@@ -130,7 +130,7 @@ class Rows:
 
 def _rows(builder: Builder, kernel: int) -> Rows | None:
     scans = any(number == kernel for number, *_ in builder.scanned)
-    if builder.multiplied or kernel in builder.uncut or scans:
+    if _multiplies(builder, kernel) or kernel in builder.uncut or scans:
         return None
     axes = [axis for (number, _), axis in builder.extents.items() if number == kernel]
     boxes = [box for number, box in builder.reads_of if number == kernel and box.region is not None]
@@ -145,13 +145,21 @@ def _rows(builder: Builder, kernel: int) -> Rows | None:
     sizes = bytes_of.values()
     own = [bytes_of[buffer] for buffer in {box.buffer for box in mine if len(box.keys) > 1}]
     others = {a.key: a for box in mine for a in box.axes if a.key != best.key and a.size != 1}
-    tiles = [builder.axes[key] for key in others if builder.axes.get(key) in builder.open_tiles]
+    tiles = {
+        builder.axes[key]: builder.lengths.get(key, UNKNOWN)
+        for key in others
+        if builder.axes.get(key) in builder.open_tiles
+    }
     height = prod(a.size for key, a in others.items() if builder.axes.get(key) not in tiles)
     is_single = height == 1 and _is_counted(builder, kernel, mine, best.size)
     column = (sum(own) or max(sizes)) * height
     is_run = best.key in builder.lasts
     is_written = any(builder.writes(box.buffer) for box in mine)
-    return Rows(best, min(sizes), column, height, tuple(tiles), is_run, is_written, is_single)
+    return Rows(best, min(sizes), column, height, tiles, is_run, is_written, is_single)
+
+
+def _multiplies(builder: Builder, kernel: int) -> bool:
+    return any(number == kernel for number, *_ in builder.products)
 
 
 def _is_counted(builder: Builder, kernel: int, boxes: Sequence[Any], total: int) -> bool:
@@ -182,9 +190,9 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
             return
         part, threads = _rounded(total, vector), 256
         lines = max(1, HELD * threads // (part * rows.column))
-        found.tiles |= dict.fromkeys(rows.tiles, 1)
-        if rows.tiles:
-            found.tiles[rows.tiles[-1]] = _power(lines)
+        for loop, length in reversed(rows.tiles.items()):
+            found.tiles[loop] = _power(min(lines, 2 * length - 1))
+            lines = max(1, lines // found.tiles[loop])
         found.threads[kernel] = threads
         if part != total:
             found.splits[kernel, name] = Split(part)
@@ -285,7 +293,7 @@ def _lines(builder: Builder, kernel: int) -> Lines | None:
     boxes = [box for number, box in builder.reads_of if number == kernel and box.region is not None]
     scans = [scan for scan in builder.scanned if scan[0] == kernel]
     scans = scans or _columns(builder, kernel, boxes)
-    if builder.multiplied or not scans:
+    if _multiplies(builder, kernel) or not scans:
         return None
     _, axes, along, _ = max(scans, key=lambda scan: len(scan[1]))
     boxes = [box for box in boxes if [a.key for a in box.axes].count(along.key) == 1]

@@ -11,7 +11,7 @@ from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import math, move
 from tilewright.lang.alloc import alloc_var
-from tilewright.lang.axes import shape_text
+from tilewright.lang.axes import has_places, shape_text
 from tilewright.lang.builder import current, current_block
 from tilewright.lang.handles import Tile, Tiles
 from tilewright.lang.indexing import read
@@ -257,11 +257,12 @@ def reshape(src: Any, *shape: Any) -> Any:
     changed = [a for a in (*src.axes, *axes) if a not in src.axes or a not in axes]
     if changed:
         current().undivided.add(len(current().kernels))
-    if _any(a.is_ragged and not a.total for a in changed):
+    if not _all(has_places(a) for a in changed):
         raise CompileError(
-            "T.reshape of a tile whose end may be ragged",
+            "T.reshape of a tile whose size is open, or whose end may be ragged",
             got=f"{shape_text(src.axes)} as {shape_text(axes)}",
-            fix="reshape whole dimensions only, or pin a size that divides the range",
+            fix="reshape whole dimensions only, or pin a size that divides the range: "
+            "T.tile(N, size=64)",
             code="shape",
         )
 

@@ -221,6 +221,7 @@ def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool
         found = (span.index_from_end if from_end else span.index)(name, count)
     if isinstance(found, TileIndex):
         builder.axes[found.axis.key] = len(builder.kernels), name
+        builder.pinned |= {found.axis.key} if span.is_pinned else set()
         length = span.high - span.low
         if isinstance(length, Const):
             builder.lengths[found.axis.key] = int(length.value)

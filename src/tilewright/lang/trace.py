@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from types import FrameType, FunctionType
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ from tilewright.lang.builder import (
     building,
     current,
 )
+from tilewright.lang.carry import named
 from tilewright.lang.check import check_program
 from tilewright.lang.env import Env
 from tilewright.lang.handles import Access, Tile, Variable, describe
@@ -30,6 +32,7 @@ from tilewright.lang.rewrite import arguments_of, find_definition, location, rew
 from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
 from tilewright.lang.sizes import check_chosen, choose_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
+from tilewright.lang.values import Value, again
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
 from tilewright.support.content_key import IMPORT, loaded
@@ -85,9 +88,8 @@ class DirectTrace:
     """A direct-style function traced for given arguments.
 
     `arguments` names the parameters that the call's own arguments fill, in the program's order;
-    `outputs` the `T.empty` tensors it returns, in order; `why` by kernel what its tiles were chosen
-    from, and how
-    many others there were to choose.
+    `outputs` the `T.empty` tensors it returns, in order. `why` says by kernel what its tiles were
+    chosen from, `has_other` that another choice can be tried.
     """
 
     program: Program
@@ -95,7 +97,7 @@ class DirectTrace:
     outputs: tuple[str, ...]
     single: bool = True
     why: Mapping[str, str] = field(default_factory=dict)
-    others: int = 0
+    has_other: bool = False
 
 
 @entry
@@ -385,9 +387,10 @@ class Macro:
             env.parameters(parameters)
             return env
 
+        names = inspect.signature(self.function).parameters
         result = make(enter)(
-            *(_argument(builder, a) for a in args),
-            **{name: _argument(builder, a) for name, a in kwargs.items()},
+            *(_argument(builder, a, name) for a, name in zip_longest(args, [*names][: len(args)])),
+            **{name: _argument(builder, a, name) for name, a in kwargs.items()},
         )
         builder.hint = hint
         builder.macros -= 1
@@ -398,8 +401,10 @@ class Macro:
         return result
 
 
-def _argument(builder: Builder, value: Any) -> Any:
-    """Arguments are read once, where the macro is called."""
+def _argument(builder: Builder, value: Any, name: str | None) -> Any:
+    """Arguments are read once, where the macro is called; values get its names."""
+    if isinstance(value, Value):
+        return named(again(value), name)
     is_place = isinstance(not_lost(value), (Access, Variable))
     return builder.snapshot(value) if is_runtime(value) and not is_place else value
 

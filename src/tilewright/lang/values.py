@@ -298,13 +298,13 @@ class Value:
             return number
         return None if self._held or self.pad_of is None else self.pad_of(axis, at)
 
+    def has_padding(self, axes: Sequence[Axis], number: Expr) -> bool:
+        here = current().position()
+        return all(is_same(self.pad(axis, here), number) for axis in axes)
+
     def fill_padding(self, axes: Sequence[Axis], number: Expr) -> None:
-        """Put a number where nobody looks, unless it is there."""
+        """Put a number where nobody looks."""
         builder, buffer = current(), self.hold()
-        here = builder.position()
-        axes = [axis for axis in axes if not is_same(self.pad(axis, here), number)]
-        if not axes:
-            return
         vars, places = over(builder, self.axes)
         inside: Expr = TRUE
         for axis, place in zip(self.axes, places, strict=True):
@@ -315,12 +315,16 @@ class Value:
         builder.emit(Map(vars, buffer.shape, (kept,)), seen=False)
         self.padding |= {axis.key: (number, builder.position()) for axis in axes}
 
+    def is_in(self, buffer: Buffer) -> None:
+        """A buffer holds it from now on."""
+        self._held[buffer.space, ()] = buffer, current().writes(buffer), None
+
     @classmethod
     def of(cls, axes: tuple[Axis, ...], buffer: Buffer) -> Value:
         """What a fragment holds now."""
         made = Value(axes, buffer.dtype, kept_in(buffer, axes, locate()))
         made.is_formula = False
-        made._held[buffer.space, ()] = buffer, current().writes(buffer), None
+        made.is_in(buffer)
         return made
 
     def make(self, builder: Builder, space: Space, masked: tuple[Axis, ...]) -> Buffer:
@@ -452,6 +456,13 @@ def value_of(x: Any) -> Value:
     if isinstance(x, Tiles):
         if x.short or current("a value").in_map:
             no_operator(x)
+        if x.writes is not None and current().writes(x.buffer) != x.writes:
+            raise CompileError(
+                f"a part of {x.buffer.name} that got a name is read after {x.buffer.name} has been "
+                "written",
+                fix="keep what was there: x = T.load(tile[:, :]); or index the tile again",
+                code="rebinding",
+            )
         return WORDS["read"](x.tile, x.keys)  # type: ignore[no-any-return]
     expr = current("a value").snapshot(x)
     return Value((), expr.dtype, lambda _: expr)

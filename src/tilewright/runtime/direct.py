@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -138,7 +139,7 @@ class Direct:
             traced = trace_direct(self.fn, (), bound, sizes, stand_in, pick)
         names = [kernel.name for kernel in traced.program.kernels]
         why = {names[number]: text for number, text in chosen.why.items()}
-        return replace(traced, why=why, others=chosen.others)
+        return replace(traced, why=why, has_other=chosen.has_other)
 
     def _example(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> DirectTrace:
         """A trace without arrays, for what does not depend on their sizes."""
@@ -206,16 +207,25 @@ class Direct:
     def _made(
         self, bound: dict[str, Any], sizes: Mapping[str, int]
     ) -> tuple[DirectTrace, CompiledKernel]:
-        """The kernel at the best sizes that can be compiled."""
-        rank = 0
-        while True:
+        """The kernel at the best sizes that can be compiled, and that registers hold."""
+        best: tuple[DirectTrace, CompiledKernel] | None = None
+        wrong: CompileError | None = None
+        for rank in count():
             traced = self._trace(bound, sizes, rank=rank)
             try:
-                return traced, self.make(traced)
-            except CompileError:
-                if not traced.others:
-                    raise
-                rank += 1
+                kernel = self.make(traced)
+            except CompileError as error:
+                wrong = wrong or error
+            else:
+                if not kernel.spills:
+                    return traced, kernel
+                best = best or (traced, kernel)
+            if not traced.has_other:
+                break
+        if best is None:
+            assert wrong is not None
+            raise wrong
+        return best
 
     def _key(self, bound: Mapping[str, Any], about: Any) -> Any:
         context = about[-1]

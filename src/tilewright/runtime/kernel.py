@@ -211,6 +211,13 @@ class CompiledKernel:
         return self._traced
 
     @property
+    def spills(self) -> bool:
+        """Whether registers are known not to be enough."""
+        if self.target.kind != "cuda" or getattr(self.executable, "missing", None):
+            return False
+        return bool(self.resources["spill_bytes"])
+
+    @property
     def resources(self) -> dict[str, Any]:
         """What a block takes, of the most demanding kernel where there are several.
 
