@@ -280,14 +280,15 @@ class Model:
 
     each = staticmethod(Each)
 
-    def tile(self, *axes: Any, names: str, size: Any = None) -> list[Any]:
-        """`names`: the loop's variables, which choose the sizes."""
+    def tile(self, *axes: Any, names: str, kernel: int, size: Any = None) -> list[Any]:
+        """`names`: the loop's variables, which choose the sizes, in all kernels or in one."""
 
         def one(axis: Any, name: str) -> list[Any]:
             if isinstance(axis, Each):
                 return [number(n) for n in range(axis.count)]
             start, stop = axis if isinstance(axis, tuple) else (0, axis)
-            low, high, wide = int(start), int(stop), size or self.tiles[name]
+            low, high = int(start), int(stop)
+            wide = size or self.tiles.get(f"{name} of {kernel}") or self.tiles[name]
             is_data = isinstance(stop, Val) and not isinstance(start, Val) and low == 0
             if size is None and is_data:  # the first tile is cut
                 first = high - -(-high // wide) * wide

@@ -42,14 +42,15 @@ THREADS, HOPPER = "threads", "cuda -arch=sm_90a"
 
 
 def for_model(text: str) -> str:
-    """The text as Python runs it: loops tell their variables."""
-    found = []
+    """The text as Python runs it: loops tell their variables and the number of their kernel."""
+    found, kernel = [], -1
     for line in text.splitlines():
         head = HEAD.match(line)
         if head:
             given = f"{head.group(3)}, " if head.group(3) else ""
+            kernel += line.startswith("    for")
             start, end = line[: line.index("T.tile(")], ")" * bool(head.group(2))
-            line = f'{start}T.tile({given}names="{head.group(1)}"){end}:'
+            line = f'{start}T.tile({given}names="{head.group(1)}", kernel={kernel}){end}:'
         found.append(line)
         if cut := WITHIN.match(line):  # an empty tile is skipped
             found += [f"{cut.group(1)}if {cut.group(2)}.is_empty:", f"{cut.group(1)}    continue"]
@@ -109,7 +110,7 @@ def watched(chosen: dict[str, int]) -> Iterator[None]:
 
     def noted(*args: Any) -> Any:
         builder, returned = was(*args)
-        chosen.update({name: size for (_, name), size in builder.sizes.tiles.items()})
+        chosen.update({f"{name} of {n}": size for (n, name), size in builder.sizes.tiles.items()})
         return builder, returned
 
     vars(trace)["_with_sizes"] = noted

@@ -9,6 +9,7 @@ from devtools.fuzz.tile_values import hunt, make
 from tilewright.ir.core import TRUE
 from tilewright.lang import carry
 from tilewright.lang.axes import Axis
+from tilewright.lang.values import Value
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -27,7 +28,14 @@ def test_a_seed_is_a_program():
 # what a bug replaces, by what, and where programs begin to show it as what
 BUGS = {
     "padding counts": (Axis, "inside", lambda self, place: TRUE, 0, "mismatch"),
-    "values change with what they were made of": (carry, "live", lambda builder: [], 34, "crash"),
+    "values change with what they were made of": (carry, "live", lambda builder: [], 18, "crash"),
+    "copies outlive what they show": (
+        Value,
+        "is_carried",
+        property(lambda self: False),
+        84,
+        "mismatch",
+    ),
 }
 
 

@@ -280,6 +280,8 @@ class Value:
             builder = current()
             builder.footprints.append(self.real)
             is_copy = bool(self._held) and self.is_carried
+            own = [each for each in self._held.values() if each[2] is None]
+            assert not is_copy or builder.writes(own[0][0]) == own[0][1], "its memory has changed"
             made, since = (again(self), builder.here) if is_copy else (self, None)
             made.position = since or self.position
             builder.making.append(made.position)
