@@ -86,7 +86,7 @@ def a_tile_index_after_its_loop():
 #-
 
 
-@case(CompileError, "'x' was bound", "has no value after it")
+@case(CompileError, "'x' was bound", "has no value after it", "store it to a tensor")
 def a_value_of_another_grid():
     @T.prim_func
     def main(X: T.Tensor((64,), "float32")):
@@ -391,3 +391,60 @@ def a_name_for_a_part_of_a_tile():
             tile[:, :] = x + 1
             Y[m, :] = x
 #           ^^^^^^^
+
+
+@case(CompileError, "a tile value outside a kernel", "for … in T.tile(…)")
+def a_value_outside_a_grid():
+    @tw.jit(target="cpu")
+    def main(X):
+        X: T.Tensor((4,), "float32")
+        Y = T.empty((4,), "float32")
+        Y[:] = X[:] + 1
+#              ^^^^^^^^
+#+      for _ in T.tile():
+#+          Y[:] = X[:] + 1
+        return Y
+
+    main(np.ones(4, np.float32))
+
+
+@case(CompileError, "a slice of X with bounds that are known only at run time", "(low, high)")
+def a_slice_with_bounds_of_data():
+    @T.prim_func
+    def main(X: T.Tensor((64, 8), "float32"), L: T.Tensor((1,), "int32"), Y: T.Tensor((64,))):
+        for m in T.tile(64):
+            Y[m] = T.sum(X[m, L[0]:], dim=1)
+#                        ^^^^^^^^^^^
+#+          Y[m] = T.sum(X[m, 0:8], dim=1)
+
+
+@case(CompileError, "the shapes do not broadcast", "what `within` gives is another one")
+def a_tile_index_beside_what_within_gives():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            cut = m.within(1, 5)
+            Y[cut] = X[cut] + X[m]
+#                    ^^^^^^^^^^^^^
+#+          Y[cut] = X[cut] + X[cut]
+
+
+@case(CompileError, "an index of a value is a tile", "X[m, L[:]]")
+def a_value_indexed_by_a_tile():
+    @T.prim_func
+    def main(X: T.Tensor((64, 8), "float32"), L: T.Tensor((8,), "int32"), Y: T.Tensor((64, 8))):
+        for m in T.tile(64):
+            x = T.load(X[m, :])
+            Y[m, :] = x[:, L[:]]
+#                     ^^^^^^^^^^
+#+          Y[m, :] = X[m, L[:]]
+
+
+@case(CompileError, "a slice of X from the end", "8 - 2 as the start")
+def a_slice_from_the_end():
+    @T.prim_func
+    def main(X: T.Tensor((64, 8), "float32"), Y: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            Y[m] = T.sum(X[m, -2:], dim=1)
+#                        ^^^^^^^^^
+#+          Y[m] = T.sum(X[m, 6:8], dim=1)

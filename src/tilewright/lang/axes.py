@@ -163,12 +163,15 @@ def broadcast(shapes: Sequence[tuple[Axis, ...]], what: str) -> tuple[Axis, ...]
         wide = [axis for axis in axes if axis is not ONE]
         if any(axis.key != wide[0].key for axis in wide):
             said = [shape_text(each) for each in dict.fromkeys(shapes)]
+            fix = "line the axes up: v[:, None] adds a dimension of 1; sizes that happen to be "
+            fix += "equal do not match"
+            if len({*said}) < len(said):
+                fix = "use one tile index for both: what `within` gives is another one"
             raise CompileError(
                 f"{what}: the shapes do not broadcast",
                 expected="dimensions of the same tile index or size, or a 1",
                 got=" and ".join(said),
-                fix="line the axes up: v[:, None] adds a dimension of 1; sizes that happen to be "
-                "equal do not match",
+                fix=fix,
                 code="shape",
             )
         found.insert(0, wide[0] if wide else ONE)

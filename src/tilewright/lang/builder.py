@@ -401,9 +401,10 @@ class Builder:
     def require_kernel(self, name: str = "") -> Kernel:
         """The kernel; `name` is the word that needs it where none runs."""
         if self.kernel is None:
+            said = name or word()
             raise CompileError(
-                f"T.{name or word()} outside a kernel",
-                fix="put it inside `with T.Kernel(...) as ...:`",
+                f"{'a tile value' if said.startswith('__') else f'T.{said}'} outside a kernel",
+                fix="put it inside a `for … in T.tile(…):` loop, or `with T.Kernel(...) as ...:`",
                 code="outside-kernel",
             )
         return self.kernel

@@ -454,6 +454,8 @@ class Env(Logic, PythonWords):
             told = f"use {name} inside its loop: afterwards no tile is meant"
         elif isinstance(found.value, Value):
             told = f"start before the {kind} with a value of its shape, {name} = T.zeros(…)"
+            if found.frame is not None and found.frame.kind == "grid":
+                told = "store it to a tensor, which the next kernel reads"
         return Lost(name, kind, line, is_tile, _type_name(found.value), found.loop, told)
 
     def changing(self, name: str, container: Any, method: str) -> None:

@@ -164,17 +164,25 @@ def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]
             return const(0), size.axis
         axis = extent_axis(size)
         return axis.start, axis
-    if key.step is not None or any(
-        not isinstance(wrap(b or 0), Const) for b in (key.start, key.stop)
-    ):
+    given = [wrap(bound) for bound in (key.start, key.stop) if bound is not None]
+    if key.step is not None or not all(isinstance(bound, Const) for bound in given):
         raise CompileError(
             f"a slice of {tile.name} with bounds that are known only at run time, or a step",
-            fix="shift a tile index: X[m + s, :]; or index with integer values: X[T.arange(n) * 2]",
+            fix="loop over the range: `for n in T.tile((low, high)):`; shift a tile index: X[m + s, :]; "
+            "or index with integer values: X[T.arange(n) * 2]",
             code="index",
         )
     start = 0 if key.start is None else key.start
     stop = size if key.stop is None else key.stop
     first = int(wrap(start))
+    if first < 0 and key.stop is None:
+        raise CompileError(
+            f"a slice of {tile.name} from the end",
+            expected="a start that counts from the front",
+            got=f"{first}:",
+            fix=f"negative indices do not wrap: write {size} - {-first} as the start",
+            code="index",
+        )
     axis = extent_axis(stop if first == 0 else int(wrap(stop)) - first)
     return axis.start + first, axis
 
@@ -378,6 +386,13 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
             inner.append((len(axes), const(int(start))))
             axes.append(extent_axis(int(stop) - int(start)))
             continue
+        if isinstance(key, (Value, Tiles)):
+            raise CompileError(
+                "an index of a value is a tile",
+                expected="a number, a slice with constant bounds, or None",
+                fix="index the tensor that it was read from: X[m, L[:]]",
+                code="index",
+            )
         if not has_places(axis):
             raise CompileError(
                 f"an element of a value along {axis.name}, whose tiles may have any size",

@@ -203,12 +203,20 @@ def _size(builder: Builder, name: str, pinned: Any) -> int:
         return static_int(pinned, "size of T.tile", 1)
     chosen = dict(CHOSEN.get().schedule.tiles)
     if name in chosen:
+        if chosen[name] > LARGEST:
+            raise CompileError(
+                f"the schedule has {chosen[name]} elements in a tile along {name!r}",
+                expected=f"at most {LARGEST}",
+                fix="choose a smaller size, or leave it open",
+                code="too-large",
+            )
         return int(chosen[name])
     at = len(builder.kernels), name
     builder.open_tiles.setdefault(at)
     return builder.sizes.tiles.get(at, PROBED)
 
 
+LARGEST = 1 << 20  # elements along an axis; no block holds them
 PROBED = 16  # the size of a tile while only the form of the text matters
 
 
