@@ -168,8 +168,8 @@ def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]
     if key.step is not None or not all(isinstance(bound, Const) for bound in given):
         raise CompileError(
             f"a slice of {tile.name} with bounds that are known only at run time, or a step",
-            fix="loop over the range: `for n in T.tile((low, high)):`; shift a tile index: X[m + s, :]; "
-            "or index with integer values: X[T.arange(n) * 2]",
+            fix="loop over the range: `for n in T.tile((low, high)):`; shift a tile index: "
+            "X[m + s, :]; or index with integer values: X[T.arange(n) * 2]",
             code="index",
         )
     start = 0 if key.start is None else key.start
@@ -185,6 +185,15 @@ def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]
         )
     axis = extent_axis(stop if first == 0 else int(wrap(stop)) - first)
     return axis.start + first, axis
+
+
+def _last(box: Box) -> set[Any]:
+    """The keys of the axes along which the last index moves."""
+    key = box.keys[-1] if box.keys else None
+    if isinstance(key, Value):
+        return {axis.key for axis in key.axes}
+    last = box.along[-1] if box.along else box.axes[-1] if box.axes else None
+    return {last.key} if last is not None else set()
 
 
 def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
@@ -210,7 +219,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     value.source, value.writes = buffer, builder.writes(buffer)
     number = len(builder.kernels)
     builder.reads_of.append((number, box))
-    builder.lasts |= box.last
+    builder.lasts |= _last(box)
     if value.writes:  # perhaps by another block, where several have a row
         builder.undivided.add(number)
     if value.is_long and box.region is not None:
@@ -250,7 +259,7 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     builder = current_block()
     box = box_of(tile, keys)
     made = value_of(value)
-    builder.lasts |= box.last
+    builder.lasts |= _last(box)
     _check_fits(box, made, f"a store to {tile.name}")
     _read_first(builder, box, made)
     with once(builder, box.axes), walking(builder, box.axes, made.goes_backward):

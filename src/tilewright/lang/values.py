@@ -49,15 +49,6 @@ class Box:
     def buffer(self) -> Buffer:
         return self.tile.buffer
 
-    @property
-    def last(self) -> set[Any]:
-        """The keys of the axes along which the last index moves."""
-        key = self.keys[-1] if self.keys else None
-        if isinstance(key, Value):
-            return {axis.key for axis in key.axes}
-        last = self.along[-1] if self.along else self.axes[-1] if self.axes else None
-        return {last.key} if last is not None else set()
-
     def where(self, places: Places) -> tuple[Buffer, Places]:
         """The element at places on the axes."""
         if self.region is None or self.region.buffer is self.buffer:
