@@ -47,8 +47,8 @@ for columns in (8192, 100_000):
 # A row of 8192 lies in shared memory: it is loaded once, and read in pieces for each pass. A row
 # of 100,000 is shared by the eight blocks of a *cluster*, and the maximum and the sum cross them.
 #
-# These sizes are formulas of bytes and room. A schedule chooses others, by the names of loops. Each
-# field is `auto` until you set it; `tw.Schedule` lists them all.
+# Formulas of bytes and registers give these sizes. A schedule chooses others, by the names of
+# loops. Each field is `auto` until you set it; `tw.Schedule` lists them all.
 
 more = softmax.with_schedule(tiles={"r": 4}, threads=128)
 

@@ -1,4 +1,4 @@
-"""Sizes that are worth a look for the loops of a kernel that multiplies.
+"""Candidates for the tile sizes and threads of a kernel that multiplies.
 
 The sides of a product have ladders of sizes: multiples of what instructions have, up to the first
 one that holds all of the range. A loop that is a side of several products takes what suits all of

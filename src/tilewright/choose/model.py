@@ -27,10 +27,11 @@ from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.ping_pong import PLAIN
 from tilewright.passes.overlap.roles import gathering, handed_over
-from tilewright.passes.overlap.stages import MOST, ROOM, STAGED
+from tilewright.passes.overlap.stages import MOST as STAGES
+from tilewright.passes.overlap.stages import ROOM, STAGED
 from tilewright.support.errors import CompileError
 
-ENOUGH = 4096  # of what is known at launch only
+UNKNOWN = 4096  # a size that is known at launch only
 SAMPLES = 16  # blocks whose loops are looked at
 CACHED = 32 << 20  # bytes of tensors that the L2 cache keeps from one wave to the next
 START = 3000  # cycles of a launch, before the first load and after the last store
@@ -134,7 +135,7 @@ class _Values(dict[Var, Any]):
     """Values of variables; sizes that a launch gives are large."""
 
     def __missing__(self, var: Var) -> Any:
-        return np.int64(ENOUGH)
+        return np.int64(UNKNOWN)
 
 
 class Block:
@@ -164,7 +165,7 @@ class Block:
         try:
             return evaluate(e, self.values)
         except CompileError:  # it depends on what tensors hold
-            return np.int64(ENOUGH)
+            return np.int64(UNKNOWN)
 
     def is_data(self, e: Expr) -> bool:
         """Whether an index depends on what tensors hold."""
@@ -224,7 +225,7 @@ class Block:
             found.shared += read / rates.SHARED_BYTES
         elif split.atom == "mma":
             if self.reduces and self.kernel.thread_count // WARP * INSTRUCTION > m:
-                raise Infeasible("warps share rows, and would have to tell each other of them")
+                raise Infeasible("warps would share rows, and exchange what they find in them")
             found.tensor += m * n * k / chip.warp_products * bits / 16
             read = (m * split.columns + n * split.rows) * k * bits / 8  # by warps
             found.threads += read / rates.SHARED_BYTES
@@ -300,7 +301,7 @@ class Block:
         slot = max(1.0, sum(each.bytes for each in inside.moved))
         room = self.target.chip.shared - ROOM - max(0.0, self.shared - slot)
         results = STAGED * (2 if ping_pong else 1)
-        return min(MOST, max(int((room - results) // slot), min(int(room // slot), 2), 1))
+        return min(STAGES, max(int((room - results) // slot), min(int(room // slot), 2), 1))
 
     # ── what DRAM delivers ──
 
@@ -335,4 +336,4 @@ class Block:
 
 
 def _size(e: Expr) -> int:
-    return int(e.value) if isinstance(e, Const) else ENOUGH
+    return int(e.value) if isinstance(e, Const) else UNKNOWN

@@ -22,6 +22,9 @@ from tilewright.support.errors import CompileError
 if TYPE_CHECKING:
     from tilewright.choose.model import Estimate
 
+    # candidates are traced: what traces them is part of this folder's digest
+    from tilewright.lang import tile_words, tiles, trace  # noqa: F401
+
 SAME = 1.005  # estimates closer than this are equal; the one with less work is taken
 TRIED = 4  # candidates that are kept, and shown
 

@@ -11,7 +11,7 @@ from tilewright.ir.core import *
 from tilewright.lang.builder import current
 from tilewright.lang.types import Extent
 
-LAUNCHED = 1 << 24  # elements of a dimension that no block holds
+LARGEST = 1 << 24  # elements of a dimension of which a launch gives the size
 
 
 class Split(NamedTuple):
@@ -106,7 +106,7 @@ def extent_axis(size: Any) -> Axis:
     expr = wrap(size)
     if not isinstance(expr, Const):
         most = bounds(expr, current("a value").known()).hi
-        if most >= LAUNCHED:
+        if most >= LARGEST:
             raise CompileError(
                 "`:` over a size that is known only at launch",
                 expected="a size known when the kernel is traced, or one with a maximum",

@@ -179,7 +179,7 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
         first, last = (cast(integer(end, "a bound of T.tile"), INT32) for end in (low, high))
     if builder.kernel is None and (loads(first) or loads(last)):
         raise CompileError(
-            "a bound of a grid is an element of a tensor, which nobody knows at launch",
+            "a bound of a grid is an element of a tensor, which is not known at launch",
             loc=loc,
             expected="sizes, and scalars of the call",
             fix="go over all that there may be, and cut it inside: for m in T.tile(most): "

@@ -176,7 +176,7 @@ def _remembered(entry: tuple[Header, bytes] | None) -> tuple[State, str | None]:
 
 @cache
 def compiler(folder: str) -> Sources:
-    """What is in a folder of this package, and what that imports. Other parts of the package reach
-    it through programs and targets only."""
+    """What is in a folder of this package, and all that it imports: what its results depend on,
+    besides programs and targets."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return Sources(package, folder)
