@@ -1,6 +1,7 @@
 """Sizes that a text leaves open, chosen by a model of the chip."""
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -10,9 +11,15 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tilewright import machine
 from tilewright.choose import pick
+from tilewright.choose.candidates import candidates
 from tilewright.choose.model import Infeasible, estimate
 from tilewright.ir.target import Target
+from tilewright.lang.sizes import choose_sizes
+from tilewright.lang.trace import trace_direct
+from tilewright.runtime.backends import compiled_for
+from tilewright.targets.cuda.backend import lower
 from zoo.attention import values as attention
 from zoo.gemm import values as products
 
@@ -264,3 +271,62 @@ def test_a_schedule_has_no_such_field():
     with pytest.raises(tw.CompileError, match="a schedule has no field 'tile'") as error:
         products.matmul.with_schedule(tile={"m": 16})
     assert error.value.diagnostic.fix == "did you mean 'tiles'?"
+
+
+def considered(kernel, *args):
+    """All candidates that fit."""
+    target = Target.parse(H200)
+    found = []
+
+    def noted(builder, at):
+        sizes = choose_sizes(builder)
+        known = candidates(builder, 0, target)
+        found.extend(each for each, _ in pick.estimates(0, known, sizes, target, at))
+        return sizes
+
+    with compiled_for(target):
+        trace_direct(kernel.fn, args, pick=noted)
+    return found
+
+
+def whole(seed, *shape, dtype=ml_dtypes.bfloat16):
+    return np.random.default_rng(seed).integers(-2, 3, shape).astype(dtype)
+
+
+RUN = {
+    "product": (products.matmul, (whole(0, 300, 136), whole(1, 136, 328))),
+    "transposed": (
+        products.matmul_transposed,
+        (whole(0, 136, 200), whole(1, 264, 136), True, True),
+    ),
+    "attention": (attention.attention, tuple(whole(k, 1, 2, 200, 64) for k in range(3))),
+}
+
+
+def expected(name, args):
+    given = [x.astype(np.float64) for x in args if isinstance(x, np.ndarray)]
+    if name == "product":
+        return given[0] @ given[1]
+    if name == "transposed":
+        return given[0].T @ given[1].T
+    q, k, v = given
+    scores = np.where(np.tril(np.ones((200, 200), bool)), q @ k.swapaxes(2, 3) / 8, -np.inf)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ v
+
+
+@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("seed", [0, 2])
+def test_candidates_mean_the_same(name, seed):
+    """As thread code, with its barriers."""
+    kernel, args = RUN[name]
+    chosen = random.Random(f"{name} {seed}").choice(considered(kernel, *args))
+    told = {"tiles": dict(chosen.tiles), "threads": chosen.threads}
+    made = traced(kernel, *args, **told).program
+    arrays = [x for x in args if isinstance(x, np.ndarray)]
+    out = np.zeros([int(n) for n in made.tensors[-1].shape], ml_dtypes.bfloat16)
+    names = [tensor.name for tensor in made.tensors]
+    lowered = lower(made, Target.parse(H200)).result
+    machine.run(lowered, dict(zip(names, [*arrays, out], strict=True)))
+    want = expected(name, args)
+    assert np.abs(out.astype(np.float64) - want).max() <= 0.02 * (1 + np.abs(want).max()), told
