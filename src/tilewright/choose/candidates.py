@@ -23,7 +23,7 @@ ROWS, GROUPS = 64, 3  # of a product by a warpgroup; warpgroups of a block, besi
 # sizes by side; of k in bytes: whole rows of a swizzled tile, or two of them
 BY_GROUPS = {"m": (64, 128, 192, 256), "n": (16, 32, 64, 96, 128, 160, 192, 224, 256)}
 BY_WARPS = {"m": (16, 32, 64, 128), "n": (16, 32, 64, 128, 256)}
-BY_LANES = {"m": (32, 64, 128), "n": (32, 64, 128)}
+BY_LANES = {"m": (16, 32, 64, 128), "n": (32, 64, 128)}
 DEEP = (128, 256)
 SMALL = {"m": (16, 32), "n": (16, 32)}  # where nothing else fits
 
