@@ -4,7 +4,9 @@ all calls that differ in nothing the kernel's text depends on."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
@@ -208,24 +210,29 @@ class Direct:
         self, bound: dict[str, Any], sizes: Mapping[str, int]
     ) -> tuple[DirectTrace, CompiledKernel]:
         """The kernel at the best sizes that can be compiled, and that registers hold."""
-        best: tuple[DirectTrace, CompiledKernel] | None = None
+        best: tuple[DirectTrace, CompiledKernel, list[Any]] | None = None
         wrong: CompileError | None = None
         for rank in count():
             traced = self._trace(bound, sizes, rank=rank)
             try:
-                kernel = self.make(traced)
+                with _kept_back(traced.has_other) as said:
+                    kernel = self.make(traced)
             except CompileError as error:
                 wrong = wrong or error
             else:
+                if best is None or not kernel.spills:
+                    best = traced, kernel, said
                 if not kernel.spills:
-                    return traced, kernel
-                best = best or (traced, kernel)
+                    break
             if not traced.has_other:
                 break
         if best is None:
             assert wrong is not None
             raise wrong
-        return best
+        traced, kernel, said = best
+        for each in said:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        return traced, kernel
 
     def _key(self, bound: Mapping[str, Any], about: Any) -> Any:
         context = about[-1]
@@ -244,6 +251,17 @@ class Direct:
             for n, v in bound.items()
             if n not in scalars
         )
+
+
+@contextmanager
+def _kept_back(is_open: bool) -> Iterator[list[warnings.WarningMessage]]:
+    """The warnings of what may not be taken, where that is open."""
+    if not is_open:
+        yield []
+        return
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield said
 
 
 def open_axes(program: Program) -> dict[str, tuple[bool, ...]]:
