@@ -63,6 +63,7 @@ class Val:
     """A tile of numbers."""
 
     __hash__ = None  # type: ignore[assignment]
+    tile = 0  # the size of the tile whose end it is
 
     def __init__(self, a: Any, place: tuple[Tensor, Any] | None = None) -> None:
         self.a: Array = np.asarray(a)
@@ -147,7 +148,12 @@ class Index:
 
     start = property(lambda self: number(self.first))
 
-    stop = property(lambda self: number(self.last))
+    @property
+    def stop(self) -> Val:
+        found = number(self.last)
+        found.tile = self.size
+        return found
+
     index = property(lambda self: Val(np.arange(self.first, self.last, dtype=INT32)))
     is_empty = property(lambda self: self.first >= self.last)
 
@@ -290,6 +296,8 @@ class Model:
             low, high = int(start), int(stop)
             wide = size or self.tiles.get(f"{name} of {kernel}") or self.tiles[name]
             is_data = isinstance(stop, Val) and not isinstance(start, Val) and low == 0
+            if isinstance(stop, Val) and stop.tile and stop.tile % wide == 0:
+                is_data = False  # whole tiles end where that one does
             if size is None and is_data:  # the first tile is cut
                 first = high - -(-high // wide) * wide
                 return [Index(max(at, 0), at + wide, wide) for at in range(first, high, wide)]
