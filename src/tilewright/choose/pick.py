@@ -45,9 +45,10 @@ def choose(
     """For what `builder`, a first trace, leaves open; `traced` gives the program at other sizes.
     `rank`: not the best choice but the one after it, and so on; the last is the default."""
     sizes = choose_sizes(builder)
-    asked = {n: candidates(builder, n, target) for n in sorted(builder.tiled)}
-    asked = {number: found for number, found in asked.items() if found}
-    if target.kind != "cuda" or not asked:
+    if target.kind != "cuda":
+        return Choice(sizes)
+    asked = {n: found for n in sorted(builder.tiled) if (found := candidates(builder, n, target))}
+    if not asked:
         return Choice(sizes)
     from tilewright.targets.entries import Kept  # which imports what digests need
 
