@@ -170,7 +170,7 @@ REFUSED = {
     "fma from registers": (
         [shared("b", "float32", "(16,8):(8,1)", (16, 8))],
         [held("a", "float32", A_MMA), held("c", "float32", C_MMA), "gemm a, b -> c atom=fma"],
-        "fma reads its operands from shared memory, and a is elsewhere",
+        "a thread needs an element of a that it does not hold",
     ),
     "fma into bf16": (
         [shared("a", "float32", "(64,16):(16,1)", (64, 16)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
@@ -15,14 +16,16 @@ from tilewright.ir.layout.fragment import repeat, spatial
 from tilewright.passes.core import *
 from tilewright.passes.layout.thread_layouts import Wish, divisors, spread, with_units
 
+RUN = 16  # bytes of one load
 FMA_TYPES = ("float32", "int32", "float64", "int64", "uint64")
 
 
 @dataclass(frozen=True)
 class Split:
     """`rows` × `columns` groups share the tile among `threads`; an instruction of `atom` has `n`
-    columns. `kind`: the type of A among the matrix types, None for `fma`, whose tile, when groups
-    do not divide it (`rows` 0), is spread as any other."""
+    columns. `kind`: the type of A among the matrix types, None for `fma`, whose groups are threads,
+    of which a warp has `lanes` along rows and columns. When they do not divide the tile (`rows` 0),
+    it is spread as any other."""
 
     atom: str
     threads: int
@@ -30,6 +33,7 @@ class Split:
     columns: int
     n: int
     kind: MatrixType | None = None
+    lanes: tuple[int, int] = (1, 1)
 
 
 def instruction(split: Split) -> str:
@@ -174,13 +178,41 @@ def _fma(op: Gemm, threads: int, target: Target) -> Split | str:
     if op.c.dtype.name not in FMA_TYPES or op.meta is not None or op.c.buffer.rank < 2:
         return f": it accumulates in {', '.join(FMA_TYPES)}"
     m, n, _ = shape_of(op)
-    # as square a tile of threads as the tile allows, so that a thread reads few rows and columns
-    ways = [(r, threads // r) for r in divisors(threads)]
-    ways = [(r, c) for r, c in ways if m % r == 0 and n % c == 0]
+    warp = min(threads, WARP) if threads % WARP == 0 or threads < WARP else 1
+    high, wide = _runs(op)
+    ways = [
+        (rows, columns, (lanes, warp // lanes))
+        for rows, columns in ((r, threads // r) for r in divisors(threads))
+        for lanes in divisors(warp)
+        if rows % lanes == 0 and columns % (warp // lanes) == 0
+        if m % rows == 0 and n % columns == 0
+    ]
     if not ways:
         return Split("fma", threads, 0, 0, n)  # spread as any tile is
-    rows, columns = min(ways, key=lambda way: (m // way[0] + n // way[1], way[0]))
-    return Split("fma", threads, rows, columns, n // columns)
+
+    def cost(way: tuple[int, int, tuple[int, int]]) -> tuple[float, ...]:
+        rows, columns, lanes = way
+        own = m // rows, n // columns  # what a thread reads of both factors for a step of K
+        loads = own[0] / gcd(own[0], high) + own[1] / gcd(own[1], wide)
+        return sum(own), loads, own[0] * lanes[0] + own[1] * lanes[1], rows
+
+    rows, columns, lanes = min(ways, key=cost)
+    return Split("fma", threads, rows, columns, n // columns, lanes=lanes)
+
+
+def _runs(op: Gemm) -> tuple[int, int]:
+    """Elements of 16 bytes along the rows and the columns of C, where factors lie so."""
+    high, wide = (max(1, RUN * 8 // region.dtype.bits) for region in (op.a, op.b))
+    return high if op.transpose_a else 1, 1 if op.transpose_b else wide
+
+
+def fma_step(op: Gemm) -> int:
+    """How deep the parts are that threads load and multiply: as one load takes along K, where a
+    factor lies so."""
+    along = [1]
+    along += [RUN * 8 // op.a.dtype.bits] * (not op.transpose_a)
+    along += [RUN * 8 // op.b.dtype.bits] * op.transpose_b
+    return gcd(shape_of(op)[2], max(along))
 
 
 RULES: dict[str, Callable[[Gemm, int, Target], Split | str]] = {
@@ -208,8 +240,7 @@ def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
     if split.atom == "fma":
         if not split.rows:
             return {"c": spread((m, n), split.threads, Wish(1, op.c.dtype.bits // 8))}
-        inner = repeat(m // split.rows, n // split.columns)
-        return {"c": spatial(split.rows, split.columns) * inner}
+        return _fma_fragments(op, split)
     rows, columns = m // split.rows, n // split.columns
     assert split.kind is not None
     atoms = matrix_fragments(split.atom, split.kind, split.n)
@@ -228,6 +259,31 @@ def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
     for name, turned in (("a", op.transpose_a), ("b", op.transpose_b)):
         if turned and name in found:
             found[name] = found[name].permute(1, 0)
+    return found
+
+
+def _fma_fragments(op: Gemm, split: Split) -> dict[str, Fragment]:
+    """Lanes of a warp lie side by side, each with a run that one load takes, so that loads of a
+    warp meet no conflict."""
+    m, n, k = shape_of(op)
+    (high, wide), (own_m, own_n) = split.lanes, (m // split.rows, n // split.columns)
+    run_m, run_n = (gcd(own, run) for own, run in zip((own_m, own_n), _runs(op), strict=True))
+    warps_m, warps_n = split.rows // high, split.columns // wide
+    times_m, times_n = own_m // run_m, own_n // run_n
+    lanes_m = repeat(times_m, 1) * spatial(high, 1) * repeat(run_m, 1).replicate(wide)
+    lanes_n = repeat(1, times_n) * (spatial(1, wide) * repeat(1, run_n)).replicate(high)
+    deep = repeat(1, k)
+    a = deep * lanes_m if op.transpose_a else lanes_m * deep
+    deep = repeat(k, 1)
+    b = lanes_n * deep if op.transpose_b else deep * lanes_n
+    lanes = repeat(times_m, times_n) * spatial(high, wide) * repeat(run_m, run_n)
+    found = {
+        "c": spatial(warps_m, warps_n) * lanes,
+        "a": spatial(warps_m, 1) * a.replicate(warps_n),
+        "b": (spatial(1, warps_n) * b).replicate(warps_m),
+    }
+    for name, turned in (("a", op.transpose_a), ("b", op.transpose_b)):
+        found[name] = found[name].permute(1, 0) if turned else found[name]
     return found
 
 

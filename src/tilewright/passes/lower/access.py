@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tilewright.ir.analysis.bounds import linear
 from tilewright.ir.analysis.points import evaluate
 from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import (
@@ -412,19 +413,54 @@ def split_offset(
         before.append(let)
         return at
 
-    shared = int(np.bitwise_or.reduce(places)) & int(np.bitwise_or.reduce(steps))
     period = 1 << (swizzle.base + swizzle.shift + swizzle.bits)
-    apart = not shared and multiple_of(address.base, low.ranges) % period == 0
-    if not swizzle.bits or apart:
-        step = fit_index(swizzle(steps), (var,))
-        if step is not None:
+    far, near = _around(address.base, period, low.ranges)
+    bits = [int(np.bitwise_or.reduce(places)), int(np.bitwise_or.reduce(steps)), _bits(low, near)]
+    if not swizzle.bits or 0 <= sum(bits) == bits[0] | bits[1] | bits[2]:
+        moved = swizzle(steps)
+        step = fit_index(moved, (var,))
+        high, inner = (fit_index(moved & part, (var,)) for part in (-period, period - 1))
+        if step is not None and (not swizzle.bits or near is const(0)):
             at = name(low.simplify(swizzle_expr(swizzle, here)))
-            inner = at ^ step if swizzle.bits else at + step
-            return low.simplify(address.base + inner)
+            return low.simplify(address.base + (at ^ step if swizzle.bits else at + step))
+        if swizzle.bits and high is not None and inner is not None:
+            # what lies above the bits that it takes part in is added: loads have room for that
+            at = name(low.simplify(swizzle_expr(swizzle, here)))
+            told = low.simplify(swizzle_expr(swizzle, near))
+            within = at ^ inner ^ (told & (period - 1))
+            return low.simplify(far + high + (told & -period) + within)
     plain = fit_index(steps, (var,))
     if plain is None:
         return None
     return swizzle_expr(swizzle, name(low.simplify(address.base + here)) + plain)
+
+
+def _around(base: Expr, period: int, ranges: Ranges) -> tuple[Expr, Expr]:
+    """`base` as multiples of `period`, and the rest."""
+    form = linear(base, ranges)
+    if form is None:
+        return const(0), base
+    far: Expr = const(0)
+    near: Expr = const(0)
+    for atom, times in form.terms.items():
+        part = atom * times
+        if multiple_of(part, ranges) % period == 0:
+            far = far + part
+        else:
+            near = near + part
+    return (
+        simplify(far + form.const // period * period, ranges),
+        simplify(near + form.const % period, ranges),
+    )
+
+
+def _bits(low: Lowering, value: Expr) -> int:
+    """Those that may be set in a value; all of them where nobody knows."""
+    found = bounds(value, low.ranges)
+    if found.lo < 0 or found.hi >= 1 << 30:
+        return -1
+    least = multiple_of(value, low.ranges)
+    return (1 << int(found.hi).bit_length()) - 1 & -(least & -least) if least else 0
 
 
 # ── instructions ─────────────────────────────────────────────────────────────────────────────

@@ -367,18 +367,12 @@ def _clear(low: Lowering, op: Gemm) -> Iterable[Op]:
 
 
 def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
-    """Every thread computes the elements of the accumulator that it holds, from shared memory."""
+    """Every thread computes the elements of the accumulator that it holds."""
     fragment = op.c.buffer.layout
     if not isinstance(fragment, Fragment) or not op.c.is_whole or len(fragment.tile) != 2:
         raise CompileError("fma accumulates in a whole fragment")
     if op.c.dtype.name not in FMA_TYPES:
         raise CompileError(f"fma accumulates in {', '.join(FMA_TYPES)}, not {op.c.dtype}")
-    for region in (op.a, op.b):
-        if not region.buffer.is_shared:
-            raise CompileError(
-                f"fma reads its operands from shared memory, and {region.name} is elsewhere",
-                fix="copy it to shared memory first",
-            )
     i, j, k = (low.var(name) for name in "ijk")
     left = _element(op.a, (k, i) if op.transpose_a else (i, k), op)
     right = _element(op.b, (j, k) if op.transpose_b else (k, j), op)
@@ -388,7 +382,8 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     loop = Map((i, j), extents, (body,), layout=fragment)
     steps = op.a.extents[-2:][0 if op.transpose_a else 1]
     yield from _clear(low, op)
-    yield from low.op(For(k, const(0), steps, (loop,)))
+    kind = "unroll" if op.a.buffer.is_fragment else "serial"
+    yield from low.op(For(k, const(0), steps, (loop,), kind=kind))
 
 
 def _element(region: Region, coords: tuple[Var, ...], op: Gemm) -> Expr:

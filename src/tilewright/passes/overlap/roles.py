@@ -23,6 +23,7 @@ from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.rewrite import defined_names, taken_names
 from tilewright.ir.warps import NAMED_BARRIERS
 from tilewright.passes.core import *
+from tilewright.passes.layout.matrix_tiles import operand_kind, shape_of
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
@@ -125,6 +126,7 @@ def why_not(kernel: Kernel) -> str | None:
 # by the statement that they stand for, and at the end of an iteration, before the loop, behind it
 Fills: TypeAlias = dict[int, list[Op]]
 END, BEFORE, BEHIND = -1, -2, -3
+ROWS = 64  # of an instruction of a warpgroup
 
 
 def why_not_worth(kernel: Kernel) -> str | None:
@@ -134,10 +136,16 @@ def why_not_worth(kernel: Kernel) -> str | None:
         return "one warpgroup computes, and a producer costs a resident block"
     loops = [op for op in walk_ops(kernel, For) if op.kind == "pipelined"]
     inside = [op for loop in loops for op in walk_ops(loop.body)]
-    # before products are chosen, any may become one of warpgroups
-    if not any(isinstance(op, Gemm) and op.atom in (None, "wgmma") for op in inside):
+    if not any(isinstance(op, Gemm) and _by_warpgroups(op) for op in inside):
         return "no product of warpgroups reads what runs ahead"
     return None
+
+
+def _by_warpgroups(op: Gemm) -> bool:
+    """Before products are chosen, any may become one of warpgroups whose types and rows fit."""
+    kind = operand_kind(op, op.a)
+    fits = kind is not None and kind.wgmma and shape_of(op)[0] % ROWS == 0
+    return op.atom == "wgmma" or (op.atom is None and fits)
 
 
 @dataclass

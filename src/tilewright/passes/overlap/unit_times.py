@@ -11,7 +11,7 @@ from math import prod
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
 from tilewright.ir.op import is_rare
-from tilewright.passes.layout.matrix_tiles import shape_of
+from tilewright.passes.layout.matrix_tiles import operand_kind, shape_of
 
 TENSOR, THREADS = "tensor core", "threads"
 PRODUCTS_PER_CYCLE = 2048  # of 16 bits; half as many of 32, twice as many of 8
@@ -44,22 +44,30 @@ def unit_of(op: Op) -> str:
     return TENSOR if isinstance(op, Gemm) and op.atom == "wgmma" else THREADS
 
 
-def cycles(op: Op) -> float:
-    """Time of `op` on its unit, what stands in it included; loops of unknown length count once."""
+def cycles(op: Op, guards: bool = True) -> float:
+    """Time of `op` on its unit, what stands in it included; loops of unknown length count once.
+    Without `guards`, what bounds indices is free: it holds in most iterations, which do not ask."""
     match op:
         case Gemm():
             m, n, k = shape_of(op)
+            if operand_kind(op, op.a) is None:
+                return m * n * k / LANES
             return m * n * k / PRODUCTS_PER_CYCLE * op.a.dtype.bits / 16
         case Map():
             points = prod(int(e) if isinstance(e, Const) else 1 for e in op.extents)
             moves = all(buffer.space is Space.FRAGMENT for buffer, _ in touched_within(op))
-            return points * max(_weight(op), not moves) / LANES  # moved registers are renamed
+            return (
+                points * max(_weight(op, guards), not moves) / LANES
+            )  # moved registers are renamed
         case Reduce():
             points = prod(op.src.static_tile)
             return (points + SHUFFLES * 32) / LANES
         case Copy() | Fill():
             return prod(op.dst.static_tile) / LANES
-    each = [0.0 if is_rare(body) else sum(map(cycles, body)) for body in bodies(op)]
+    each = [
+        0.0 if is_rare(body) else sum(cycles(inner, guards) for inner in body)
+        for body in bodies(op)
+    ]
     return max(each) if isinstance(op, If) else sum(each) * _turns(op)
 
 
@@ -73,23 +81,26 @@ def _turns(op: Op) -> int:
     return 1 if values is None else len(values)
 
 
-def _weight(op: Op) -> float:
+def _weight(op: Op, guards: bool) -> float:
     """Instructions of a point of a nest."""
     match op:
         case Map():
             found = 0.0
         case Store():
-            found = _cost(op.value)
+            found = _cost(op.value, guards)
         case _:
-            found = sum(_cost(e) for e in expressions(op))
-    return found + sum(_weight(each) * _turns(op) for body in bodies(op) for each in body)
+            found = sum(_cost(e, guards) for e in expressions(op))
+    inside = (_weight(each, guards) for body in bodies(op) for each in body)
+    return found + sum(inside) * _turns(op)
 
 
-def _cost(e: Expr) -> float:
+def _cost(e: Expr, guards: bool) -> float:
     if isinstance(e, Load):
         return 0.0  # registers; indices are constants in the end
+    if isinstance(e, Select) and not guards and not loads(e.cond):
+        return max(_cost(e.a, guards), _cost(e.b, guards))
     own = _COSTS.get(type(e), 0)
-    return own + sum(_cost(child) for child in e.children)
+    return own + sum(_cost(child, guards) for child in e.children)
 
 
 _COSTS: dict[type[Expr], int] = {Bin: 1, Cmp: 1, Select: 1, Cast: 1, Call: SPECIAL}

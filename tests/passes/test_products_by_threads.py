@@ -1,0 +1,114 @@
+"""Products that no matrix instruction does: threads load parts of both factors, and multiply."""
+
+from math import prod
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+import tilewright.language as T
+from tilewright import machine
+from tilewright.ir.op import For, Gemm, walk_ops
+from tilewright.ir.target import Target
+from tilewright.passes.layout.choose_gemms import UNROLLED, choose_gemms
+from tilewright.passes.layout.matrix_tiles import fragments_of, split_of
+from tilewright.targets.cuda.backend import lower
+
+CUDA = Target.parse("cuda -arch=sm_90a")
+ORIENTATIONS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+def product(m=64, n=64, k=32, threads=128, dtype="float32", turn=(False, False), whole=2):
+    a_shape, b_shape = ((k, m) if turn[0] else (m, k)), ((n, k) if turn[1] else (k, n))
+    deep = k * whole
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((deep, m) if turn[0] else (m, deep), dtype),
+        B: T.Tensor((n, deep) if turn[1] else (deep, n), dtype),
+        C: T.Tensor((m, n), dtype),
+    ):
+        with T.Kernel(1, threads=threads):
+            a = T.alloc_shared(a_shape, dtype)
+            b = T.alloc_shared(b_shape, dtype)
+            c = T.alloc_fragment((m, n), dtype)
+            T.clear(c)
+            for step in T.Pipelined(whole):
+                T.copy(A[step * k, 0] if turn[0] else A[0, step * k], a)
+                T.copy(B[0, step * k] if turn[1] else B[step * k, 0], b)
+                T.gemm(a, b, c, transpose_A=turn[0], transpose_B=turn[1])
+            T.copy(c, C)
+
+    return main.program
+
+
+def run(program, turn):
+    """What thread code computes, and what it should."""
+    rng = np.random.default_rng(1)
+    a, b, out = (
+        rng.integers(-3, 4, [int(n) for n in x.shape]).astype(x.dtype.name) for x in program.tensors
+    )
+    machine.run(lower(program, CUDA).result, {"A": a, "B": b, "C": out})
+    return out, (a.T if turn[0] else a) @ (b.T if turn[1] else b)
+
+
+@pytest.mark.parametrize("turn", ORIENTATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float64"])
+def test_every_orientation(turn, dtype):
+    found, want = run(product(dtype=dtype, turn=turn), turn)
+    assert (found == want).all()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"m": 16, "n": 32, "threads": 64},
+        {"m": 128, "n": 32, "threads": 256},
+        {"m": 32, "n": 128, "k": 8, "threads": 64},
+        {"k": 6},  # less than 16 bytes at a time
+        {"m": 48, "n": 40, "threads": 96},
+        {"m": 24, "n": 20, "threads": 64},  # threads do not divide it
+        {"m": 1, "n": 64, "threads": 32},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("turn", ORIENTATIONS[:2])
+def test_sizes(sizes, turn):
+    found, want = run(product(**sizes, turn=turn), turn)
+    assert (found == want).all()
+
+
+@pytest.mark.parametrize("turn", ORIENTATIONS)
+def test_loads_meet_no_conflict(turn):
+    text = tw.compile(product(128, 128, 32, 256, turn=turn), target="cuda -arch=sm_90a").explain()
+    assert text.count("16 bytes a lane") >= 2 and "extra wavefronts" not in text
+
+
+@pytest.mark.parametrize("turn", ORIENTATIONS)
+@pytest.mark.parametrize("shape", [(128, 128, 256), (64, 256, 128), (16, 64, 128)])
+def test_threads_hold_what_they_multiply(turn, shape):
+    """Every element of C belongs to one thread, which holds its row of A and column of B."""
+    *tile, threads = shape
+    kernel = product(*tile, 16, threads, turn=turn).kernels[0]
+    (op,) = walk_ops(kernel, Gemm)
+    held = fragments_of(op, split_of(op, threads, CUDA))
+    axes = {"a": (1, 0) if turn[0] else (0, 1), "b": (1, 0) if turn[1] else (0, 1)}
+    assert held["c"].values * threads == prod(tile)
+    for thread in range(0, threads, 37):
+        own = {
+            name: {each.coord(thread, v) for v in range(each.values)} for name, each in held.items()
+        }
+        rows = {at[axes["a"][0]] for at in own["a"]}
+        columns = {at[axes["b"][1]] for at in own["b"]}
+        assert {i for i, _ in own["c"]} == rows and {j for _, j in own["c"]} == columns
+
+
+@pytest.mark.parametrize("shape", [(128, 128, 256), (128, 256, 256), (64, 64, 128)])
+def test_code_is_not_long(shape):
+    m, n, threads = shape
+    made = choose_gemms(product(m, n, 32, threads), CUDA)
+    loops = [op for op in walk_ops(made.kernels[0], For) if op.kind == "unroll"]
+    for loop in loops:
+        (op,) = walk_ops(loop, Gemm)
+        assert int(loop.stop) * m * n * int(op.a.extents[-1]) // threads <= UNROLLED
+    assert len(loops) == 1
