@@ -26,6 +26,7 @@ def product(
     K=256,
     dtype="float16",
     whole=False,
+    blocks=1,
 ):
     @T.prim_func
     def main(
@@ -33,7 +34,7 @@ def product(
         B: T.Tensor((K, block_N), dtype),
         C: T.Tensor((block_M, block_N), "float16"),
     ):
-        with T.Kernel(1, threads=threads):
+        with T.Kernel(blocks, threads=threads):
             a = T.alloc_shared((block_M, block_K), dtype)
             b = T.alloc_shared((block_K, block_N), dtype)
             c = T.alloc_fragment((block_M, block_N), "float32")
@@ -58,7 +59,8 @@ def chosen(program):
         ({"block_N": 256}, 4),  # 48 KB a slot: four fit beside what is staged
         ({}, 6),
         ({"block_N": 256, "block_K": 128}, 2),
-        ({"threads": 128, "block_M": 64}, 3),  # and a second block beside it
+        ({"threads": 128, "block_M": 64, "blocks": 200}, 3),  # and a second block beside it
+        ({"threads": 128, "block_M": 64}, 6),  # there is none
         ({"stages": 0}, 0),
         ({"stages": 2}, 4),  # of the text's two, a load would take most of an iteration
         ({"stages": 2, "K": 64 * 16}, 6),

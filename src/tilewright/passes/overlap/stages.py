@@ -3,7 +3,8 @@
 **Stages** (`choose_stages`): as many slots as it takes to hide a load: what is loaded in an
 iteration must be there when the iterations before have been computed. A model of the units tells
 how long both take (`unit_times`); shared memory bounds it, of which results on their way to memory
-need some, and, where one warpgroup computes, a second block of the multiprocessor half.
+need some, and, where one warpgroup computes, a second block of the multiprocessor half, if there
+is one.
 
 That is for loops whose text does not say (`T.Pipelined(n)`), and for those whose text says too few
 for warpgroups that a producer feeds: they are alone on their multiprocessor, and shared memory that
@@ -33,7 +34,7 @@ from math import ceil
 
 from tilewright.ir.gather import is_tile_load, loaded_tile
 from tilewright.passes.core import *
-from tilewright.passes.grid.persist_blocks import worth_it
+from tilewright.passes.grid.persist_blocks import tile_count, worth_it
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap.prefetchable import MOST_SLOTS
 from tilewright.passes.overlap.roles import placed, warpgroups, why_not, why_not_worth
@@ -139,8 +140,10 @@ def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     if not work.slot:
         return 0, "0 stages: nothing to load ahead"
     others = sum(b.bytes for b in _other_tiles(kernel, work))
-    alone = warpgroups(kernel) <= 1
-    room = target.chip.shared // (2 if alone else 1) - ROOM - others
+    tiles = tile_count(kernel)
+    few = isinstance(tiles, Const) and int(tiles) <= target.chip.multiprocessors
+    alone = warpgroups(kernel) > 1 or few
+    room = target.chip.shared // (1 if alone else 2) - ROOM - others
     results = STAGED * kernel.ping_pong if any(walk_ops(loop, Gemm)) else 0
     # a second slot is worth more than a place for results
     fits = max((room - results) // work.slot, min(room // work.slot, 2), 1)
