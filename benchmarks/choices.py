@@ -1,7 +1,7 @@
 """Candidates for tiles and threads, measured: how good is the first that the model takes?
 
     python benchmarks/choices.py --seed 7 --count 10 --out choices.json
-    python benchmarks/choices.py regret choices.json
+    python benchmarks/choices.py regret choices.json ...
 
 Of each kernel family, `--count` sizes that the seed draws. Contenders: the `--best` candidates that
 the model ranks first, as many of the others drawn at random, and PyTorch. `regret` ranks the
@@ -28,7 +28,7 @@ import tilewright as tw
 import tilewright.language as T
 from tilewright.choose.candidates import Candidate, candidates
 from tilewright.choose.model import Estimate
-from tilewright.choose.pick import estimates
+from tilewright.choose.pick import estimates, ranking
 from tilewright.ir.target import Target
 from tilewright.lang.sizes import choose_sizes
 from tilewright.lang.trace import trace_direct
@@ -130,21 +130,25 @@ def ranked(case: Case) -> list[tuple[Candidate, Estimate]]:
 
     def pick(builder: Any, traced: Any) -> Any:
         sizes = choose_sizes(builder)
-        found.extend(estimates(0, candidates(builder, 0, target), sizes, target, traced))
+        guess = partial(estimates, 0, sizes=sizes, target=target, traced=traced)
+        found.extend(ranking(guess, candidates(builder, 0, target), target))
         return sizes
 
     arrays = [np.broadcast_to(np.zeros((), case.dtype), shape) for shape in case.shapes]
     with compiled_for(target):
         trace_direct(case.kernel.fn, (*arrays, *case.settings), pick=pick)
-    return sorted(found, key=lambda each: each[1].cycles)
+    return found
 
 
 def label(chosen: Candidate) -> str:
-    return " ".join([*(f"{name}{size}" for name, size in chosen.tiles), f"t{chosen.threads}"])
+    tiles = [f"{name}{size}" for name, size in chosen.tiles]
+    return " ".join([*tiles, f"t{chosen.threads}", *[f"c{chosen.cluster}"] * (chosen.cluster > 1)])
 
 
 def scheduled(case: Case, chosen: Candidate) -> Any:
-    return case.kernel.on(TARGET).with_schedule(tiles=dict(chosen.tiles), threads=chosen.threads)
+    return case.kernel.on(TARGET).with_schedule(
+        tiles=dict(chosen.tiles), threads=chosen.threads, cluster=chosen.cluster
+    )
 
 
 @cache
@@ -207,21 +211,24 @@ def race(case: Case, chosen: Sequence[Candidate]) -> Race:
     return Race(case.name, contenders, checks, work=case.work, unit="FLOP", ours=names)
 
 
-def regret(path: str) -> None:
+def regret(*paths: str) -> None:
     """What the model's ranking costs, by family and in all."""
-    told = json.loads(Path(path).read_text())
-    seed, count = (int(re.search(rf"--{w} (\d+)", told["command"])[1]) for w in ("seed", "count"))
-    known = {case.name: case for case in cases(seed, count)}
     found: dict[str, list[tuple[float, float, float]]] = {}
-    for race in told["races"]:
-        times = {name: each["ms"] for name, each in race["contenders"].items()}
-        peer = times.pop("torch")
-        case = known[race["race"]]
-        order = [label(chosen) for chosen, _ in ranked(case) if label(chosen) in times]
-        least = min(times.values())
-        first, few = times[order[0]] / least, min(times[name] for name in order[:FIRST]) / least
-        found.setdefault(case.name.rsplit(" ", 1)[0], []).append((first, few, peer / least))
-        print(f"{case.name}: {first:.3f}, of {FIRST} {few:.3f}, torch {peer / least:.2f}")
+    for told in (json.loads(Path(path).read_text()) for path in paths):
+        seed, count = (
+            int(re.search(rf"--{word} (\d+)", told["command"])[1]) for word in ("seed", "count")
+        )
+        known = {case.name: case for case in cases(seed, count)}
+        for race in told["races"]:
+            times = {name: each["ms"] for name, each in race.get("contenders", {}).items()}
+            if not times:
+                continue
+            peer, case = times.pop("torch"), known[race["race"]]
+            order = [label(chosen) for chosen, _ in ranked(case) if label(chosen) in times]
+            least = min(times.values())
+            first, few = times[order[0]] / least, min(times[name] for name in order[:FIRST]) / least
+            found.setdefault(case.name.rsplit(" ", 1)[0], []).append((first, few, peer / least))
+            print(f"{case.name}: {first:.3f}, of {FIRST} {few:.3f}, torch {peer / least:.2f}")
     found["all"] = [each for family in [*found.values()] for each in family]
     for family, each in found.items():
         columns = [np.array(column) for column in zip(*each, strict=True)]
@@ -233,9 +240,10 @@ def regret(path: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["regret"]:
-        regret(sys.argv[2])
+        regret(*sys.argv[2:])
         raise SystemExit
     parser = command_line(__doc__)
+    parser.set_defaults(backend="graph", rounds=4, burst_ms=1.0, warmup_ms=2.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=2)
     parser.add_argument("--best", type=int, default=8)

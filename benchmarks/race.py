@@ -159,6 +159,7 @@ def command_line(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--out", "--json", type=Path, help="where the JSON goes")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--burst-ms", type=float, default=4.0)
+    parser.add_argument("--warmup-ms", type=float, default=50.0)
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds a race")
     parser.add_argument("--backend", default="auto", help="auto, event, graph or clock")
     parser.add_argument("--only", nargs="+", default=[], help="races of these names")
@@ -166,7 +167,7 @@ def command_line(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-_COMMON = {"out", "rounds", "burst_ms", "timeout", "backend", "only", "force"}
+_COMMON = {"out", "rounds", "burst_ms", "warmup_ms", "timeout", "backend", "only", "force"}
 
 
 def main(file: str, parser: argparse.ArgumentParser) -> int:
@@ -176,7 +177,9 @@ def main(file: str, parser: argparse.ArgumentParser) -> int:
 
     args = parser.parse_args()
     own = {name: value for name, value in vars(args).items() if name not in _COMMON}
-    settings = Settings(args.rounds, args.burst_ms / 1e3, None, args.backend, args.force)
+    settings = Settings(
+        args.rounds, args.burst_ms / 1e3, None, args.backend, args.force, args.warmup_ms / 1e3
+    )
     job = Job(file, own, settings, args.only, args.timeout)
     command = command_line(f"python benchmarks/{Path(file).name}", sys.argv[1:])
     return run_files([job], command=command, out=args.out)

@@ -8,7 +8,7 @@ them. Threads follow the rows, of which a warpgroup has 64 or 128.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -17,23 +17,28 @@ from tilewright.ir.target import Target
 from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.lang.builder import Builder
 
+PAIR = 2  # blocks of a cluster
 MOST = 160  # candidates of a kernel; with more, ladders have powers of two alone
+LANES = (64, 128, 256)  # threads of a block, where threads multiply
 ROWS, GROUPS = 64, 3  # of a product by a warpgroup; warpgroups of a block, besides a producer
 
 # sizes by side; of k in bytes: whole rows of a swizzled tile, or two of them
-BY_GROUPS = {"m": (64, 128, 192, 256), "n": (16, 32, 64, 96, 128, 160, 192, 224, 256)}
+BY_GROUPS = {"m": (16, 32, 64, 128, 192, 256), "n": (16, 32, 64, 96, 128, 160, 192, 224, 256)}
 BY_WARPS = {"m": (16, 32, 64, 128), "n": (16, 32, 64, 128, 256)}
-BY_LANES = {"m": (16, 32, 64, 128), "n": (32, 64, 128)}
-DEEP = (128, 256)
+BY_LANES = {"m": (16, 32, 64, 128), "n": (32, 64, 128, 256)}
+DEEP, SHALLOW = (128, 256), (64, 128)
+DEEPER = (*DEEP, 512)  # for few rows, of which a warp multiplies all
+OWN = (8, 128)  # products of a thread, where threads multiply
 SMALL = {"m": (16, 32), "n": (16, 32)}  # where nothing else fits
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Sizes by loop variable, and threads of a block."""
+    """Sizes by loop variable, threads of a block, and blocks that share what they load."""
 
     tiles: tuple[tuple[str, int], ...]
     threads: int
+    cluster: int = 1
 
 
 @dataclass
@@ -51,7 +56,10 @@ class _Loop:
         found = [s for s in known if s % least == 0]
         if self.length is None:
             return found
-        return [s for s in found if s < self.length] + [s for s in found if s >= self.length][:1]
+        enough = [s for s in found if s >= self.length]
+        # few rows: as many as they are, or as instructions of warpgroups have
+        kept = enough[:1] + [s for s in enough[1:] if s == ROWS]
+        return [s for s in found if s < self.length] + kept
 
 
 def candidates(
@@ -62,22 +70,29 @@ def candidates(
     products = [(sides, kind) for number, sides, kind in builder.products if number == kernel]
     loops: dict[str, _Loop] = {}
     rows: dict[str, int] = {}
-    is_grouped = False
+    columns: dict[str, int] = {}
+    is_grouped, by_lanes = False, True
     for sides, kind in products:
         matrix = MATRIX_TYPES.get(kind.name)
         grouped = matrix is not None and matrix.wgmma and Feature.WGMMA in target.features
         is_grouped |= grouped
+        by_lanes &= matrix is None
         by_warps = BY_WARPS if matrix is not None else BY_LANES
         ladders = dict(SMALL if small else BY_GROUPS if grouped else by_warps)
-        ladders["k"] = tuple(size * 8 // kind.bits for size in (DEEP if matrix else DEEP[:1]))
+        ladders["k"] = tuple(size * 8 // kind.bits for size in (DEEP if matrix else SHALLOW))
+        if matrix is not None and builder.lengths.get(sides[0].key, ROWS) < ROWS:
+            ladders["k"] = tuple(size * 8 // kind.bits for size in DEEPER)
         for side, axis in zip("mnk", sides, strict=True):
             loop = builder.axes.get(axis.key, (kernel, axis.name))
-            if side == "m":
-                rows[loop[1]] = axis.size
+            if side != "k":
+                (rows if side == "m" else columns)[loop[1]] = axis.size
             if loop in builder.open_tiles:
                 found = loops.setdefault(loop[1], _Loop({}))
-                found.allowed[side] = ladders[side]
                 found.length = builder.lengths.get(axis.key)
+                few = side != "m" or (found.length is not None and found.length < ROWS)
+                found.allowed[side] = [
+                    s for s in ladders[side] if few or small or s >= ROWS or not grouped
+                ]
     told = target.schedule.threads
     if not products or (not loops and told != "auto"):
         return []
@@ -87,10 +102,27 @@ def candidates(
     made = []
     for sizes in product(*ladders_of):
         tiles = dict(zip(loops, sizes, strict=True))
-        height = max(tiles.get(name, size) for name, size in rows.items())
-        threads = [told] if told != "auto" else _threads(0 if small else height, is_grouped)
+        height, width = (
+            max(tiles.get(name, size) for name, size in side.items()) for side in (rows, columns)
+        )
+        threads: list[int]
+        if told != "auto":
+            threads = [told]
+        elif by_lanes and not small:
+            area = height * width
+            threads = [n for n in LANES if OWN[0] * n <= area <= OWN[1] * n]
+        else:
+            threads = _threads(0 if small else height, is_grouped)
         made += [Candidate(tuple(tiles.items()), each) for each in threads]
     return made
+
+
+def clustered(found: Sequence[Candidate], target: Target) -> list[Candidate]:
+    """The same with pairs of blocks, where the target has them and nobody chose."""
+    able = {Feature.CLUSTER, Feature.MULTICAST, Feature.WGMMA} <= target.features
+    if not able or target.schedule.cluster != "auto":
+        return []
+    return [replace(each, cluster=PAIR) for each in found if each.cluster == 1]
 
 
 def _threads(height: int, is_grouped: bool) -> list[int]:
@@ -99,5 +131,4 @@ def _threads(height: int, is_grouped: bool) -> list[int]:
     if not is_grouped or height < ROWS:
         return [WARPGROUP, 2 * WARPGROUP]
     groups = height // ROWS
-    each = {groups // 2, groups} if groups % 2 == 0 else {groups}
-    return [WARPGROUP * n for n in sorted(min(n, GROUPS) for n in each)]
+    return [WARPGROUP * n for n in range(1, GROUPS + 1) if groups % n == 0 and groups <= 2 * n]

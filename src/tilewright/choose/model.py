@@ -11,8 +11,8 @@ what they load, and the L2 cache keeps it for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import Any
 
@@ -20,10 +20,12 @@ import numpy as np
 
 from tilewright.ir.analysis.lifetimes import lifetimes
 from tilewright.ir.analysis.points import evaluate
+from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.ir.warps import WARP, WARPGROUP
-from tilewright.passes.layout.matrix_tiles import shape_of, split_of
+from tilewright.passes.grid.persist_blocks import asked_cluster, cluster_axis
+from tilewright.passes.layout.matrix_tiles import RUN, fma_step, operand_kind, shape_of, split_of
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.ping_pong import PLAIN
 from tilewright.passes.overlap.roles import gathering, handed_over
@@ -34,11 +36,21 @@ from tilewright.support.errors import CompileError
 UNKNOWN = 4096  # a size that is known at launch only
 SAMPLES = 16  # blocks whose loops are looked at
 CACHED = 32 << 20  # bytes of tensors that the L2 cache keeps from one wave to the next
-START = 3000  # cycles of a launch, before the first load and after the last store
+START = 1500  # cycles of a launch, before the first load and after the last store
 ADDRESSES = 48  # registers of a thread, where threads address tensors themselves
-INSTRUCTION = 16  # rows of a product by a warp
+ROWS = 16  # of a product by a warp
+INSTRUCTIONS = 2  # of a load from shared memory, with its address
 REGISTERS = 255  # of a thread at most
+LINE = 128  # bytes
 PANELS = (1, 2, 4, 8, 16, 32, 64)  # rows of tiles that run side by side
+CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
+
+# Measured on an H200, `benchmarks/notes/choices.md` says how
+ROLES = 1500  # cycles until a producer and its consumers are set up: attention of short rows
+PEERS = 50  # cycles of an iteration: 4096³ by tiles of 128×128 takes 182 µs, by pairs of blocks 199
+GATHER = 1.4  # cycles of a warpgroup for 16 bytes: 3×3 convolutions by tiles of 256 rows
+ACROSS = 1.6  # times as long for rows that begin between lines: 1112×15920×7816
+OUTSIDE = 2.0  # times as long as loads: 8 rows in boxes of 64 take 15 µs, 64 rows 8.6
 
 TENSOR, THREADS, MEMORY, SHARED = "tensor core", "threads", "loads", "shared memory"
 ENDS, DRAM = "ends of tiles", "DRAM"
@@ -69,66 +81,75 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes of a tensor that one op moves in one block, and the block indices that say which."""
+    """What one op moves of a tensor in one block, all trips of the loops around it together: along
+    each dimension how many elements of how many, and the block indices that say which."""
 
-    bytes: float
-    blocks: frozenset[Var]
     tensor: Buffer
+    elements: float
+    dims: tuple[tuple[float, float, frozenset[Var]], ...]
+
+    def bytes(self, blocks: Mapping[Var, int]) -> float:
+        """Of so many blocks, what several of them move counted once."""
+        many = {var: blocks[var] for *_, told in self.dims for var in told}
+        sizes = (min(size, own * prod(many[var] for var in told)) for own, size, told in self.dims)
+        return min(prod(sizes), self.elements * prod(many.values())) * self.tensor.dtype.bits / 8
 
 
 @dataclass
 class Work:
-    """Of one run of a body: cycles of units, bytes that move. Numbers are of several blocks."""
+    """Of one run of a body: cycles of units, bytes that move. Numbers are of several blocks.
+    `lines`: by tensor, bytes of whole lines of memory that copies take as long for."""
 
     tensor: Any = 0.0
     threads: Any = 0.0
+    products: Any = 0.0  # of threads: a warp has enough of them to keep its part of the unit busy
     shared: Any = 0.0  # memory, which products read
+    chain: Any = 0.0  # of products by a warp, one behind the other
+    gathers: Any = 0.0  # by a warpgroup
     bytes: Any = 0.0
-    moved: list[Moved] = field(default_factory=list)
+    lines: dict[str, Any] = field(default_factory=dict)
 
     def add(self, other: Work, times: Any = 1) -> None:
-        self.tensor = self.tensor + other.tensor * times
-        self.threads = self.threads + other.threads * times
-        self.shared = self.shared + other.shared * times
-        self.bytes = self.bytes + other.bytes * times
-        self.moved += other.repeated(times)
+        for name in ("tensor", "threads", "products", "shared", "chain", "gathers", "bytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name) * times)
+        for name, more in other.lines.items():
+            self.load(name, more * times)
 
-    def repeated(self, times: Any) -> Iterator[Moved]:
-        many = float(np.mean(times))
-        return (Moved(each.bytes * many, each.blocks, each.tensor) for each in self.moved)
+    def load(self, tensor: str, lines: Any) -> None:
+        self.lines[tensor] = self.lines.get(tensor, 0.0) + lines
 
 
 def estimate(kernel: Kernel, target: Target) -> Estimate:
     """How long `kernel` takes; `Infeasible` where a block has more than fits."""
     block = Block(kernel, target)
     chip, tiles = target.chip, prod(block.grid)
-    resident, ping_pong = block.resident()
-    active = min(tiles, chip.multiprocessors * resident)
-    # each block of a multiprocessor has its share of the units
-    shared = min(resident, ceil(tiles / chip.multiprocessors))
-    groups = block.groups * (2 if ping_pong else 1) * shared
-    issue, rate = min(1.0, rates.SOLO * groups) / shared, chip.l2_bytes / shared
-    ends, main = block.ends, np.zeros(1)
-    units = dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED), 0.0)
-    for inside, trips in block.loops:
-        own = inside.tensor * shared, inside.threads / issue, inside.bytes / rate
-        read = inside.shared * shared
-        busy = np.maximum(own[0], own[1]) if groups > 1 else own[0] + own[1]
-        late = (rates.LATENCY + own[2]) / max(1, block.stages(inside, ping_pong) - 1)
-        main = main + trips * (np.maximum(np.maximum(busy, own[2]), late) + rates.TURN)
-        for name, each in zip(units, (*own, read), strict=True):
-            units[name] += float(np.mean(each * trips))
-    last = ends.threads / issue + ends.tensor * shared + ends.bytes / rate
-    tile = np.maximum(main, last) if ping_pong else main + last + rates.LATENCY
-    units[ENDS] = float(np.mean(last))
+    active = min(tiles, chip.multiprocessors * block.resident)
+    delivered = block.delivered(active)
+    dram = delivered / (chip.dram_bytes * chip.multiprocessors)
+    # of what blocks load, DRAM delivers a part, more slowly
+    part = min(1.0, delivered / max(1.0, block.loaded * tiles))
+    busy_ones = min(active, chip.multiprocessors)
+    slow = part / (chip.dram_bytes * chip.multiprocessors) * busy_ones
+    # few multiprocessors have more of the L2 cache each
+    rate = min(rates.SHARED_BYTES, chip.l2_bytes * chip.multiprocessors / busy_ones)
     waves = tiles / active
-    # the hardware deals out uneven tiles; at the end, some wait for a long one
-    uneven = float(np.ptp(tile)) > 0
-    rounds = waves + 0.5 * float(np.max(tile) / np.mean(tile)) if uneven else ceil(waves)
-    units = {name: rounds * each for name, each in units.items()}
-    units[DRAM] = block.delivered(active) / (chip.dram_bytes * chip.multiprocessors)
-    cycles = max(rounds * float(np.mean(tile)), units[DRAM]) + START
-    return Estimate(cycles, tiles, waves, units)
+    # a multiprocessor has so many tiles, as many at once as fit, and then the rest
+    full, rest = divmod(ceil(tiles / chip.multiprocessors), block.resident)
+    cycles, units = 0.0, dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED, ENDS), 0.0)
+    uneven = float(np.ptp(block.trips_of)) > 0
+    if uneven:  # the hardware deals out such tiles; at the end, some wait for a long one
+        full, rest = 1, 0
+    for together, times in ((block.resident, full), (rest, 1)):
+        if not together or not times:
+            continue
+        tile, busy = block.tile(together, rate, slow + (1 - part) / rate)
+        mean = float(np.mean(tile))
+        rounds = waves + 0.5 * float(np.max(tile)) / mean if uneven else float(times)
+        cycles += rounds * mean
+        units = {name: units[name] + rounds * each for name, each in busy.items()}
+    units[DRAM] = dram
+    start = START + ROLES * block.is_fed
+    return Estimate(max(cycles, dram) + start, tiles, waves, units)
 
 
 class _Values(dict[Var, Any]):
@@ -143,9 +164,11 @@ class Block:
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.kernel, self.target = kernel, target
-        self.groups = max(1, kernel.thread_count // WARPGROUP)
+        self.groups = kernel.thread_count / WARPGROUP
         self.values = _Values()
-        self.depends: dict[Var, frozenset[Var]] = {}  # on which block indices
+        self.depends: dict[Var, frozenset[Var]] = {}  # on which block indices and loops
+        self.trips: dict[Var, float] = {}  # of the loops around, in the mean
+        self.moved: list[Moved] = []
         self.data: set[Var] = set()  # what depends on tensors
         self.grid = [max(1, int(self.number(size))) for size in kernel.grid]
         at = np.unique(np.linspace(0, prod(self.grid) - 1, SAMPLES).astype(np.int64))
@@ -155,11 +178,25 @@ class Block:
         allocs = [op.buffer for op in walk_ops(kernel, Alloc) if op.buffer.is_static]
         self.shared = sum(b.bytes for b in allocs if b.is_shared)
         self.fragments = {b.name: b.bytes for b in allocs if b.is_fragment}
+        self.operands = 0.0  # registers of what products by threads read
         self.addresses = False  # whether threads compute those of tensors
         self.gathers = False  # into shared memory
         self.reduces = any(walk_ops(kernel, Reduce))
         self.loops: list[tuple[Work, Any]] = []
         self.ends = self.work(kernel.body)
+        self.ping_pong = self.halved = False  # whether warpgroups have tiles, blocks half the room
+        self.resident, self.ping_pong = self.room()
+        self.is_fed = self.ping_pong or self.groups > 1  # by a producer
+        self.cluster, self.common = asked_cluster(kernel), tuple[str, ...]()
+        if self.cluster > 1:
+            dealt = replace(kernel, ping_pong=2 if self.ping_pong else 1)
+            found = cluster_axis(dealt, self.cluster, target, ())
+            if isinstance(found, str):
+                raise Infeasible(found)
+            self.common = found[1]
+        inside = sum(work.bytes * trips for work, trips in self.loops)
+        self.trips_of = sum((trips for _, trips in self.loops), np.zeros(1))
+        self.loaded = float(np.mean(self.ends.bytes + inside))
 
     def number(self, e: Expr) -> Any:
         try:
@@ -171,9 +208,25 @@ class Block:
         """Whether an index depends on what tensors hold."""
         return bool(loads(e)) or any(var in self.data for var in variables(e))
 
-    def blocks_of(self, *parts: Expr) -> frozenset[Var]:
-        asked = {var for e in parts for var in variables(e)}
-        return frozenset().union(*(self.depends.get(var, frozenset()) for var in asked))
+    def asked(self, *parts: Expr) -> frozenset[Var]:
+        """The block indices, and the variables of loops, on which expressions depend."""
+        found = {var for e in parts for var in variables(e)}
+        return frozenset().union(*(self.depends.get(var, frozenset()) for var in found))
+
+    def move(
+        self, buffer: Buffer, starts: Iterable[Expr], extents: Iterable[float], elements: float
+    ) -> None:
+        """Note what an op moves of a tensor, `elements` at a time: all that the loops around it go
+        over."""
+        dims, blocks, loops = [], frozenset(self.kernel.blocks), set[Var]()
+        for start, extent, size in zip(starts, extents, buffer.shape, strict=True):
+            told = self.asked(start)
+            loops |= told & self.trips.keys()
+            own = extent * prod(self.trips[var] for var in told if var in self.trips)
+            of = blocks if self.is_data(start) else told & blocks
+            dims.append((min(own, _size(size)), _size(size), of))
+        elements *= prod(self.trips[var] for var in loops)
+        self.moved.append(Moved(buffer, elements, tuple(dims)))
 
     # ── what ops do ──
 
@@ -185,7 +238,7 @@ class Block:
                 case Let():
                     self.data |= {op.var} if self.is_data(op.value) else set()
                     self.values[op.var] = self.number(op.value)
-                    self.depends[op.var] = self.blocks_of(op.value)
+                    self.depends[op.var] = self.asked(op.value)
                 case For():
                     self.loop(op, found)
                 case If():
@@ -196,14 +249,16 @@ class Block:
                 case Copy():
                     self.copy(op, found)
                 case _:
-                    found.threads = found.threads + rates.cycles(op)
+                    found.threads = found.threads + rates.cycles(op, guards=False)
                     self.elements(op, found)
         return found
 
     def loop(self, op: For, found: Work) -> None:
         start, stop, step = (self.number(e) for e in (op.start, op.stop, op.step))
         trips = np.maximum(0, -((start - stop) // np.maximum(step, 1)))
-        self.values[op.var], self.depends[op.var] = start, self.blocks_of(op.start)
+        self.values[op.var] = start
+        self.depends[op.var] = self.asked(op.start) | {op.var}
+        self.trips[op.var] = max(1.0, float(np.mean(trips)))
         before = len(self.loops)
         inside = self.work(op.body)
         self.loops[before:] = [(work, times * trips) for work, times in self.loops[before:]]
@@ -224,26 +279,38 @@ class Block:
             read = m / 64 * n / split.n * k * (split.n + 64 * in_shared) * bits / 8
             found.shared += read / rates.SHARED_BYTES
         elif split.atom == "mma":
-            if self.reduces and self.kernel.thread_count // WARP * INSTRUCTION > m:
+            if self.reduces and self.kernel.thread_count // WARP * ROWS > m:
                 raise Infeasible("warps would share rows, and exchange what they find in them")
             found.tensor += m * n * k / chip.warp_products * bits / 16
+            found.chain += k / (256 // bits) * CHAIN
             read = (m * split.columns + n * split.rows) * k * bits / 8  # by warps
             found.threads += read / rates.SHARED_BYTES
             found.shared += read / rates.SHARED_BYTES
-        else:  # a thread reads a row and a column for a product of both
+        elif operand_kind(op, op.a) is not None and Feature.MMA in self.target.features:
+            raise Infeasible("such tiles would be multiplied without the tensor core")
+        else:  # a thread loads rows and columns, 16 bytes at a time, for products of all of them
             rows, columns = m / max(split.rows, 1), n / max(split.columns, 1)
-            found.threads += m * n * k / rates.LANES * (1 + 1 / rows + 1 / columns)
+            loads = (rows + columns) * bits / 8 / RUN * INSTRUCTIONS
+            multiplied = m * n * k / rates.LANES * (1 + loads / (rows * columns))
+            read = self.kernel.thread_count * (rows + columns) * k * bits / 8 / rates.SHARED_BYTES
+            found.products += max(multiplied, read)
+            found.shared += read
+            self.operands = max(self.operands, (rows + columns) * fma_step(op))
 
     def copy(self, op: Copy, found: Work) -> None:
-        for side in (op.src, op.dst):
+        for side, other in ((op.src, op.dst), (op.dst, op.src)):
             if side.buffer.is_global:
                 self.addresses |= any(self.is_data(e) for e in side.starts)
-                sizes = zip(map(_size, side.extents), map(_size, side.buffer.shape), strict=True)
-                bytes = prod(map(min, sizes)) * side.dtype.bits / 8  # not what lies outside
+                extents = [*map(min, map(_size, side.extents), map(_size, side.buffer.shape))]
+                bytes = prod(extents) * side.dtype.bits / 8  # not what lies outside
                 found.bytes += bytes
-                found.moved.append(Moved(bytes, self.blocks_of(*side.starts), side.buffer))
+                lines = _lines(side, other, bytes) if other.buffer.is_shared else bytes
+                found.load(side.buffer.name, lines)
+                self.move(side.buffer, side.starts, extents, prod(extents))
         if not (op.src.buffer.is_global and op.dst.buffer.is_shared):
             found.threads += rates.cycles(op)
+        elif each := _apart(op.src.buffer):
+            found.threads += bytes / each * INSTRUCTIONS / rates.LANES
 
     def elements(self, op: Op, found: Work) -> None:
         """What threads load and store by themselves."""
@@ -256,38 +323,81 @@ class Block:
                 if not at.buffer.is_global:
                     continue
                 self.addresses = True
-                self.gathers |= at is not inner and inner.buffer.is_shared
-                asked = {var for e in at.indices for var in variables(e)}
-                points = prod(n for var, n in extents.items() if var in asked)
-                bytes = points * at.buffer.dtype.bits / 8
-                blocks = self.blocks_of(*at.indices) or frozenset(self.kernel.blocks)
-                found.bytes += bytes
-                found.moved.append(Moved(bytes, blocks, at.buffer))
+                gathers = at is not inner and inner.buffer.is_shared
+                each = [{var for var in variables(e) if var in extents} for e in at.indices]
+                points = prod(extents[var] for var in set().union(*each))
+                if gathers:
+                    self.gathers = True
+                    found.gathers += points * at.buffer.dtype.bits / 8 / RUN * GATHER
+                found.bytes += points * at.buffer.dtype.bits / 8
+                found.load(at.buffer.name, points * at.buffer.dtype.bits / 8)
+                sizes = [prod(extents[var] for var in told) for told in each]
+                self.move(at.buffer, at.indices, sizes, points)
+
+    def tile(self, together: int, l2: float, byte: float) -> tuple[Any, dict[str, float]]:
+        """Cycles of a tile, where so many are computed at once on a multiprocessor, and for how
+        many its units are busy. `l2`: bytes of a cycle; `byte`: cycles for one that is loaded."""
+        ends, main = self.ends, np.zeros(1)
+        groups = self.groups * (2 if self.ping_pong else 1) * together
+        issue, rate = min(1.0, rates.SOLO * groups) / together, l2 / together
+        units = dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED), 0.0)
+        for inside, trips in self.loops:
+            threads = inside.threads / issue + inside.products * together / min(1.0, groups)
+            loads = self.lines(inside) / rate + inside.gathers
+            own = inside.tensor * together, threads, loads
+            busy = np.maximum(own[0], own[1]) if groups > 1 else own[0] + own[1]
+            busy = np.maximum(busy, inside.chain)
+            if self.cluster > 1:  # a slot is free when all blocks have read it
+                busy = busy + PEERS
+            if not self.is_fed:  # threads that load wait for products, and for each other
+                busy = busy + (rates.PRODUCT_LATENCY + rates.SYNC) / together + inside.gathers
+            late = rates.LATENCY + inside.bytes * max(1 / rate, byte * together)
+            late = late / max(1, self.stages(inside) - 1)
+            main = main + trips * (np.maximum(np.maximum(busy, own[2]), late) + rates.TURN)
+            for name, each in zip(units, (*own, inside.shared * together), strict=True):
+                units[name] += float(np.mean(each * trips))
+        last = ends.threads / issue + ends.tensor * together + sum(ends.lines.values()) / rate
+        units[ENDS] = float(np.mean(last))
+        alone = main + last + rates.LATENCY
+        # of two warpgroups with a tile each, one stores while the other multiplies
+        both = np.maximum(np.maximum(main, last), alone / 2)
+        return both if self.ping_pong else alone, units
+
+    def lines(self, inside: Work) -> Any:
+        """Bytes of lines that a block loads in an iteration; what a cluster shares it loads in
+        parts."""
+        parts = dict.fromkeys(self.common, self.cluster)
+        return sum(each / parts.get(name, 1) for name, each in inside.lines.items())
 
     # ── what fits ──
 
-    def resident(self) -> tuple[int, bool]:
+    def room(self) -> tuple[int, bool]:
         """Blocks of a multiprocessor, and whether warpgroups have tiles of their own."""
         kernel, chip, threads = self.kernel, self.target.chip, self.kernel.thread_count
         lives = lifetimes(kernel, (Space.FRAGMENT,))
         words = sum(self.fragments[name] for name in lives.peak(self.fragments)[1]) / 4
         splits = [split_of(op, threads, self.target) for op in walk_ops(kernel, Gemm)]
         by_groups = all(split is not None and split.atom == "wgmma" for split in splits)
-        given = self.given(self.groups, int(words / threads)) if by_groups else None
+        groups = int(self.groups)
+        given = self.given(groups, int(words / threads)) if by_groups else None
         plain = PLAIN + ADDRESSES * self.addresses
         room = (given or REGISTERS) - plain
         if words / threads > room:
             raise Infeasible(f"fragments take {words / threads:.0f} registers of {room}")
         if self.shared + ROOM > chip.shared:
             raise Infeasible(f"tiles take {self.shared} bytes of shared memory")
+        many = prod(self.grid) > chip.multiprocessors
+        self.halved = groups <= 1 and many
         if not by_groups:
-            taken = int(words / threads) + plain
-            return max(1, chip.resident(threads, 2 * self.shared + ROOM, taken)), False
-        own = (self.given(max(2, self.groups), int(words / WARPGROUP)) or 0) - plain
+            taken = int(words / threads + self.operands) + plain
+            rings = [(self.stages(work) - 1) * self.slot(work) for work, _ in self.loops]
+            taken_shared = int(self.shared + max(rings, default=0)) + ROOM
+            return max(1, chip.resident(threads, taken_shared, taken)), False
+        own = (self.given(max(2, groups), int(words / WARPGROUP)) or 0) - plain
         only_products = bool(self.loops) and not any(np.any(w.threads) for w, _ in self.loops)
-        return 1, (
-            only_products and words / WARPGROUP <= own and prod(self.grid) > chip.multiprocessors
-        )
+        ping_pong = only_products and words / WARPGROUP <= own and many
+        self.halved &= not ping_pong
+        return 2 if self.halved else 1, ping_pong
 
     def given(self, groups: int, held: int) -> int | None:
         """Registers of a thread of so many consumers; a producer that gathers hands over fewer."""
@@ -296,33 +406,37 @@ class Block:
             return gathering(groups, held)[1] or chip.registers // (groups + 1) // WARPGROUP
         return handed_over(groups, chip.registers)[1]
 
-    def stages(self, inside: Work, ping_pong: bool) -> int:
-        """Slots of the ring that feeds a loop."""
-        slot = max(1.0, sum(each.bytes for each in inside.moved))
-        room = self.target.chip.shared - ROOM - max(0.0, self.shared - slot)
-        results = STAGED * (2 if ping_pong else 1)
-        return min(STAGES, max(int((room - results) // slot), min(int(room // slot), 2), 1))
+    def slot(self, inside: Work) -> float:
+        """Bytes that an iteration of a loop loads."""
+        return max(1.0, float(np.mean(inside.bytes)))
+
+    def stages(self, inside: Work) -> int:
+        """Slots of the ring that feeds a loop, as `choose_stages` has them: as many as hide a load,
+        or as fit; where one warpgroup computes, a second block has half of the room."""
+        slot, busy = self.slot(inside), (inside.tensor + inside.products, inside.threads)
+        others = max(0.0, self.shared - slot)
+        room = self.target.chip.shared // (2 if self.halved else 1) - ROOM - others
+        results = STAGED * (2 if self.ping_pong else 1)
+        fits = max(int((room - results) // slot), min(int(room // slot), 2), 1)
+        taken = float(np.mean(sum(busy) if self.groups <= 1 else np.maximum(*busy)))
+        load = rates.LATENCY + slot / rates.BYTES_PER_CYCLE
+        return min(STAGES, max(2, ceil(load / max(taken, 1)) + 1), fits)
 
     # ── what DRAM delivers ──
 
     def delivered(self, active: int) -> float:
         """Bytes, where `active` blocks run at once."""
-        moved = [*self.ends.moved]
-        for inside, trips in self.loops:
-            moved += inside.repeated(trips)
-        counts = dict(zip(self.kernel.blocks, self.grid, strict=True))
-        least: dict[Buffer, float] = {}
-        for each in moved:
-            asked = each.bytes * prod(counts[var] for var in each.blocks)
-            size = each.tensor.bytes if each.tensor.is_static else asked
-            least[each.tensor] = min(size, least.get(each.tensor, 0) + asked)
-        once = sum(least.values())
+        grid = dict(zip(self.kernel.blocks, self.grid, strict=True))
+        once = 0.0
+        for tensor in {each.tensor for each in self.moved}:
+            asked = sum(each.bytes(grid) for each in self.moved if each.tensor is tensor)
+            once += min(tensor.bytes, asked) if tensor.is_static else asked
         if once <= CACHED:
             return once
         waves = ceil(prod(self.grid) / active)
-        return max(once, waves * min(self._wave(moved, high, active) for high in PANELS))
+        return max(once, waves * min(self._wave(high, active) for high in PANELS))
 
-    def _wave(self, moved: list[Moved], high: int, active: int) -> float:
+    def _wave(self, high: int, active: int) -> float:
         """Bytes of what runs at once: a panel of so many rows of the first two axes of the grid,
         then the others."""
         axes = [*zip(self.kernel.blocks, self.grid, strict=True)]
@@ -332,7 +446,25 @@ class Block:
             wide = left // min(high, axes[1][1]) if at == 0 and len(axes) > 1 else left
             box[var] = min(size, max(1, wide))
             left = max(1, left // box[var])
-        return sum(each.bytes * prod(box[var] for var in each.blocks) for each in moved)
+        return sum(each.bytes(box) for each in self.moved)
+
+
+def _apart(tensor: Buffer) -> int:
+    """Bytes that one instruction of a thread loads, where the engine cannot: rows of the tensor do
+    not begin on 16 bytes. 0 where it can."""
+    row = _size(tensor.shape[-1]) * tensor.dtype.bits // 8
+    return 0 if row % 16 == 0 else next((n for n in (8, 4) if row % n == 0), tensor.dtype.bits // 8)
+
+
+def _lines(tensor: Region, tile: Region, inside: float) -> float:
+    """Bytes of whole lines that the engine moves in the time of a copy. It moves what the swizzle
+    of a tile keeps together, which divides a row of it. Rows of a tensor that do not begin on lines
+    lie in two of them; what lies outside takes longer than what is loaded."""
+    row = _size(tile.extents[-1]) * tile.dtype.bits // 8
+    whole = prod(map(_size, tile.extents)) * tile.dtype.bits / 8
+    span = next((span for span in (LINE, 64, 32) if row % span == 0), 16)
+    apart = _size(tensor.buffer.shape[-1]) * tensor.dtype.bits // 8 % LINE != 0
+    return (inside + (whole - inside) * OUTSIDE) * LINE / span * (ACROSS if apart else 1)
 
 
 def _size(e: Expr) -> int:

@@ -7,12 +7,13 @@ not choose again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from math import log
 from typing import TYPE_CHECKING
 
-from tilewright.choose.candidates import Candidate, candidates
+from tilewright.choose.candidates import Candidate, candidates, clustered
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.lang.builder import Builder, Sizes
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tilewright.lang import tile_words, tiles, trace  # noqa: F401
 
 SAME = 1.005  # estimates closer than this are equal; the one with less work is taken
+CLUSTERED = 12  # candidates that are considered with clusters, too
 TRIED = 4  # candidates that are kept, and shown
 
 
@@ -60,24 +62,36 @@ def choose(
     for number, found in asked.items():
         best = ranks.get(str(number))
         if best is None:
-            ranked = sorted(estimates(number, found, sizes, target, traced), key=_order)
+            guess = partial(estimates, number, sizes=sizes, target=target, traced=traced)
+            ranked = ranking(guess, found, target)
             if not ranked:
-                few = candidates(builder, number, target, small=True)
-                ranked = sorted(estimates(number, few, sizes, target, traced), key=_order)
+                ranked = ranking(guess, candidates(builder, number, target, small=True), target)
             best = ranks[str(number)] = [[*astuple(c), _told(c, e)] for c, e in ranked[:TRIED]]
         deepest = max(deepest, len(best))
         if best:
-            tiles, threads, _ = best[min(rank, len(best) - 1)]
-            sizes = _with(sizes, number, Candidate(tiles, threads))
+            *chosen, _ = best[min(rank, len(best) - 1)]
+            sizes = _with(sizes, number, Candidate(*chosen))
             why[number] = "; ".join(told for *_, told in best[rank:] or best[-1:])
     if known is None:
         kept.put({"kind": "choice", "ranks": ranks}, b"")
     return Choice(sizes, why, True) if rank < deepest else Choice(default)
 
 
+Guess = Callable[[Sequence[Candidate]], Iterator[tuple[Candidate, "Estimate"]]]
+
+
+def ranking(
+    guess: Guess, found: Sequence[Candidate], target: Target
+) -> list[tuple[Candidate, Estimate]]:
+    """The candidates that fit, best first; of the first ones also with clusters."""
+    ranked = sorted(guess(found), key=_order)
+    first = [candidate for candidate, _ in ranked[:CLUSTERED]]
+    return sorted([*ranked, *guess(clustered(first, target))], key=_order)
+
+
 def estimates(
     number: int,
-    found: list[Candidate],
+    found: Sequence[Candidate],
     sizes: Sizes,
     target: Target,
     traced: Callable[[Sizes], Program],
@@ -94,8 +108,12 @@ def estimates(
 
 def _with(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
     tiles = {(number, name): size for name, size in chosen.tiles}
-    threads = {number: chosen.threads}
-    return replace(sizes, tiles=sizes.tiles | tiles, threads=sizes.threads | threads)
+    return replace(
+        sizes,
+        tiles=sizes.tiles | tiles,
+        threads=sizes.threads | {number: chosen.threads},
+        clusters=sizes.clusters | {number: chosen.cluster},
+    )
 
 
 def _order(each: tuple[Candidate, Estimate]) -> tuple[float, float]:
@@ -106,5 +124,6 @@ def _order(each: tuple[Candidate, Estimate]) -> tuple[float, float]:
 
 def _told(chosen: Candidate, found: Estimate) -> str:
     sizes = [f"{name} {size}" for name, size in chosen.tiles]
-    said = ", ".join([*sizes, f"{chosen.threads} threads"])
+    pairs = [f"clusters of {chosen.cluster}"] * (chosen.cluster > 1)
+    said = ", ".join([*sizes, f"{chosen.threads} threads", *pairs])
     return f"{said}: {found.us:.1f} µs ({found.limit})"

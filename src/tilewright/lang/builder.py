@@ -59,12 +59,14 @@ TileLoop: TypeAlias = tuple[int, str]  # over tiles: the number of its kernel, a
 @dataclass
 class Sizes:
     """What is chosen for a text: sizes of loops over tiles, of kernels by their numbers the threads
-    and the blocks that are resident at least, how whole dimensions are cut, what loops over rows
-    align (`Split.align`), and how many steps of a loop are loaded ahead."""
+    and the blocks that are resident at least, and those of a cluster that share what they load, how
+    whole dimensions are cut, what loops over rows align (`Split.align`), and how many steps of a
+    loop are loaded ahead."""
 
     tiles: dict[TileLoop, int] = field(default_factory=dict)
     threads: dict[int, int] = field(default_factory=dict)
     blocks: dict[int, int] = field(default_factory=dict)
+    clusters: dict[int, int] = field(default_factory=dict)
     splits: dict[TileLoop, Any] = field(default_factory=dict)
     aligns: dict[TileLoop, int] = field(default_factory=dict)
     stages: dict[TileLoop, int] = field(default_factory=dict)

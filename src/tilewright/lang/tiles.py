@@ -271,6 +271,8 @@ def _grid(
         ]
         if number in builder.sizes.blocks:
             builder.emit(Hint("min_blocks", detail=(builder.sizes.blocks[number],)))
+        if builder.sizes.clusters.get(number, 1) > 1:
+            builder.emit(Hint("cluster", detail=(builder.sizes.clusters[number],)))
         depth = len(builder.bodies)
         yield indices[0] if len(indices) == 1 else tuple(indices)
         builder.close_skipped(depth, loc)

@@ -325,6 +325,7 @@ class Settings:
     pause: float | None = None
     backend: str = "auto"
     force: bool = False
+    warmup: float = 0.05
 
 
 # unit → the JSON key of a rate, and what one of it is
@@ -358,6 +359,7 @@ def run_race(
         times = measure(
             contenders,
             rounds=race.rounds or settings.rounds,
+            warmup=settings.warmup,
             budget=float("inf"),
             burst=settings.burst,
             pause=settings.pause,

@@ -240,22 +240,38 @@ def _placed(kernel: Kernel, tile: Var, body: Body) -> Body:
 
 @kernel_pass
 def cluster_blocks(at: Facts) -> Kernel:
-    """The clusters that the target asks for."""
-    kernel, told = at.kernel, at.target.schedule.cluster
-    if told == "auto" or told == 1:
+    """The clusters that the target asks for, or else what chose the kernel's tiles."""
+    told = at.target.schedule.cluster
+    count = asked_cluster(at.kernel) if told == "auto" else told
+    kernel = map_ops(at.kernel, lambda op: () if _asks(op) else None)
+    if count == 1:
         return kernel
-    found = _axis(kernel, told, at.target, at.dims)
+    found = cluster_axis(kernel, count, at.target, at.dims)
     if isinstance(found, str):
         because(kernel.name, CLUSTERS, f"none: {found}")
         return kernel
     axis, shared = found
-    along = f"{told} blocks along {kernel.blocks[axis].name}"
-    because(kernel.name, CLUSTERS, f"{along} share what they load of {shared}")
-    return _clustered(kernel, axis, told)
+    along = f"{count} blocks along {kernel.blocks[axis].name}"
+    because(kernel.name, CLUSTERS, f"{along} share what they load of {' and '.join(shared)}")
+    return _clustered(kernel, axis, count)
 
 
-def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tuple[int, str] | str:
-    """The axis along which blocks share most, and what they share; or why there is none."""
+def _asks(op: Op) -> bool:
+    return isinstance(op, Hint) and op.name == "cluster"
+
+
+def asked_cluster(kernel: Kernel) -> int:
+    """The blocks of a cluster that a kernel's hint asks for; 1 without one."""
+    return max(
+        (int(op.detail[0]) for op in kernel.body if isinstance(op, Hint) and _asks(op)), default=1
+    )
+
+
+def cluster_axis(
+    kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]
+) -> tuple[int, tuple[str, ...]] | str:
+    """The axis along which blocks share most, and the tensors of which they do; or why there is
+    none."""
     if not {Feature.CLUSTER, Feature.BULK_COPY, Feature.MULTICAST} <= target.features:
         return "the target has none"
     if kernel.cluster:
@@ -279,7 +295,7 @@ def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tu
     objections = [_objection(kernel, axis, count, dims) for axis in axes]
     for axis, against in zip(axes, objections, strict=True):
         if against is None:
-            return axis, " and ".join(bytes_of[axis])
+            return axis, tuple(bytes_of[axis])
     return next((o for o in objections if o), "blocks load nothing in common")
 
 
