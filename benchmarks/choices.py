@@ -28,7 +28,7 @@ import tilewright as tw
 import tilewright.language as T
 from tilewright.choose.candidates import Candidate, candidates
 from tilewright.choose.model import Estimate
-from tilewright.choose.pick import estimates, ranking
+from tilewright.choose.pick import ranking
 from tilewright.ir.target import Target
 from tilewright.lang.sizes import choose_sizes
 from tilewright.lang.trace import trace_direct
@@ -39,6 +39,7 @@ sys.path.insert(0, str(ROOT))
 TARGET = "cuda -arch=sm_90a"
 BOUND = {"bfloat16": 3e-2, "float16": 1e-2, "float32": 1e-4}
 FIRST = 8  # of which the best counts
+DEFAULT = "default"  # nothing chosen
 
 
 @tw.jit
@@ -130,8 +131,7 @@ def ranked(case: Case) -> list[tuple[Candidate, Estimate]]:
 
     def pick(builder: Any, traced: Any) -> Any:
         sizes = choose_sizes(builder)
-        guess = partial(estimates, 0, sizes=sizes, target=target, traced=traced)
-        found.extend(ranking(guess, candidates(builder, 0, target), target))
+        found.extend(ranking(builder, 0, candidates(builder, 0, target), sizes, target, traced))
         return sizes
 
     arrays = [np.broadcast_to(np.zeros((), case.dtype), shape) for shape in case.shapes]
@@ -141,8 +141,9 @@ def ranked(case: Case) -> list[tuple[Candidate, Estimate]]:
 
 
 def label(chosen: Candidate) -> str:
-    tiles = [f"{name}{size}" for name, size in chosen.tiles]
-    return " ".join([*tiles, f"t{chosen.threads}", *[f"c{chosen.cluster}"] * (chosen.cluster > 1)])
+    told = [f"{name}{size}" for name, size in chosen.tiles] + [f"t{chosen.threads}"]
+    told += [f"c{chosen.cluster}"] * (chosen.cluster > 1)
+    return " ".join(told + [f"{name}/{blocks}" for name, blocks in chosen.shares])
 
 
 def scheduled(case: Case, chosen: Candidate) -> Any:
@@ -156,7 +157,8 @@ def drawn(seed: int, count: int, best: int) -> list[tuple[Case, list[Candidate]]
     """The cases, and the candidates of each that are measured."""
     rng, found = random.Random(seed), []
     for case in cases(seed, count):
-        known = [chosen for chosen, _ in ranked(case)]
+        # blocks that share steps are no part of a schedule: `default` may have them
+        known = [chosen for chosen, _ in ranked(case) if not chosen.shares]
         rest = known[best:]
         found.append((case, known[:best] + rng.sample(rest, min(best, len(rest)))))
     return found
@@ -165,6 +167,8 @@ def drawn(seed: int, count: int, best: int) -> list[tuple[Case, list[Candidate]]
 def build(seed: int, count: int, best: int, at: int, number: int) -> None:
     case, chosen = drawn(seed, count, best)[at]
     arrays = [np.broadcast_to(np.zeros((), case.dtype), shape) for shape in case.shapes]
+    if number == 0:
+        case.kernel.on(TARGET).compile(*arrays, *case.settings)
     try:
         scheduled(case, chosen[number]).compile(*arrays, *case.settings)
     except tw.CompileError as error:
@@ -193,6 +197,8 @@ def race(case: Case, chosen: Sequence[Candidate]) -> Race:
                 except tw.CompileError:
                     continue
                 calls[label(each)] = lambda ready=ready: ready(*given)
+            chosen_by_model = case.kernel.on(TARGET).compile(*given, *case.settings)
+            calls[DEFAULT] = lambda: chosen_by_model(*given)
             made["given"], made["calls"] = given, calls
         return made["given"], made["calls"]
 
@@ -207,7 +213,7 @@ def race(case: Case, chosen: Sequence[Candidate]) -> Race:
         given, calls = kernels()
         return {**calls, "torch": lambda: case.torch(*given)}
 
-    names = [label(each) for each in chosen]
+    names = [DEFAULT, *(label(each) for each in chosen)]
     return Race(case.name, contenders, checks, work=case.work, unit="FLOP", ours=names)
 
 
@@ -224,6 +230,7 @@ def regret(*paths: str) -> None:
             if not times:
                 continue
             peer, case = times.pop("torch"), known[race["race"]]
+            times.pop(DEFAULT, None)
             order = [label(chosen) for chosen, _ in ranked(case) if label(chosen) in times]
             least = min(times.values())
             first, few = times[order[0]] / least, min(times[name] for name in order[:FIRST]) / least

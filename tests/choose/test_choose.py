@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -302,8 +301,7 @@ def considered(kernel, *args):
 
     def noted(builder, at):
         sizes = choose_sizes(builder)
-        guess = partial(pick.estimates, 0, sizes=sizes, target=target, traced=at)
-        ranked = pick.ranking(guess, candidates(builder, 0, target), target)
+        ranked = pick.ranking(builder, 0, candidates(builder, 0, target), sizes, target, at)
         found.extend(each for each, _ in ranked)
         return sizes
 

@@ -185,7 +185,7 @@ BUGS = (
     Bug("a shuffle from the neighbour of the lane that has it", "passes/lower/relayout.py",
         "slot // src.values % WARP)", "(slot // src.values ^ 1) % WARP)", "threads"),
     Bug("swizzled offsets added", "passes/lower/access.py",
-        "inner = at ^ step if swizzle.bits else at + step", "inner = at + step", "threads"),
+        "(at ^ step if swizzle.bits else at + step)", "(at + step)", "threads"),
     Bug("the second vector of a group where the first one was", "passes/lower/access.py",
         "start = (*start[:-1], simplify(start[-1] + step, low.ranges))",
         "start = (*start[:-1], simplify(start[-1], low.ranges))", "threads"),

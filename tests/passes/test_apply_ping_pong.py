@@ -206,12 +206,13 @@ def wide(**how):
 
 AGAINST = {
     "blocks do not stay": lambda: (product(512, 512, 512, (128, 128, 64)), AUTO),
+    "blocks do not stay for a second tile": lambda: (wide(block=(32, 128, 64), threads=256), AUTO),
     "256 registers": lambda: (wide(block=(128, 256, 64)), AUTO),
     "two blocks share": lambda: (wide(threads=128, stages=3), AUTO),
     "no producer": lambda: (wide(), DEALT.choosing(roles=False)),
     "bytes of shared memory": lambda: (wide(epilogue="shared"), AUTO),
     "no instruction for a whole tile": lambda: (
-        wide(block=(32, 128, 64), threads=256),
+        wide(block=(128, 128, 8), threads=256),
         AUTO,
     ),
 }

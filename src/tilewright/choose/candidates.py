@@ -18,8 +18,9 @@ from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.lang.builder import Builder
 
 PAIR = 2  # blocks of a cluster
+SHARES = (2, 4, 8)  # blocks that have steps of a loop each
+FEWEST = 2  # steps of such a block
 MOST = 160  # candidates of a kernel; with more, ladders have powers of two alone
-LANES = (64, 128, 256)  # threads of a block, where threads multiply
 ROWS, GROUPS = 64, 3  # of a product by a warpgroup; warpgroups of a block, besides a producer
 
 # sizes by side; of k in bytes: whole rows of a swizzled tile, or two of them
@@ -28,17 +29,20 @@ BY_WARPS = {"m": (16, 32, 64, 128), "n": (16, 32, 64, 128, 256)}
 BY_LANES = {"m": (16, 32, 64, 128), "n": (32, 64, 128, 256)}
 DEEP, SHALLOW = (128, 256), (64, 128)
 DEEPER = (*DEEP, 512)  # for few rows, of which a warp multiplies all
-OWN = (8, 128)  # products of a thread, where threads multiply
+OWN = {64: 64, 128: 128, 256: 128}  # of so many threads that multiply, products of one at most
+LEAST = 8  # and at least
 SMALL = {"m": (16, 32), "n": (16, 32)}  # where nothing else fits
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Sizes by loop variable, threads of a block, and blocks that share what they load."""
+    """Sizes by loop variable, threads of a block, blocks that share what they load, and blocks that
+    share the steps of a loop, by its variable."""
 
     tiles: tuple[tuple[str, int], ...]
     threads: int
     cluster: int = 1
+    shares: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass
@@ -110,7 +114,7 @@ def candidates(
             threads = [told]
         elif by_lanes and not small:
             area = height * width
-            threads = [n for n in LANES if OWN[0] * n <= area <= OWN[1] * n]
+            threads = [n for n, most in OWN.items() if LEAST * n <= area <= most * n]
         else:
             threads = _threads(0 if small else height, is_grouped)
         made += [Candidate(tuple(tiles.items()), each) for each in threads]
@@ -123,6 +127,28 @@ def clustered(found: Sequence[Candidate], target: Target) -> list[Candidate]:
     if not able or target.schedule.cluster != "auto":
         return []
     return [replace(each, cluster=PAIR) for each in found if each.cluster == 1]
+
+
+def shared(
+    builder: Builder, kernel: int, found: Sequence[Candidate], target: Target
+) -> list[Candidate]:
+    """The same with clusters whose blocks have some of the steps of the loop over K each."""
+    deep = [sides[2] for number, sides, _ in builder.products if number == kernel]
+    loops = {builder.axes.get(axis.key): builder.lengths.get(axis.key) for axis in deep}
+    if Feature.CLUSTER not in target.features or target.schedule.cluster != "auto":
+        return []
+    if len(loops) != 1:
+        return []
+    ((loop, length),) = loops.items()
+    if loop is None or length is None:
+        return []
+    made = []
+    for each in found:
+        size = dict(each.tiles).get(loop[1])
+        trips = -(-length // size) if size else 1
+        able = [n for n in SHARES if trips % n == 0 and trips // n >= FEWEST]
+        made += [replace(each, shares=((loop[1], n),)) for n in able]
+    return made
 
 
 def _threads(height: int, is_grouped: bool) -> list[int]:

@@ -46,6 +46,9 @@ PANELS = (1, 2, 4, 8, 16, 32, 64)  # rows of tiles that run side by side
 CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
 
 # Measured on an H200, `benchmarks/notes/choices.md` says how
+MEETING = (
+    1500  # cycles of a cluster that exchanges sums: 96×480×3840 takes 9.5 µs without, 10.4 with
+)
 ROLES = 1500  # cycles until a producer and its consumers are set up: attention of short rows
 PEERS = 50  # cycles of an iteration: 4096³ by tiles of 128×128 takes 182 µs, by pairs of blocks 199
 GATHER = 1.4  # cycles of a warpgroup for 16 bytes: 3×3 convolutions by tiles of 256 rows
@@ -175,6 +178,9 @@ class Block:
         for var, size in zip(kernel.blocks, self.grid, strict=True):
             self.values[var], at = at % size, at // size
             self.depends[var] = frozenset({var})
+        if kernel.rank is not None:  # blocks of a cluster have parts of what the others have
+            self.values[kernel.rank] = np.int64(0)
+            self.depends[kernel.rank] = frozenset(kernel.blocks[:1])
         allocs = [op.buffer for op in walk_ops(kernel, Alloc) if op.buffer.is_static]
         self.shared = sum(b.bytes for b in allocs if b.is_shared)
         self.fragments = {b.name: b.bytes for b in allocs if b.is_fragment}
@@ -186,7 +192,8 @@ class Block:
         self.ends = self.work(kernel.body)
         self.ping_pong = self.halved = False  # whether warpgroups have tiles, blocks half the room
         self.resident, self.ping_pong = self.room()
-        self.is_fed = self.ping_pong or self.groups > 1  # by a producer
+        # by a producer; a kernel with meetings of its own has none
+        self.is_fed = (self.ping_pong or self.groups > 1) and kernel.rank is None
         self.cluster, self.common = asked_cluster(kernel), tuple[str, ...]()
         if self.cluster > 1:
             dealt = replace(kernel, ping_pong=2 if self.ping_pong else 1)
@@ -248,6 +255,8 @@ class Block:
                     self.product(op, found)
                 case Copy():
                     self.copy(op, found)
+                case Sync(scope="cluster"):
+                    found.threads = found.threads + MEETING
                 case _:
                     found.threads = found.threads + rates.cycles(op, guards=False)
                     self.elements(op, found)
@@ -395,7 +404,7 @@ class Block:
             return max(1, chip.resident(threads, taken_shared, taken)), False
         own = (self.given(max(2, groups), int(words / WARPGROUP)) or 0) - plain
         only_products = bool(self.loops) and not any(np.any(w.threads) for w, _ in self.loops)
-        ping_pong = only_products and words / WARPGROUP <= own and many
+        ping_pong = only_products and words / WARPGROUP <= own and many and kernel.rank is None
         self.halved &= not ping_pong
         return 2 if self.halved else 1, ping_pong
 

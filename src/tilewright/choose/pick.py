@@ -13,8 +13,8 @@ from functools import partial
 from math import log
 from typing import TYPE_CHECKING
 
-from tilewright.choose.candidates import Candidate, candidates, clustered
-from tilewright.ir.op import Program
+from tilewright.choose.candidates import PAIR, Candidate, candidates, clustered, shared
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.lang.builder import Builder, Sizes
 from tilewright.lang.sizes import choose_sizes
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SAME = 1.005  # estimates closer than this are equal; the one with less work is taken
 CLUSTERED = 12  # candidates that are considered with clusters, too
+SHARED = 8  # and with blocks that share steps
 TRIED = 4  # candidates that are kept, and shown
 
 
@@ -62,10 +63,8 @@ def choose(
     for number, found in asked.items():
         best = ranks.get(str(number))
         if best is None:
-            guess = partial(estimates, number, sizes=sizes, target=target, traced=traced)
-            ranked = ranking(guess, found, target)
-            if not ranked:
-                ranked = ranking(guess, candidates(builder, number, target, small=True), target)
+            rank_them = partial(ranking, builder, number, sizes=sizes, target=target, traced=traced)
+            ranked = rank_them(found) or rank_them(candidates(builder, number, target, small=True))
             best = ranks[str(number)] = [[*astuple(c), _told(c, e)] for c, e in ranked[:TRIED]]
         deepest = max(deepest, len(best))
         if best:
@@ -77,16 +76,22 @@ def choose(
     return Choice(sizes, why, True) if rank < deepest else Choice(default)
 
 
-Guess = Callable[[Sequence[Candidate]], Iterator[tuple[Candidate, "Estimate"]]]
-
-
 def ranking(
-    guess: Guess, found: Sequence[Candidate], target: Target
+    builder: Builder,
+    number: int,
+    found: Sequence[Candidate],
+    sizes: Sizes,
+    target: Target,
+    traced: Callable[[Sizes], Program],
 ) -> list[tuple[Candidate, Estimate]]:
-    """The candidates that fit, best first; of the first ones also with clusters."""
+    """The candidates of a kernel that fit, best first. The first ones also with pairs of blocks,
+    and those whose tiles leave multiprocessors idle with blocks that share their steps."""
+    guess = partial(estimates, number, sizes=sizes, target=target, traced=traced)
     ranked = sorted(guess(found), key=_order)
     first = [candidate for candidate, _ in ranked[:CLUSTERED]]
-    return sorted([*ranked, *guess(clustered(first, target))], key=_order)
+    idle = [c for c, e in ranked if PAIR * e.tiles <= target.chip.multiprocessors][:SHARED]
+    more = [*clustered(first, target), *shared(builder, number, idle, target)]
+    return sorted([*ranked, *guess(more)], key=_order)
 
 
 def estimates(
@@ -100,10 +105,28 @@ def estimates(
 
     for each in found:
         try:
-            program = traced(_with(sizes, number, each))
-            yield each, estimate(program.kernels[number], target)
+            kernel = traced(_with(sizes, number, each)).kernels[number]
+            if each.shares and not _writes_once(kernel, kernel.body):
+                continue
+            yield each, estimate(kernel, target)
         except (Infeasible, CompileError):
             continue
+
+
+def _writes_once(kernel: Kernel, body: Body) -> bool:
+    """Whether one block of a cluster writes to tensors: the others have the same."""
+    assert kernel.rank is not None
+    first = compare("==", kernel.rank, const(0))
+    for op in body:
+        if isinstance(op, If) and op.cond is first and not op.orelse:
+            continue
+        written = {region.buffer for region in regions(op, writes=True)}
+        written |= {op.buffer} if isinstance(op, Store) else set()
+        if any(b.is_global for b in written) or isinstance(op, (Atomic, Intrinsic)):
+            return False
+        if not all(_writes_once(kernel, inner) for inner in bodies(op)):
+            return False
+    return True
 
 
 def _with(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
@@ -113,17 +136,20 @@ def _with(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
         tiles=sizes.tiles | tiles,
         threads=sizes.threads | {number: chosen.threads},
         clusters=sizes.clusters | {number: chosen.cluster},
+        shares=sizes.shares | {(number, name): blocks for name, blocks in chosen.shares},
     )
 
 
-def _order(each: tuple[Candidate, Estimate]) -> tuple[float, float]:
-    """By time, in steps of which one is within the model's noise; then by work."""
-    _, found = each
-    return log(found.cycles, SAME) // 1, sum(found.units.values())
+def _order(each: tuple[Candidate, Estimate]) -> tuple[float, int, float]:
+    """By time, in steps of which one is within the model's noise; then by work, and without others
+    where that is enough."""
+    candidate, found = each
+    return log(found.cycles, SAME) // 1, len(candidate.shares), sum(found.units.values())
 
 
 def _told(chosen: Candidate, found: Estimate) -> str:
     sizes = [f"{name} {size}" for name, size in chosen.tiles]
     pairs = [f"clusters of {chosen.cluster}"] * (chosen.cluster > 1)
+    pairs += [f"{blocks} blocks share {name}" for name, blocks in chosen.shares]
     said = ", ".join([*sizes, f"{chosen.threads} threads", *pairs])
     return f"{said}: {found.us:.1f} µs ({found.limit})"

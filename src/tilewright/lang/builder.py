@@ -60,8 +60,8 @@ TileLoop: TypeAlias = tuple[int, str]  # over tiles: the number of its kernel, a
 class Sizes:
     """What is chosen for a text: sizes of loops over tiles, of kernels by their numbers the threads
     and the blocks that are resident at least, and those of a cluster that share what they load, how
-    whole dimensions are cut, what loops over rows align (`Split.align`), and how many steps of a
-    loop are loaded ahead."""
+    whole dimensions are cut, what loops over rows align (`Split.align`), how many steps of a loop
+    are loaded ahead, and how many blocks share the steps of one that adds up products."""
 
     tiles: dict[TileLoop, int] = field(default_factory=dict)
     threads: dict[int, int] = field(default_factory=dict)
@@ -70,6 +70,7 @@ class Sizes:
     splits: dict[TileLoop, Any] = field(default_factory=dict)
     aligns: dict[TileLoop, int] = field(default_factory=dict)
     stages: dict[TileLoop, int] = field(default_factory=dict)
+    shares: dict[TileLoop, int] = field(default_factory=dict)
 
 
 class Builder:

@@ -7,6 +7,7 @@ there is room for it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tilewright.ir.core import *
 from tilewright.ir.gather import loaded_ahead
 from tilewright.lang.axes import ONE, Axis
 from tilewright.lang.builder import Builder, Position
+from tilewright.support.errors import CompileError
 
 
 @dataclass(eq=False)
@@ -146,10 +148,17 @@ def once(builder: Builder, axes: Sequence[Axis]) -> Iterator[None]:
 
 
 def exchanged(
-    builder: Builder, mine: Buffer, kind: DType, blocks: int, fold: Any, since: Position
+    builder: Builder,
+    mine: Buffer,
+    kind: DType,
+    blocks: int,
+    fold: Any,
+    since: Position,
+    seen: bool = True,
 ) -> None:
     """mine = the fold of what each block of the cluster has there, told as `kind`. `since`: where
-    the work on it began, before which the blocks meet so that all are there to be told."""
+    the work on it began, before which the blocks meet so that all are there to be told. Not `seen`:
+    it is still the value that it was meant to be."""
     kernel = builder.require_kernel()
     assert kernel.rank is not None
     shape = (const(blocks), *mine.shape)
@@ -172,6 +181,65 @@ def exchanged(
     total: Expr = Load(slots, (const(0), *vars))
     for peer in range(1, blocks):
         total = fold(total, Load(slots, (const(peer), *vars)))
-    builder.emit(Map(vars, mine.shape, (Store(mine, vars, cast(total, mine.dtype)),)))
+    builder.emit(Map(vars, mine.shape, (Store(mine, vars, cast(total, mine.dtype)),)), seen)
     if any(body.loop for body in builder.bodies):
         builder.emit(Sync("cluster"))  # before the next iteration writes the slots
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a block of a cluster does of a loop that adds up products: `blocks` have as many steps
+    each. Sums of all of them, in the order of the blocks, are then in each."""
+
+    blocks: int = 1
+    steps: int = 0
+    rank: Var | None = None
+
+    @staticmethod
+    def of(builder: Builder, names: Sequence[str], trips: Sequence[Expr]) -> Share:
+        blocks = builder.sizes.shares.get((len(builder.kernels), names[-1]), 1)
+        if blocks == 1:
+            return Share()
+        (steps,) = trips if len(trips) == 1 else (const(1),)
+        if not isinstance(steps, Const) or int(steps) % blocks or len(builder.bodies) > 1:
+            raise CompileError(f"{blocks} blocks cannot share the steps of {names[-1]}")
+        return Share(blocks, int(steps) // blocks, builder.require_kernel().rank)
+
+    def length(self, trips: Expr) -> Expr:
+        return trips if self.rank is None else const(self.steps, trips.dtype)
+
+    def count(self, var: Expr) -> Expr:
+        return var if self.rank is None else cast(self.rank, var.dtype) * self.steps + var
+
+    def emit(self, builder: Builder, loop: For, since: Position) -> None:
+        """The loop, and what the blocks then tell each other."""
+        if self.rank is None:
+            builder.emit(loop)
+            return
+        sums = _sums(loop)
+        for held in sums:  # the first block begins with what is there
+            clear = Fill(whole(held), const(0, held.dtype))
+            builder.emit(If(compare("!=", self.rank, const(0)), (clear,)), seen=False)
+        builder.emit(loop)
+        for held in sums:
+            exchanged(builder, held, held.dtype, self.blocks, operator.add, since, seen=False)
+
+
+def _sums(loop: For) -> list[Buffer]:
+    """What a loop adds products to, and does nothing else with."""
+    own = {op.buffer for op in walk_ops(loop.body, Alloc)}
+    found: list[Buffer] = []
+    for op in walk_ops(loop.body):
+        for region in regions(op, writes=True):
+            if region.buffer in own:
+                continue
+            adds = isinstance(op, Gemm) and op.clear is FALSE and region.buffer is op.c.buffer
+            if not adds or not region.buffer.is_fragment or not region.is_whole:
+                raise CompileError(f"{region.buffer.name} is no sum of products", loc=op.loc)
+            found += [region.buffer] * (region.buffer not in found)
+    for op in walk_ops(loop.body):
+        others = {r.buffer for r in regions(op, reads=True)} | {x.buffer for x in op_loads(op)}
+        others -= {op.c.buffer} if isinstance(op, Gemm) else set()
+        if others & set(found) or (isinstance(op, Store) and op.buffer not in own):
+            raise CompileError("a loop does more than to add up products", loc=op.loc)
+    return found

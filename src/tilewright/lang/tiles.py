@@ -16,6 +16,7 @@ from tilewright.lang.builder import CHOSEN, Builder
 from tilewright.lang.check import is_const
 from tilewright.lang.launch import Kernel as open_kernel
 from tilewright.lang.loops import Loop
+from tilewright.lang.pieces import Share
 from tilewright.lang.types import integer, shape_tuple, static_int
 from tilewright.lang.values import TileIndex
 from tilewright.support.errors import at
@@ -249,7 +250,8 @@ def _grid(
     number = len(builder.kernels)
     builder.tiled.add(number)
     splits = [split for (kernel, _), split in builder.sizes.splits.items() if kernel == number]
-    cluster = max((split.blocks for split in splits), default=1)
+    shares = [n for (kernel, _), n in builder.sizes.shares.items() if kernel == number]
+    cluster = max([*(split.blocks for split in splits), *shares], default=1)
     grid = [*reversed(folded)] or [const(1)] * (cluster > 1)
     if cluster > 1:
         grid[0] = grid[0] * cluster
@@ -304,6 +306,7 @@ def _sequential(
         for name, axis, size in zip(names, axes, pinned, strict=True)
     ]
     trips = [builder.snapshot(span.trips) for span in spans]
+    share, since = Share.of(builder, names, trips), builder.outermost()
     # several axes of known lengths are one loop: what runs ahead does so across their ends
     known = len(spans) > 1 and all(isinstance(n, Const) and n.value > 0 for n in trips)
     lengths, label = ([_product(trips)], "_".join(names)) if known else (trips, "")
@@ -311,10 +314,11 @@ def _sequential(
     opened: list[tuple[Var, Expr, int]] = []
     for name, length in zip((label,) if known else names, lengths, strict=True):
         var = builder.var(f"{name}_trip", INT32)
+        length = share.length(length)
         builder.open(loop=True).counters = [(var, const(0), length, const(1))]
         opened.append((var, length, len(builder.bodies)))
     vars = [var for var, _, _ in opened]
-    counts = _parts(vars[0], trips) if known else vars
+    counts = _parts(vars[0], trips) if known else [share.count(var) for var in vars]
     if backward:
         counts = [length - 1 - count for count, length in zip(counts, trips, strict=True)]
     found = [
@@ -328,7 +332,8 @@ def _sequential(
         kind, stages = ("pipelined", ahead) if k == len(opened) - 1 else ("serial", 0)
         if stages > 1:
             body = loaded_ahead(body, builder.fresh)
-        builder.emit(For(var, const(0), length, body, kind=kind, stages=stages, loc=loc))
+        loop = For(var, const(0), length, body, kind=kind, stages=stages, loc=loc)
+        share.emit(builder, loop, since)
 
 
 def _parts(count: Expr, lengths: list[Expr]) -> list[Expr]:

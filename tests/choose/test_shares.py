@@ -1,0 +1,148 @@
+"""Blocks of a cluster that have some of the steps of a loop each."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilewright as tw
+import tilewright.language as T
+from tilewright import machine
+from tilewright.choose import pick
+from tilewright.choose.candidates import Candidate
+from tilewright.ir.target import Target
+from tilewright.ir.text import print_program
+from tilewright.lang.sizes import choose_sizes
+from tilewright.lang.trace import trace_direct
+from tilewright.runtime.backends import compiled_for
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.guard import run_guarded
+
+H200 = Target.parse("cuda -arch=sm_90a")
+
+
+@tw.jit
+def product(A, B, bias=None):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K))
+    B: T.Tensor((K, N))
+    C = T.empty((M, N), A.dtype)
+    for m, n in T.tile(M, N):
+        acc = T.full((m, n), 1.0)
+        for k in T.tile(K):
+            acc += A[m, k] @ B[k, n]
+        C[m, n] = T.maximum(acc, 0.0)
+    return C
+
+
+@tw.jit
+def row_sums(A, B):
+    """Adds up something else besides."""
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K))
+    B: T.Tensor((K, N))
+    C, S = T.empty((M, N), A.dtype), T.empty((M,), "float32")
+    for m in T.tile(M):
+        acc, total = T.zeros((m, N)), T.zeros((m,))
+        for k in T.tile(K):
+            acc += A[m, k] @ B[k, :]
+            total += T.sum(A[m, k], dim=1)
+        C[m, :] = acc
+        S[m] = total
+    return C, S
+
+
+def given(m, n, k, dtype=ml_dtypes.bfloat16):
+    rng = np.random.default_rng(m + n + k)
+    return [rng.integers(-2, 3, shape).astype(dtype) for shape in ((m, k), (k, n))]
+
+
+def traced(kernel, args, chosen):
+    with compiled_for(H200):
+        found = trace_direct(
+            kernel.fn, args, pick=lambda builder, at: pick._with(choose_sizes(builder), 0, chosen)
+        )
+    return found.program
+
+
+def candidate(blocks, threads=128, **tiles):
+    return Candidate(tuple(tiles.items()), threads, 1, (("k", blocks),))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        candidate(4, m=16, n=32, k=64),
+        candidate(2, m=64, n=32, k=64),
+        candidate(8, threads=32, m=16, n=32, k=32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32], ids=["bfloat16", "float32"])
+def test_sums_of_all_blocks(chosen, dtype):
+    """As tile code and as thread code; what the sum begins with counts once."""
+    a, b = given(11, 40, 256, dtype)
+    made = traced(product, (a, b), chosen)
+    want = np.maximum(a.astype(float) @ b.astype(float) + 1, 0)
+    for program in (made, lower(made, H200).result):
+        out = np.zeros(want.shape, dtype)
+        machine.run(program, {"A": a, "B": b, "C": out})
+        assert (out == want.astype(dtype)).all()
+
+
+def test_how_it_is_written():
+    text = print_program(traced(product, given(11, 200, 512), candidate(4, m=16, n=64, k=64)))
+    for line in (
+        "cluster=4 rank=cluster_rank {",
+        "if cluster_rank != 0 {\n      fill acc = 0.0",
+        "copy A[m * 16:+16, (cluster_rank * 2 + k_trip) * 64:+64] -> tile",
+        "copy acc -> acc_slots[cluster_rank, :, :]@3",
+    ):
+        assert line in text, text
+    assert text.rindex("if cluster_rank == 0 {") < text.index("copy C_tile -> C[")
+
+
+@pytest.mark.parametrize(
+    "kernel, chosen, why",
+    [
+        (product, candidate(3, m=16, n=64, k=64), "3 blocks cannot share the steps of k"),
+        (row_sums, candidate(2, m=16, k=64), "does more than to add up products"),
+    ],
+)
+def test_what_cannot_be_shared(kernel, chosen, why):
+    with pytest.raises(tw.CompileError, match=why):
+        traced(kernel, given(16, 64, 512), chosen)
+
+
+def why(kernel, *args):
+    direct = kernel.on("cuda -arch=sm_90a")._direct
+    (text,) = direct._trace(direct.bind(args, {}, partial=True)).why.values()
+    return text.split("; ")[0]
+
+
+def test_few_tiles_and_many_steps_are_shared():
+    assert "8 blocks share k" in why(product, *given(16, 720, 16384))
+    assert "share" not in why(product, *given(2048, 2048, 512))
+
+
+def _on_gpu():
+    import torch
+
+    for m, n, k, kind in (
+        (16, 720, 16384, "bfloat16"),
+        (96, 480, 3840, "float16"),
+        (24, 200, 4096, "float32"),
+    ):
+        a, b = (
+            torch.randint(-2, 3, shape, device="cuda").to(getattr(torch, kind))
+            for shape in ((m, k), (k, n))
+        )
+        ready = product.on("cuda").compile(a, b)
+        assert "share k" in str(ready.chosen), (m, n, k, ready.chosen)
+        want = torch.relu(a.double() @ b.double() + 1).to(a.dtype)
+        for _ in range(3):
+            assert torch.equal(ready(a, b), want), (m, n, k, kind)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    run_guarded(_on_gpu, timeout=120)
