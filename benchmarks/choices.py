@@ -217,25 +217,32 @@ def race(case: Case, chosen: Sequence[Candidate]) -> Race:
     return Race(case.name, contenders, checks, work=case.work, unit="FLOP", ours=names)
 
 
+Regret = tuple[str, float, float, float]  # of a size: of the first, the best of eight, and PyTorch
+
+
+def regrets(path: str, every: int = 1) -> Iterator[Regret]:
+    """By how much times exceed the least that was measured, for `every` so many-th size."""
+    told = json.loads(Path(path).read_text())
+    seed, count = (
+        int(re.search(rf"--{word} (\d+)", told["command"])[1]) for word in ("seed", "count")
+    )
+    known = {case.name: case for case in cases(seed, count)}
+    for race in [race for race in told["races"] if race.get("contenders")][::every]:
+        times = {name: each["ms"] for name, each in race["contenders"].items()}
+        peer, case = times.pop("torch"), known[race["race"]]
+        times.pop(DEFAULT, None)
+        order = [label(chosen) for chosen, _ in ranked(case) if label(chosen) in times]
+        few, least = min(times[name] for name in order[:FIRST]), min(times.values())
+        yield case.name, times[order[0]] / least, few / least, peer / least
+
+
 def regret(*paths: str) -> None:
     """What the model's ranking costs, by family and in all."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
-    for told in (json.loads(Path(path).read_text()) for path in paths):
-        seed, count = (
-            int(re.search(rf"--{word} (\d+)", told["command"])[1]) for word in ("seed", "count")
-        )
-        known = {case.name: case for case in cases(seed, count)}
-        for race in told["races"]:
-            times = {name: each["ms"] for name, each in race.get("contenders", {}).items()}
-            if not times:
-                continue
-            peer, case = times.pop("torch"), known[race["race"]]
-            times.pop(DEFAULT, None)
-            order = [label(chosen) for chosen, _ in ranked(case) if label(chosen) in times]
-            least = min(times.values())
-            first, few = times[order[0]] / least, min(times[name] for name in order[:FIRST]) / least
-            found.setdefault(case.name.rsplit(" ", 1)[0], []).append((first, few, peer / least))
-            print(f"{case.name}: {first:.3f}, of {FIRST} {few:.3f}, torch {peer / least:.2f}")
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for name, *each in (one for path in paths for one in regrets(path)):
+        first, few, peer = each
+        found.setdefault(name.rsplit(" ", 1)[0], []).append(tuple(each))
+        print(f"{name}: {first:.3f}, of {FIRST} {few:.3f}, torch {peer:.2f}")
     found["all"] = [each for family in [*found.values()] for each in family]
     for family, each in found.items():
         columns = [np.array(column) for column in zip(*each, strict=True)]

@@ -95,6 +95,16 @@ def test_measured_products_take_as_long_as_the_model_says():
     assert 0.9 < np.exp(np.mean(np.log(ratios))) < 1.1
 
 
+def test_first_choices_are_near_the_best(monkeypatch):
+    """Of candidates that were measured, drawn sizes of all families."""
+    monkeypatch.syspath_prepend(RESULTS.parent)
+    import choices
+
+    found = [each for path in RESULTS.glob("choices_*.json") for each in choices.regrets(path, 14)]
+    first, of_eight = (np.exp(np.mean(np.log([each[k] for each in found]))) for k in (1, 2))
+    assert len(found) >= 8 and first < 1.15 and of_eight < 1.05
+
+
 CASES = {
     "transposed": (products.matmul_transposed, tensor(512, 300), tensor(512, 1000), True, False),
     "batched": (products.matmul_batched, tensor(7, 512, 1024), tensor(7, 1024, 768)),

@@ -6,7 +6,8 @@ that, unless warpgroups with tiles of their own hide them (ping-pong). Tiles run
 grid takes no less than DRAM needs for what it must deliver: blocks that run at once share some of
 what they load, and the L2 cache keeps it for them.
 
-`unit_times` and `Chip` have the rates. Sizes that are known at launch only are taken as large.
+`unit_times` and `Chip` have the rates; a few constants were measured by kernels that show them.
+Sizes that are known at launch only are taken as large.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.passes.grid.persist_blocks import asked_cluster, cluster_axis
-from tilewright.passes.layout.matrix_tiles import RUN, fma_step, operand_kind, shape_of, split_of
+from tilewright.passes.layout.matrix_tiles import (
+    RUN,
+    Split,
+    fma_step,
+    operand_kind,
+    shape_of,
+    split_of,
+)
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.ping_pong import PLAIN
 from tilewright.passes.overlap.roles import gathering, handed_over
@@ -46,9 +54,7 @@ PANELS = (1, 2, 4, 8, 16, 32, 64)  # rows of tiles that run side by side
 CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
 
 # Measured on an H200, `benchmarks/notes/choices.md` says how
-MEETING = (
-    1500  # cycles of a cluster that exchanges sums: 96×480×3840 takes 9.5 µs without, 10.4 with
-)
+MEETING = 1500  # cycles of a cluster with sums to tell: 96×480×3840 takes 9.5 µs without, 10.4 so
 ROLES = 1500  # cycles until a producer and its consumers are set up: attention of short rows
 PEERS = 50  # cycles of an iteration: 4096³ by tiles of 128×128 takes 182 µs, by pairs of blocks 199
 GATHER = 1.4  # cycles of a warpgroup for 16 bytes: 3×3 convolutions by tiles of 256 rows
@@ -65,9 +71,11 @@ class Infeasible(Exception):
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cycles of the whole grid, and those for which each unit of a multiprocessor is busy."""
+    """Cycles of the whole grid, as many if DRAM took no time, and those for which each unit of a
+    multiprocessor is busy."""
 
     cycles: float
+    inside: float
     tiles: int
     waves: float
     units: Mapping[str, float]
@@ -152,7 +160,7 @@ def estimate(kernel: Kernel, target: Target) -> Estimate:
         units = {name: units[name] + rounds * each for name, each in busy.items()}
     units[DRAM] = dram
     start = START + ROLES * block.is_fed
-    return Estimate(max(cycles, dram) + start, tiles, waves, units)
+    return Estimate(max(cycles, dram) + start, cycles + start, tiles, waves, units)
 
 
 class _Values(dict[Var, Any]):
@@ -191,9 +199,11 @@ class Block:
         self.loops: list[tuple[Work, Any]] = []
         self.ends = self.work(kernel.body)
         self.ping_pong = self.halved = False  # whether warpgroups have tiles, blocks half the room
+        self.by_groups = all(split and split.atom == "wgmma" for split in self.splits())
         self.resident, self.ping_pong = self.room()
-        # by a producer; a kernel with meetings of its own has none
-        self.is_fed = (self.ping_pong or self.groups > 1) and kernel.rank is None
+        # by a producer, of which a kernel with meetings of its own has none
+        several = self.ping_pong or self.groups > 1
+        self.is_fed = self.by_groups and several and kernel.rank is None
         self.cluster, self.common = asked_cluster(kernel), tuple[str, ...]()
         if self.cluster > 1:
             dealt = replace(kernel, ping_pong=2 if self.ping_pong else 1)
@@ -380,15 +390,18 @@ class Block:
 
     # ── what fits ──
 
+    def splits(self) -> list[Split | None]:
+        """How warps share each product."""
+        threads = self.kernel.thread_count
+        return [split_of(op, threads, self.target) for op in walk_ops(self.kernel, Gemm)]
+
     def room(self) -> tuple[int, bool]:
         """Blocks of a multiprocessor, and whether warpgroups have tiles of their own."""
         kernel, chip, threads = self.kernel, self.target.chip, self.kernel.thread_count
         lives = lifetimes(kernel, (Space.FRAGMENT,))
         words = sum(self.fragments[name] for name in lives.peak(self.fragments)[1]) / 4
-        splits = [split_of(op, threads, self.target) for op in walk_ops(kernel, Gemm)]
-        by_groups = all(split is not None and split.atom == "wgmma" for split in splits)
         groups = int(self.groups)
-        given = self.given(groups, int(words / threads)) if by_groups else None
+        given = self.given(groups, int(words / threads)) if self.by_groups else None
         plain = PLAIN + ADDRESSES * self.addresses
         room = (given or REGISTERS) - plain
         if words / threads > room:
@@ -397,7 +410,7 @@ class Block:
             raise Infeasible(f"tiles take {self.shared} bytes of shared memory")
         many = prod(self.grid) > chip.multiprocessors
         self.halved = groups <= 1 and many
-        if not by_groups:
+        if not self.by_groups:
             taken = int(words / threads + self.operands) + plain
             rings = [(self.stages(work) - 1) * self.slot(work) for work, _ in self.loops]
             taken_shared = int(self.shared + max(rings, default=0)) + ROOM

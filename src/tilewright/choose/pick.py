@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     # candidates are traced: what traces them is part of this folder's digest
     from tilewright.lang import tile_words, tiles, trace  # noqa: F401
 
-SAME = 1.005  # estimates closer than this are equal; the one with less work is taken
+SAME = 1.005  # estimates closer than this are equal
 CLUSTERED = 12  # candidates that are considered with clusters, too
 SHARED = 8  # and with blocks that share steps
 TRIED = 4  # candidates that are kept, and shown
@@ -140,11 +140,12 @@ def _with(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
     )
 
 
-def _order(each: tuple[Candidate, Estimate]) -> tuple[float, int, float]:
-    """By time, in steps of which one is within the model's noise; then by work, and without others
-    where that is enough."""
+def _order(each: tuple[Candidate, Estimate]) -> tuple[float, int, float, float]:
+    """By time, in steps of which one is within the model's noise; then without others' steps, by
+    the time that DRAM hides, and by work."""
     candidate, found = each
-    return log(found.cycles, SAME) // 1, len(candidate.shares), sum(found.units.values())
+    time, hidden = (log(cycles, SAME) // 1 for cycles in (found.cycles, found.inside))
+    return time, len(candidate.shares), hidden, sum(found.units.values())
 
 
 def _told(chosen: Candidate, found: Estimate) -> str:

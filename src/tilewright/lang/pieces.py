@@ -240,6 +240,7 @@ def _sums(loop: For) -> list[Buffer]:
     for op in walk_ops(loop.body):
         others = {r.buffer for r in regions(op, reads=True)} | {x.buffer for x in op_loads(op)}
         others -= {op.c.buffer} if isinstance(op, Gemm) else set()
-        if others & set(found) or (isinstance(op, Store) and op.buffer not in own):
+        more = isinstance(op, Break) or (isinstance(op, Store) and op.buffer not in own)
+        if more or others & set(found):
             raise CompileError("a loop does more than to add up products", loc=op.loc)
     return found
