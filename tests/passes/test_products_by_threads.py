@@ -18,19 +18,22 @@ CUDA = Target.parse("cuda -arch=sm_90a")
 ORIENTATIONS = [(False, False), (False, True), (True, False), (True, True)]
 
 
-def product(m=64, n=64, k=32, threads=128, dtype="float32", turn=(False, False), whole=2):
+def product(
+    m=64, n=64, k=32, threads=128, dtype="float32", turn=(False, False), whole=2, narrow=None
+):
+    kind = narrow or dtype
     a_shape, b_shape = ((k, m) if turn[0] else (m, k)), ((n, k) if turn[1] else (k, n))
     deep = k * whole
 
     @T.prim_func
     def main(
-        A: T.Tensor((deep, m) if turn[0] else (m, deep), dtype),
-        B: T.Tensor((n, deep) if turn[1] else (deep, n), dtype),
+        A: T.Tensor((deep, m) if turn[0] else (m, deep), kind),
+        B: T.Tensor((n, deep) if turn[1] else (deep, n), kind),
         C: T.Tensor((m, n), dtype),
     ):
         with T.Kernel(1, threads=threads):
-            a = T.alloc_shared(a_shape, dtype)
-            b = T.alloc_shared(b_shape, dtype)
+            a = T.alloc_shared(a_shape, kind)
+            b = T.alloc_shared(b_shape, kind)
             c = T.alloc_fragment((m, n), dtype)
             T.clear(c)
             for step in T.Pipelined(whole):
@@ -76,6 +79,20 @@ def test_every_orientation(turn, dtype):
 def test_sizes(sizes, turn):
     found, want = run(product(**sizes, turn=turn), turn)
     assert (found == want).all()
+
+
+@pytest.mark.parametrize("turn", ORIENTATIONS)
+def test_narrow_factors_do_not_spill(turn):
+    """A part is as deep for bytes as for words: each takes a register."""
+    made = product(128, 128, 32, 256, dtype="int32", narrow="int16", turn=turn)
+    kernel = tw.compile(made, target="cuda -arch=sm_90a")
+    assert not kernel.spills
+    a, b = (np.random.default_rng(k).integers(-3, 4, (128, 64)).astype("int16") for k in (0, 1))
+    a, b, out = a.T if turn[0] else a, b if turn[1] else b.T, np.zeros((128, 128), "int32")
+    given = {"A": np.ascontiguousarray(a), "B": np.ascontiguousarray(b), "C": out}
+    machine.run(made, given)
+    want = (a.T if turn[0] else a).astype(int) @ (b.T if turn[1] else b).astype(int)
+    assert (out == want).all()
 
 
 @pytest.mark.parametrize("turn", ORIENTATIONS)

@@ -16,7 +16,7 @@ from tilewright.ir.layout.fragment import repeat, spatial
 from tilewright.passes.core import *
 from tilewright.passes.layout.thread_layouts import Wish, divisors, spread, with_units
 
-RUN = 16  # bytes of one load
+RUN, DEEPEST = 16, 4  # bytes of one load; elements of a row or column that a thread holds
 FMA_TYPES = ("float32", "int32", "float64", "int64", "uint64")
 
 
@@ -208,11 +208,11 @@ def _runs(op: Gemm) -> tuple[int, int]:
 
 def fma_step(op: Gemm) -> int:
     """How deep the parts are that threads load and multiply: as one load takes along K, where a
-    factor lies so."""
+    factor lies so, but not more than registers are for."""
     along = [1]
     along += [RUN * 8 // op.a.dtype.bits] * (not op.transpose_a)
     along += [RUN * 8 // op.b.dtype.bits] * op.transpose_b
-    return gcd(shape_of(op)[2], max(along))
+    return gcd(shape_of(op)[2], min(DEEPEST, max(along)))
 
 
 RULES: dict[str, Callable[[Gemm, int, Target], Split | str]] = {
