@@ -202,7 +202,12 @@ class Share:
             return Share()
         (steps,) = trips if len(trips) == 1 else (const(1),)
         if not isinstance(steps, Const) or int(steps) % blocks or len(builder.bodies) > 1:
-            raise CompileError(f"{blocks} blocks cannot share the steps of {names[-1]}")
+            raise CompileError(
+                f"{blocks} blocks cannot share the steps of {names[-1]}",
+                expected="a loop that stands alone in its kernel, of a known number of steps that "
+                "the blocks divide",
+                fix="leave the choice open",
+            )
         return Share(blocks, int(steps) // blocks, builder.require_kernel().rank)
 
     def length(self, trips: Expr) -> Expr:
@@ -235,12 +240,20 @@ def _sums(loop: For) -> list[Buffer]:
                 continue
             adds = isinstance(op, Gemm) and op.clear is FALSE and region.buffer is op.c.buffer
             if not adds or not region.buffer.is_fragment or not region.is_whole:
-                raise CompileError(f"{region.buffer.name} is no sum of products", loc=op.loc)
+                raise _not_only_sums(op)
             found += [region.buffer] * (region.buffer not in found)
     for op in walk_ops(loop.body):
         others = {r.buffer for r in regions(op, reads=True)} | {x.buffer for x in op_loads(op)}
         others -= {op.c.buffer} if isinstance(op, Gemm) else set()
         more = isinstance(op, Break) or (isinstance(op, Store) and op.buffer not in own)
         if more or others & set(found):
-            raise CompileError("a loop does more than to add up products", loc=op.loc)
+            raise _not_only_sums(op)
     return found
+
+
+def _not_only_sums(op: Op) -> CompileError:
+    return CompileError(
+        "a loop whose steps blocks share does more than to add up products",
+        loc=op.loc,
+        fix="leave the choice open",
+    )
