@@ -21,7 +21,7 @@ H200 = Target.parse("cuda -arch=sm_90a")
 
 
 @tw.jit
-def product(A, B, bias=None):
+def product(A, B):
     M, N, K = T.const("M, N, K")
     A: T.Tensor((M, K))
     B: T.Tensor((K, N))

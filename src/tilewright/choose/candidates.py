@@ -24,7 +24,7 @@ MOST = 160  # candidates of a kernel; with more, ladders have powers of two alon
 ROWS, GROUPS = 64, 3  # of a product by a warpgroup; warpgroups of a block, besides a producer
 
 # sizes by side; of k in bytes: whole rows of a swizzled tile, or two of them
-BY_GROUPS = {"m": (16, 32, 64, 128, 192, 256), "n": (16, 32, 64, 96, 128, 160, 192, 224, 256)}
+BY_GROUPS = {"m": (64, 128, 192, 256), "n": (16, 32, 64, 96, 128, 160, 192, 224, 256)}
 BY_WARPS = {"m": (16, 32, 64, 128), "n": (16, 32, 64, 128, 256)}
 BY_LANES = {"m": (16, 32, 64, 128), "n": (32, 64, 128, 256)}
 DEEP, SHALLOW = (128, 256), (64, 128)
@@ -84,7 +84,8 @@ def candidates(
         by_warps = BY_WARPS if matrix is not None else BY_LANES
         ladders = dict(SMALL if small else BY_GROUPS if grouped else by_warps)
         ladders["k"] = tuple(size * 8 // kind.bits for size in (DEEP if matrix else SHALLOW))
-        if matrix is not None and builder.lengths.get(sides[0].key, ROWS) < ROWS:
+        if matrix is not None and not small and builder.lengths.get(sides[0].key, ROWS) < ROWS:
+            ladders["m"] = BY_WARPS["m"]
             ladders["k"] = tuple(size * 8 // kind.bits for size in DEEPER)
         for side, axis in zip("mnk", sides, strict=True):
             loop = builder.axes.get(axis.key, (kernel, axis.name))
@@ -92,11 +93,8 @@ def candidates(
                 (rows if side == "m" else columns)[loop[1]] = axis.size
             if loop in builder.open_tiles:
                 found = loops.setdefault(loop[1], _Loop({}))
+                found.allowed[side] = ladders[side]
                 found.length = builder.lengths.get(axis.key)
-                few = side != "m" or (found.length is not None and found.length < ROWS)
-                found.allowed[side] = [
-                    s for s in ladders[side] if few or small or s >= ROWS or not grouped
-                ]
     told = target.schedule.threads
     if not products or (not loops and told != "auto"):
         return []

@@ -34,6 +34,7 @@ from dataclasses import replace
 from functools import reduce
 from math import prod
 from operator import mul
+from typing import TypeGuard
 
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.passes.core import *
@@ -256,15 +257,13 @@ def cluster_blocks(at: Facts) -> Kernel:
     return _clustered(kernel, axis, count)
 
 
-def _asks(op: Op) -> bool:
+def _asks(op: Op) -> TypeGuard[Hint]:
     return isinstance(op, Hint) and op.name == "cluster"
 
 
 def asked_cluster(kernel: Kernel) -> int:
     """The blocks of a cluster that a kernel's hint asks for; 1 without one."""
-    return max(
-        (int(op.detail[0]) for op in kernel.body if isinstance(op, Hint) and _asks(op)), default=1
-    )
+    return max((int(op.detail[0]) for op in kernel.body if _asks(op)), default=1)
 
 
 def cluster_axis(

@@ -258,7 +258,7 @@ def _fma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
         return
     m, n, _ = shape_of(op)
     step = fma_step(op)
-    own = m // split.rows * n // split.columns * step
+    own = (m // split.rows) * (n // split.columns) * step
     yield from _in_steps(op, step, names, UNROLLED // own)
 
 
