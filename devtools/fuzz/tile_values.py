@@ -170,6 +170,28 @@ def by_threads(program: Any, *given: Array) -> list[Array]:
     return [arrays[name] for name in names[len(given) :]]
 
 
+def on_gpu(kernel: Any, *given: Array) -> list[Array]:
+    """The results of a kernel that runs on a GPU; it may write to `given`, too."""
+    import torch
+
+    words = {1: "uint8", 2: "int16", 4: "int32"}
+    there = []
+    for array in given:
+        bits = torch.from_numpy(array.view(words[array.itemsize])).cuda()
+        there.append(bits.view(getattr(torch, str(array.dtype))))
+    made = kernel(*there)
+    results = made if isinstance(made, (tuple, list)) else (made,)
+
+    def back(tensor: Any) -> Array:
+        bits = tensor.view(getattr(torch, words[tensor.element_size()])).cpu().numpy()
+        kind = DTYPES[str(tensor.dtype).removeprefix("torch.")]
+        return bits.view(kind)  # type: ignore[no-any-return]
+
+    for array, tensor in zip(given, there, strict=True):
+        array[...] = back(tensor)
+    return [back(tensor) for tensor in results]
+
+
 def judge(program: Program, target: str, default: bool = False) -> tuple[str, str, Finding | None]:
     """'ok', 'refused' and why, 'wild' (the model gives up) or 'found'. `default`: at the sizes of
     tiles that nobody chose; whole dimensions go in pieces."""
@@ -193,6 +215,8 @@ def _judged(program: Program, target: str, default: bool) -> tuple[str, str, Fin
             compiled = kernel.compile(**{n: given[n] for n in program.params})
             if target == THREADS:
                 kernel = partial(by_threads, compiled.program)
+            elif target.startswith("cuda"):
+                kernel = partial(on_gpu, kernel)
         if default:
             used = chosen
     except CompileError as error:
@@ -208,7 +232,7 @@ def _judged(program: Program, target: str, default: bool) -> tuple[str, str, Fin
         return "wild", "", None
     said = f"tiles {used}"
     try:
-        got = dict(given)
+        got = {n: a.copy() for n, a in given.items()} if target.startswith("cuda") else dict(given)
         made = kernel(*got.values())
     except Exception as error:
         if target == THREADS and "has no meaning" in str(error):

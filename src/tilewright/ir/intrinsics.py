@@ -21,12 +21,14 @@ class Function:
 @dataclass(frozen=True)
 class Effect:
     """An instruction with an effect. `convergent`: its value depends on other threads, so all
-    threads of the warp must reach it. `opaque`: foreign code that only a GPU target can run."""
+    threads of the warp must reach it. `opaque`: foreign code that only a GPU target can run.
+    `tensors`: what it does with tensors that it is given, 'reads' or 'writes'; '': both."""
 
     name: str
     convergent: bool = False
     opaque: bool = False
     yields: bool = False
+    tensors: str = ""
 
 
 _UNARY = (
@@ -87,9 +89,9 @@ INTRINSICS: dict[str, Effect] = {
         Effect("warp_index", convergent=True, yields=True),
         Effect("elect", convergent=True, yields=True),
         Effect("prefetch_map"),
-        Effect("bulk_load"),
-        Effect("bulk_row"),
-        Effect("bulk_store"),
+        Effect("bulk_load", tensors="reads"),
+        Effect("bulk_row", tensors="reads"),
+        Effect("bulk_store", tensors="writes"),
         Effect("store_remote"),
         Effect("store_cluster"),
         Effect("descriptor", yields=True),
@@ -99,13 +101,13 @@ INTRINSICS: dict[str, Effect] = {
         Effect("settle"),
         Effect("stmatrix", convergent=True),
         Effect("ldmatrix", convergent=True),
-        Effect("store_packed"),
-        *(Effect(f"{verb}_{space}") for verb in ("load", "store") for space in
-          ("shared", "global")),
+        Effect("store_packed", tensors="writes"),
+        *(Effect(f"load_{space}", tensors="reads") for space in ("shared", "global")),
+        *(Effect(f"store_{space}", tensors="writes") for space in ("shared", "global")),
         Effect("load_across"),
         Effect("fold_pair"),
         Effect("wait_cluster"),
-        Effect("cp_async"),
+        Effect("cp_async", tensors="reads"),
         Effect("atomic", yields=True),
         Effect("atomic_of_warp", convergent=True, yields=True),
     )

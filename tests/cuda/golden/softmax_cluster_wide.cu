@@ -9,8 +9,8 @@ TW_DEVICE void bulk_load_4d(uint32_t to, const tw::TensorMap* map, uint32_t barr
 extern "C" __global__ void __launch_bounds__(512, 1) __cluster_dims__(2, 1, 1)
 softmax_cluster_wide_main(
     const __grid_constant__ tw::TensorMap X_map,
-    tw::bfloat16* __restrict__ Y,
-    int* __restrict__ counter,
+    tw::bfloat16* Y,
+    int* counter,
     const float scale,
     const int blocks,
     const int m,

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.core import *
+from tilewright.ir.intrinsics import INTRINSICS
 
 
 @kept
@@ -33,6 +34,20 @@ def written_by(kernel: Kernel) -> set[str]:
     tensors = {op.buffer.name for op in views if op.source.space is Space.GLOBAL}
     changed = found | {roots[name] for name in found & tensors}
     return changed | {view for view in tensors if roots[view] in changed}
+
+
+@kept
+def exchanging(kernel: Kernel) -> set[str]:
+    """Tensors that the kernel writes, if it reads one of them, too: threads may exchange elements
+    through that one. Were any of them `__restrict__`, NVRTC would move loads over barriers."""
+    roots, read, written = aliases(kernel), set[str](), set[str]()
+    for op in walk_ops(kernel):
+        told = INTRINSICS[op.name].tensors if isinstance(op, Intrinsic) else "reads"
+        named = {roots[buffer.name] for buffer in read_buffers(op) if buffer.is_global}
+        read |= named if told != "writes" else set()
+        written |= named if told != "reads" else set()
+        written |= {roots[buffer.name] for buffer in written_buffers(op) if buffer.is_global}
+    return written if read & written else set()
 
 
 def used_outside(body: Body, loops: Container[Var]) -> set[str]:

@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.aliases import places
+from tilewright.ir.analysis.effects import exchanging
 from tilewright.ir.analysis.intervals import limits, single
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
@@ -131,15 +132,8 @@ class _Writer:
         """`cond` is true of no thread of the block but number 0."""
         if isinstance(cond, Bin) and cond.op == "and":
             return self.is_first_thread(cond.a) or self.is_first_thread(cond.b)
-        first, *others = zip(self.kernel.thread_vars, self.kernel.threads, strict=True)
-        return (
-            isinstance(cond, Cmp)
-            and cond.op == "=="
-            and cond.a is first[0]
-            and isinstance(cond.b, Const)
-            and cond.b.value == 0
-            and all(count == 1 for _, count in others)
-        )
+        is_first = cond is compare("==", self.kernel.thread_vars[0], const(0))
+        return is_first and all(count == 1 for count in self.kernel.threads[1:])
 
     # ── the function ─────────────────────────────────────────────────────────────────────────
 
@@ -210,8 +204,9 @@ class _Writer:
         if isinstance(param, MapParam):
             kind = "const __grid_constant__ tw::TensorMap"
         else:
+            alone = " __restrict__" * (param.name not in exchanging(self.kernel))
             kind = TYPES[param.dtype.name]
-            kind = f"const {kind}" if isinstance(param, Var) else f"{kind}* __restrict__"
+            kind = f"const {kind}" if isinstance(param, Var) else f"{kind}*{alone}"
         return f"{kind} {self.names.of(param.name)}"
 
     # ── lines ────────────────────────────────────────────────────────────────────────────────
