@@ -1,5 +1,5 @@
 """Imports point one way:
-support ← ir ← {lang, passes, machine} ← targets ← inspect ← runtime ← tools.
+support ← ir ← {lang, passes, machine} ← targets ← {choose, inspect} ← runtime ← tune ← tools.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ ORDER = [
     ["targets"],
     ["choose", "inspect"],
     ["runtime"],
+    ["tune"],
     ["tools"],
 ]
 BELOW = {

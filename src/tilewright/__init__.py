@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 # where names live; resolved on first use so that `import tilewright` stays light
 _HOMES = {
     "runtime.jit": "jit compile par_compile PassConfigKey",
-    "runtime.tune": "autotune AutoTuner set_autotune_inputs",
+    "tune.configs": "autotune AutoTuner set_autotune_inputs",
     "runtime.kernel": "CompiledKernel JITKernel",
     "runtime.backends": "resolve current_target parse_ir",
     "runtime.bench": "TensorSupplyType Profiler",
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from tilewright.runtime.jit import PassConfigKey, compile, jit, par_compile
     from tilewright.runtime.kernel import CompiledKernel, JITKernel
     from tilewright.runtime.timing import Race, measure
-    from tilewright.runtime.tune import AutoTuner, autotune, set_autotune_inputs
     from tilewright.support.errors import (
         CompileError,
         LaunchError,
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from tilewright.tools.step import debug, trace_run
+    from tilewright.tune.configs import AutoTuner, autotune, set_autotune_inputs
 
 
 def cdiv(a: int, b: int) -> int:

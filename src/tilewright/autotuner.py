@@ -1,5 +1,5 @@
 """Tuning, by the names that ported scripts import. Public names only."""
 
-from tilewright.runtime.tune import AutoTuner, AutotuneResult, autotune, set_autotune_inputs
+from tilewright.tune.configs import AutoTuner, AutotuneResult, autotune, set_autotune_inputs
 
 __all__ = ["AutoTuner", "AutotuneResult", "autotune", "set_autotune_inputs"]

@@ -32,7 +32,7 @@ def tensor(*shape, dtype=ml_dtypes.bfloat16):
 
 
 def traced(kernel, *args, target=H200, rank=0, **schedule):
-    direct = kernel.on(target).with_schedule(**schedule)._direct
+    direct = kernel.on(target).with_schedule(**schedule).calls
     return direct._trace(direct.bind(args, {}, partial=True), rank=rank)
 
 
@@ -208,7 +208,7 @@ def test_what_cannot_be_compiled_is_not_taken(monkeypatch, spills):
             raise tw.CompileError("it does not fit")
         return Made(len(tried) <= pick.TRIED)
 
-    monkeypatch.setattr(kernel._direct, "make", make)
+    monkeypatch.setattr(kernel.calls, "make", make)
     assert not kernel.compile(*args).spills and tried == programs
     assert not traced(products.matmul, *args, rank=pick.TRIED).why
 
@@ -219,7 +219,7 @@ def test_the_error_of_the_best_choice_is_shown(monkeypatch):
     def make(traced):
         raise tw.CompileError(next(said))
 
-    monkeypatch.setattr(kernel._direct, "make", make)
+    monkeypatch.setattr(kernel.calls, "make", make)
     with pytest.raises(tw.CompileError) as error:
         kernel.compile(tensor(512, 896), tensor(896, 512))
     assert error.value.message == "a"

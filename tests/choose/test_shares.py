@@ -133,7 +133,7 @@ def test_what_cannot_be_shared(kernel, chosen, why):
 
 
 def why(kernel, *args):
-    direct = kernel.on("cuda -arch=sm_90a")._direct
+    direct = kernel.on("cuda -arch=sm_90a").calls
     (text,) = direct._trace(direct.bind(args, {}, partial=True)).why.values()
     return text.split("; ")[0]
 

@@ -153,7 +153,7 @@ def test_direct_kernels_too():
 
 
 def test_a_tuple_is_not_an_array_of_that_form():
-    keys = weighted_direct._direct._kinds
+    keys = weighted_direct.calls._kinds
     arrays = keys({"A": np.ones((2, 2), np.float32)}, None)
     assert arrays != keys({"A": (2, "float32")}, None) != keys({"A": ("array", 2, "float32")}, None)
 

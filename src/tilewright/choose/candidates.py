@@ -7,7 +7,7 @@ them. Threads follow the rows, of which a warpgroup has 64 or 128.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -15,11 +15,12 @@ from math import prod
 from tilewright.ir.atoms import MATRIX_TYPES, Feature
 from tilewright.ir.target import Target
 from tilewright.ir.warps import WARP, WARPGROUP
-from tilewright.lang.builder import Builder
+from tilewright.lang.builder import Builder, TileLoop
 
 PAIR = 2  # blocks of a cluster
 SHARES = (2, 4, 8)  # blocks that have steps of a loop each
 FEWEST = 2  # steps of such a block
+STEPS = 2  # powers of two by which sizes of targets without a model differ from the default
 MOST = 160  # candidates of a kernel; with more, ladders have powers of two alone
 ROWS, GROUPS = 64, 3  # of a product by a warpgroup; warpgroups of a block, besides a producer
 
@@ -36,13 +37,19 @@ SMALL = {"m": (16, 32), "n": (16, 32)}  # where nothing else fits
 
 @dataclass(frozen=True)
 class Candidate:
-    """Sizes by loop variable, threads of a block, blocks that share what they load, and blocks that
-    share the steps of a loop, by its variable."""
+    """Sizes by loop variable, threads of a block (0: the default), blocks that share what they
+    load, and blocks that share the steps of a loop, by its variable."""
 
     tiles: tuple[tuple[str, int], ...]
     threads: int
     cluster: int = 1
     shares: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        told = [f"{name} {size}" for name, size in self.tiles]
+        told += [f"{self.threads} threads"] * bool(self.threads)
+        told += [f"clusters of {self.cluster}"] * (self.cluster > 1)
+        return ", ".join([*told, *(f"{blocks} blocks share {n}" for n, blocks in self.shares)])
 
 
 @dataclass
@@ -117,6 +124,24 @@ def candidates(
             threads = _threads(0 if small else height, is_grouped)
         made += [Candidate(tuple(tiles.items()), each) for each in threads]
     return made
+
+
+def around(builder: Builder, kernel: int, sizes: Mapping[TileLoop, int]) -> list[Candidate]:
+    """Sizes near the default `sizes`, the nearest first, for targets that have no model."""
+    loops = [loop for loop in builder.open_tiles if loop[0] == kernel and loop in sizes]
+    lengths = {builder.axes[key]: n for key, n in builder.lengths.items() if key in builder.axes}
+
+    def near(loop: TileLoop) -> list[tuple[int, int]]:
+        """(how far, size)"""
+        most = 2 * lengths.get(loop, sizes[loop] << STEPS)
+        steps = [(abs(k), int(sizes[loop] * 2.0**k)) for k in range(-STEPS, STEPS + 1)]
+        return [(far, size) for far, size in steps if not far or 1 <= size < most]
+
+    made = sorted(product(*map(near, loops)), key=lambda each: sum(far for far, _ in each))
+    named = [
+        [(loop[1], size) for loop, (_, size) in zip(loops, each, strict=True)] for each in made
+    ]
+    return [Candidate(tuple(each), 0) for each in named[:MOST]] if loops else []
 
 
 def clustered(found: Sequence[Candidate], target: Target) -> list[Candidate]:

@@ -13,7 +13,15 @@ from functools import partial
 from math import log
 from typing import TYPE_CHECKING
 
-from tilewright.choose.candidates import PAIR, Candidate, candidates, clustered, shared
+from tilewright.choose import measured
+from tilewright.choose.candidates import (
+    PAIR,
+    Candidate,
+    around,
+    candidates,
+    clustered,
+    shared,
+)
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.lang.builder import Builder, Sizes
@@ -43,37 +51,90 @@ class Choice:
 
 
 def choose(
-    target: Target, builder: Builder, traced: Callable[[Sizes], Program], rank: int = 0
+    target: Target,
+    builder: Builder,
+    traced: Callable[[Sizes], Program],
+    rank: int = 0,
+    given: Mapping[int, Candidate] | None = None,
 ) -> Choice:
     """For what `builder`, a first trace, leaves open; `traced` gives the program at other sizes.
-    `rank`: not the best choice but the one after it, and so on; the last is the default."""
+    What was measured comes first. `rank`: not the best choice but the one after it, and so on; the
+    last is the default. `given`: choices that are taken as they are, by kernel."""
     sizes = choose_sizes(builder)
-    if target.kind != "cuda":
+    for number, chosen in (given or {}).items():
+        sizes = _with(sizes, number, chosen)
+    asked = {} if given is not None else open_choices(target, builder, sizes)
+    if not asked or not (target.kind == "cuda" or measured.is_there()):
         return Choice(sizes)
-    asked = {n: found for n in sorted(builder.tiled) if (found := candidates(builder, n, target))}
-    if not asked:
-        return Choice(sizes)
+    program = traced(sizes)
+    times = measured.known(program, target)
+    asked = {number: found for number, found in asked.items() if number not in times}
+    ranks: dict[int, Ranked] = {}
+    if asked and target.kind == "cuda":
+        ranks = _modelled(target, builder, traced, sizes, program, asked)
+    default, why, deepest = sizes, {}, max(map(len, ranks.values()), default=0)
+    for number, found in times.items():
+        default = sizes = _with(sizes, number, found[0][0])
+        why[number] = "; ".join(f"{c}: {1e6 * t:.1f} µs measured" for c, t in found[:TRIED])
+    for number, best in ranks.items():
+        if best:
+            sizes = _with(sizes, number, best[min(rank, len(best) - 1)][0])
+            why[number] = "; ".join(told for _, told in best[rank:] or best[-1:])
+    if rank and rank >= deepest:
+        return Choice(default)
+    return Choice(sizes, why, rank < deepest)
+
+
+Ranked = list[tuple[Candidate, str]]  # the best first, with what the model says
+
+
+def open_choices(target: Target, builder: Builder, sizes: Sizes) -> dict[int, list[Candidate]]:
+    """The candidates of each kernel of which something is open."""
+    if target.kind == "cuda":
+        found = {n: candidates(builder, n, target) for n in builder.tiled}
+    else:
+        found = {n: around(builder, n, sizes.tiles) for n in builder.tiled}
+    return {number: found[number] for number in sorted(found) if found[number]}
+
+
+def _modelled(
+    target: Target,
+    builder: Builder,
+    traced: Callable[[Sizes], Program],
+    sizes: Sizes,
+    program: Program,
+    asked: Mapping[int, Sequence[Candidate]],
+) -> dict[int, Ranked]:
+    """The first candidates by the model, from disk if another process has asked for them."""
     from tilewright.targets.entries import Kept  # which imports what digests need
 
     open_ones = {str(number): [*map(astuple, found)] for number, found in asked.items()}
-    kept = Kept(traced(sizes), target, open_ones, lines=False, folder="choose/")
-    known = kept.get()
-    ranks = known[0]["ranks"] if known is not None else {}
-    default, why, deepest = sizes, {}, 0
-    for number, found in asked.items():
-        best = ranks.get(str(number))
-        if best is None:
-            rank_them = partial(ranking, builder, number, sizes=sizes, target=target, traced=traced)
-            ranked = rank_them(found) or rank_them(candidates(builder, number, target, small=True))
-            best = ranks[str(number)] = [[*astuple(c), _told(c, e)] for c, e in ranked[:TRIED]]
-        deepest = max(deepest, len(best))
-        if best:
-            *chosen, _ = best[min(rank, len(best) - 1)]
-            sizes = _with(sizes, number, Candidate(*chosen))
-            why[number] = "; ".join(told for *_, told in best[rank:] or best[-1:])
-    if known is None:
-        kept.put({"kind": "choice", "ranks": ranks}, b"")
-    return Choice(sizes, why, True) if rank < deepest else Choice(default)
+    kept = Kept(program, target, open_ones, lines=False, folder="choose/")
+    if known := kept.get():
+        told = known[0]["ranks"].items()
+        return {int(n): [(Candidate(*c), text) for *c, text in best] for n, best in told}
+    ranks: dict[int, Ranked] = {}
+    for number in asked:
+        ranked = ranked_all(target, builder, traced, sizes, number)
+        ranks[number] = [(c, f"{c}: {e.us:.1f} µs ({e.limit})") for c, e in ranked[:TRIED]]
+        if ranks[number]:
+            sizes = _with(sizes, number, ranks[number][0][0])
+    listed = {str(n): [[*astuple(c), told] for c, told in best] for n, best in ranks.items()}
+    kept.put({"kind": "choice", "ranks": listed}, b"")
+    return ranks
+
+
+def ranked_all(
+    target: Target,
+    builder: Builder,
+    traced: Callable[[Sizes], Program],
+    sizes: Sizes,
+    number: int,
+) -> list[tuple[Candidate, Estimate]]:
+    """All candidates of a kernel that fit, the best first by the model."""
+    rank_them = partial(ranking, builder, number, sizes=sizes, target=target, traced=traced)
+    found = rank_them(candidates(builder, number, target))
+    return found or rank_them(candidates(builder, number, target, small=True))
 
 
 def ranking(
@@ -134,7 +195,7 @@ def _with(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
     return replace(
         sizes,
         tiles=sizes.tiles | tiles,
-        threads=sizes.threads | {number: chosen.threads},
+        threads=sizes.threads | ({number: chosen.threads} if chosen.threads else {}),
         clusters=sizes.clusters | {number: chosen.cluster},
         shares=sizes.shares | {(number, name): blocks for name, blocks in chosen.shares},
     )
@@ -146,11 +207,3 @@ def _order(each: tuple[Candidate, Estimate]) -> tuple[float, int, float, float]:
     candidate, found = each
     time, hidden = (log(cycles, SAME) // 1 for cycles in (found.cycles, found.inside))
     return time, len(candidate.shares), hidden, sum(found.units.values())
-
-
-def _told(chosen: Candidate, found: Estimate) -> str:
-    sizes = [f"{name} {size}" for name, size in chosen.tiles]
-    pairs = [f"clusters of {chosen.cluster}"] * (chosen.cluster > 1)
-    pairs += [f"{blocks} blocks share {name}" for name, blocks in chosen.shares]
-    said = ", ".join([*sizes, f"{chosen.threads} threads", *pairs])
-    return f"{said}: {found.us:.1f} µs ({found.limit})"

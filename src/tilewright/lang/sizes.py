@@ -241,8 +241,8 @@ def _part(total: int, blocks: int, step: int, narrowest: int, shifts: bool) -> t
 
 
 def _threads(vectors: int, chosen: int | str) -> int:
-    """Enough that a thread has 8 to 16 vectors."""
-    return chosen if isinstance(chosen, int) else 128 if vectors <= 2000 else 256
+    """A thread has at most 10 vectors of a row by 128 threads."""
+    return chosen if isinstance(chosen, int) else 128 if vectors <= 1280 else 256
 
 
 def _rounded(total: int, vector: int) -> int:

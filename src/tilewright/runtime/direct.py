@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.choose.pick import Choice, choose
+from tilewright.choose.candidates import Candidate
+from tilewright.choose.pick import Choice, choose, open_choices, ranked_all
 from tilewright.ir.core import *
+from tilewright.ir.target import Target
 from tilewright.lang.builder import Builder, Sizes
+from tilewright.lang.sizes import choose_sizes
 from tilewright.lang.trace import DirectTrace, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
@@ -36,6 +39,14 @@ class Outline(NamedTuple):
     dtype: str
 
 
+class Opened(NamedTuple):
+    """A text at its default sizes, and by kernel all candidates for what it leaves open."""
+
+    program: Program
+    target: Target
+    found: dict[int, list[Candidate]]
+
+
 @dataclass(frozen=True)
 class _Known:
     """A kernel, and the names of the parameters that its arguments are."""
@@ -53,7 +64,9 @@ class Direct:
         make: Callable[[DirectTrace], CompiledKernel],
         target: Callable[[], Any],
         context: Context,
+        tune: Callable[[dict[str, Any], Mapping[str, int]], Any] | None = None,
     ) -> None:
+        """`tune`: asked before a kernel is compiled, with its arguments and sizes."""
         self.fn, self.make, self.target = fn, make, target
         self.signature = inspect.signature(fn)
         self.kernels: dict[Any, _Known] = {}
@@ -61,6 +74,7 @@ class Direct:
         self.context = context
         self._scalars: dict[Any, frozenset[str]] = {}  # run-time scalars, by context once traced
         self._open: dict[Any, dict[str, tuple[bool, ...]]] = {}
+        self.tune = tune
         self._recent: dict[Any, tuple[CompiledKernel, tuple[Any, ...]]] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -128,13 +142,14 @@ class Direct:
         sizes: Mapping[str, int] | None = None,
         stand_in: int | None = None,
         rank: int = 0,
+        given: Mapping[int, Candidate] | None = None,
     ) -> DirectTrace:
-        """`rank`: of the choices for sizes that the text leaves open."""
+        """`rank`: of the choices for sizes that the text leaves open; `given`: these choices."""
         target, chosen = self.target(), Choice()
 
         def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
             nonlocal chosen
-            chosen = choose(target, builder, traced, rank)
+            chosen = choose(target, builder, traced, rank, given)
             return chosen.sizes
 
         with compiled_for(target):
@@ -142,6 +157,45 @@ class Direct:
         names = [kernel.name for kernel in traced.program.kernels]
         why = {names[number]: text for number, text in chosen.why.items()}
         return replace(traced, why=why, has_other=chosen.has_other)
+
+    def traced(
+        self, bound: dict[str, Any], sizes: Mapping[str, int], given: Mapping[int, Candidate]
+    ) -> Program:
+        """The text with these choices for its kernels."""
+        return self._trace(bound, sizes, given=given).program
+
+    def opened(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> Opened:
+        """What the text leaves open."""
+        target, found = self.target(), {}
+
+        def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
+            default = choose_sizes(builder)
+            found.update(open_choices(target, builder, default))
+            return default
+
+        with compiled_for(target):
+            return Opened(trace_direct(self.fn, (), bound, sizes, pick=pick).program, target, found)
+
+    def ranked(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> dict[int, list[Candidate]]:
+        """The candidates of each kernel that fit, the best by the model first."""
+        target, found = self.target(), {}
+
+        def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
+            default = choose_sizes(builder)
+            for number, each in open_choices(target, builder, default).items():
+                if target.kind == "cuda":
+                    each = [c for c, _ in ranked_all(target, builder, traced, default, number)]
+                found[number] = each
+            return default
+
+        with compiled_for(target):
+            trace_direct(self.fn, (), bound, sizes, pick=pick)
+        return {number: each for number, each in found.items() if each}
+
+    def forget(self) -> None:
+        """Compile anew, when asked: there may be a better choice."""
+        self.kernels.clear()
+        self._recent.clear()
 
     def _example(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> DirectTrace:
         """A trace without arrays, for what does not depend on their sizes."""
@@ -198,6 +252,8 @@ class Direct:
         about = (self.target(), content_key(dict(sizes)), context)
         found = self.kernels.get((about, self._key(bound, about)))
         if found is None:
+            if self.tune is not None:
+                self.tune(bound, sizes)
             traced, kernel = self._made(bound, sizes)
             self._scalars[context] = frozenset(s.name for s in traced.program.scalars)
             self._open[about, self._kinds(bound, context)] = open_axes(traced.program)

@@ -25,6 +25,7 @@ from tilewright.support.content_key import Context, content_key
 from tilewright.support.errors import CompileError, entry, suggest, swap
 from tilewright.support.key_rules import at_home
 
+Tuner = Callable[["Jit", dict[str, Any], Mapping[str, int]], Any]
 OutIdx = int | Sequence[int] | None
 
 
@@ -176,6 +177,7 @@ class Jit:
         pass_configs: Mapping[Any, Any] | None = None,
         verbose: bool = False,
         debug_root_path: str | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
         functools.update_wrapper(self, fn)
         self.fn = fn
@@ -189,8 +191,10 @@ class Jit:
         self.signature = inspect.signature(fn)
         at_home(fn)
         self.context = Context(fn, look_inside=True)
-        self._direct = Direct(fn, self._compile_direct, self._traced_for, self.context)
-        self._kernels: dict[Any, Any] = self._direct.kernels if self.direct else {}
+        self.tuner = tuner
+        tune = None if tuner is None else functools.partial(tuner, self)
+        self.calls = Direct(fn, self._compile_direct, self._traced_for, self.context, tune)
+        self._kernels: dict[Any, Any] = self.calls.kernels if self.direct else {}
         self._others: dict[Any, Jit] = {}
 
     def _traced_for(self) -> Target:
@@ -203,7 +207,7 @@ class Jit:
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.direct:
-            return self._direct(args, kwargs)
+            return self.calls(args, kwargs)
         return self.compile(*args, **kwargs)
 
     @entry
@@ -216,8 +220,8 @@ class Jit:
         if self.direct:
             sizes = {n: v for n, v in kwargs.items() if n not in self.signature.parameters}
             given = {n: v for n, v in kwargs.items() if n not in sizes}
-            return self._direct.known(self._direct.bind(args, given, partial=True), sizes).kernel
-        bound = self._direct.bind(args, kwargs)
+            return self.calls.known(self.calls.bind(args, given, partial=True), sizes).kernel
+        bound = self.calls.bind(args, kwargs)
         values = (key_of(self.fn, name, value) for name, value in bound.items())
         key = (self._traced_for(), self.context.key(), *values)
         kernel = self._kernels.get(key)
@@ -258,8 +262,19 @@ class Jit:
         """The same function, compiled with these options besides its own."""
         return self._other(self.target, pass_configs)
 
-    def _other(self, target: str | Target, pass_configs: Mapping[Any, Any]) -> Jit:
-        key = target, content_key(dict(pass_configs))
+    @property
+    def compile_target(self) -> Target:
+        """What kernels are compiled for, with all that was chosen."""
+        return resolve(self.target, **options_from(self.pass_configs))
+
+    def tuned_by(self, tuner: Tuner) -> Jit:
+        """The same function, tuned by `tuner` before it is compiled."""
+        return self._other(self.target, {}, tuner)
+
+    def _other(
+        self, target: str | Target, pass_configs: Mapping[Any, Any], tuner: Tuner | None = None
+    ) -> Jit:
+        key = target, content_key(dict(pass_configs)), tuner
         if key not in self._others:
             self._others[key] = Jit(
                 self.fn,
@@ -268,6 +283,7 @@ class Jit:
                 pass_configs={**(self.pass_configs or {}), **pass_configs},
                 verbose=self.verbose,
                 debug_root_path=self.debug_root_path,
+                tuner=tuner or self.tuner,
             )
         return self._others[key]
 
@@ -290,7 +306,7 @@ class Jit:
         formulas = {"backward": backward, "setup_context": setup_context}
         if not self.direct:
             return self.compile(**arguments).as_torch_op(name, **formulas)
-        return self._direct.as_torch_op(
+        return self.calls.as_torch_op(
             name or self.fn.__name__, arguments, resolve(self.target), formulas
         )
 

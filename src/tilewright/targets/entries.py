@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -52,7 +52,7 @@ class Kept:
                 "compiler": sources,
                 "folder": folder,
                 "program": print_program(program),
-                "lines": _lines(program) if lines else [],
+                "lines": lines_of(program) if lines else [],
                 "target": str(target),
                 "features": sorted(f.name for f in target.features),
                 "flags": [flag() for flag in env.FLAGS if flag.shapes],
@@ -71,9 +71,16 @@ class Kept:
             self.store.put(self.key, {**described, **header}, data)
 
 
-def _lines(program: Program) -> list[Json]:
+def lines_of(program: Program) -> list[Json]:
     """Where each op stands, in the order of the text."""
     return [to_json(op.loc) for op in walk_ops(program.kernels)]
+
+
+def with_lines(program: Program, lines: Sequence[Json]) -> Program:
+    """`program`, read from its text by nobody else, where its ops stood."""
+    for op, place in zip(walk_ops(program.kernels), lines, strict=True):
+        object.__setattr__(op, "loc", from_json(place))
+    return program
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────

@@ -21,6 +21,7 @@ from tilewright.tools.collect import (
     missing_text,
     parse_arguments,
 )
+from tilewright.tools.tune_cli import tune_command, tuned
 
 
 class _Group(click.Group):
@@ -46,6 +47,8 @@ def main() -> None:
 
 
 main.add_command(cache)
+main.add_command(tune_command)
+main.add_command(tuned)
 
 _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 _args = click.option(

@@ -17,8 +17,8 @@ from tilewright.lang.trace import PrimFunc
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.runtime.launch import Launcher
-from tilewright.runtime.tune import Autotuned
 from tilewright.support.errors import CompileError, TilewrightError
+from tilewright.tune.configs import Autotuned
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,12 @@ def collect_all(file: str, arguments: str = "") -> Collected:
     finally:
         sys.path.pop(0)
     return Collected(list(found.values()), skipped, chosen)
+
+
+def file_names(file: str) -> dict[str, Any]:
+    """What the file defines, once it has run; its folder stays in the path for what it imports."""
+    sys.path.insert(0, str(Path(file).resolve().parent))
+    return _run(file)
 
 
 def missing_text(skipped: Sequence[Skipped]) -> str:

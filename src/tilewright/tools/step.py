@@ -39,8 +39,8 @@ class _Subject:
 
     def __init__(self, kernel: Any, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         if isinstance(kernel, Jit) and kernel.direct:
-            bound = kernel._direct.bind(tuple(args), named)
-            known = kernel._direct.known(bound)
+            bound = kernel.calls.bind(tuple(args), named)
+            known = kernel.calls.known(bound)
             kernel, args, named = known.kernel, [bound[name] for name in known.arguments], {}
         if isinstance(kernel, CompiledKernel):
             launcher = kernel.launcher

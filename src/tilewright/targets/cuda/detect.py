@@ -26,6 +26,15 @@ def gpu_target() -> str | None:
     return capability and target_for(*capability)
 
 
+@cache
+def gpu_name() -> str:
+    """What the driver calls the first GPU of this machine; '' where there is none."""
+    found, device, name = library(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    if found is None or found.cuInit(0) or found.cuDeviceGet(ctypes.byref(device), 0):
+        return ""
+    return "" if found.cuDeviceGetName(name, len(name), device) else name.value.decode()
+
+
 def target_for(major: int, minor: int) -> str | None:
     """The target for a GPU of this compute capability, if there is one.
 

@@ -1,4 +1,5 @@
-"""`@tw.autotune`: try a factory's configurations, keep the fastest that is right."""
+"""`@tw.autotune`: try a factory's configurations, or what a kernel's text leaves open, and keep the
+fastest that is right."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.content_key import content_key
 from tilewright.support.errors import CompileError
+from tilewright.tune.progress import tune_watched
 
 _INPUTS: ContextVar[list[Any] | None] = ContextVar("autotune inputs", default=None)
 
@@ -265,7 +267,21 @@ class AutoTuner:
 def autotune(
     fn: Any = None, *, configs: Any = (), warmup: float = 10, rep: float = 30, **profile: Any
 ) -> Any:
-    """Over a jitted factory: call it without the tuned arguments.
+    """Over a kernel that leaves sizes open: measure what may be chosen for them, once for each set
+    of shapes, and keep that between processes (see `tilewright tune`). Over a jitted factory: call
+    it without the tuned arguments.
+
+    >>> @tw.autotune
+    ... @tw.jit(target="cpu")
+    ... def double(A):
+    ...     N = T.const("N")
+    ...     A: T.Tensor((N,), "float32")
+    ...     B = T.empty((N,), "float32")
+    ...     for n in T.tile(N):
+    ...         B[n] = A[n] * 2
+    ...     return B
+    >>> double  # the first call measures
+    <kernel function double(A) for cpu>
 
     Each configuration is compiled, run and timed; the fastest kernel is returned, with what was
     chosen in `config`. One that does not compile is left out, and with `ref_prog=` one that
@@ -286,8 +302,10 @@ def autotune(
     True
     """
 
-    def decorate(jitted: Jit | Callable[..., Any]) -> Autotuned:
+    def decorate(jitted: Jit | Callable[..., Any]) -> Jit | Autotuned:
         factory = jitted if isinstance(jitted, Jit) else Jit(jitted)
+        if factory.direct and configs == ():
+            return factory.tuned_by(tune_watched)
         return Autotuned(factory, configs, warmup, rep, Profile.of(profile))
 
     return decorate(fn) if fn is not None else decorate

@@ -1,0 +1,144 @@
+"""`tilewright tune` and `tilewright tuned`: measure candidates, look after what was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import click
+
+from tilewright.choose import measured
+from tilewright.runtime.jit import Jit
+from tilewright.support.cache import default_store
+from tilewright.support.errors import CompileError, LaunchError
+from tilewright.targets.cuda.detect import gpu_name
+from tilewright.tools.collect import file_names, parse_arguments
+from tilewright.tune.crew import Crew, LocalCrew
+from tilewright.tune.progress import progress
+from tilewright.tune.search import MOST, tune
+
+
+@click.command("tune")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--kernel", "name", default=None, help="The kernel function of this name.")
+@click.option(
+    "--sizes", multiple=True, metavar="'M=…, N=…'", help="Sizes and settings; may be repeated."
+)
+@click.option("--target", default="auto", show_default=True)
+@click.option("--most", type=click.IntRange(1), default=MOST, show_default=True,
+              help="Candidates before those near the best.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Measure what is known, too.")
+@click.option("--workers", type=click.IntRange(1), default=None, help="Processes that compile.")
+@click.option("--ray", "address", default=None, help="Use the GPUs of this Ray cluster.")
+@click.option("--export", "out", type=click.Path(dir_okay=False), help="Then write the table here.")
+def tune_command(
+    file: str,
+    name: str | None,
+    sizes: tuple[str, ...],
+    target: str,
+    most: int,
+    again: bool,
+    workers: int | None,
+    address: str | None,
+    out: str | None,
+) -> None:
+    """Measure what the kernels of FILE leave open, and keep the fastest for later calls.
+
+    Candidates are compiled side by side, run and timed in a process of their own, and checked
+    against the model's choice. Ctrl-C ends the search; what was measured stays.
+    """
+    found = _kernels(file, name)
+    crew = _crew(address, workers)
+    try:
+        for jit in found:
+            jit = jit if target == "auto" else jit.on(target)
+            if jit.compile_target.kind == "cuda" and not gpu_name() and address is None:
+                raise LaunchError(
+                    "tuning for a GPU needs one, and this machine has none",
+                    fix="tune where the kernel will run, or use --target cpu; until then the "
+                    "kernel takes the model's choice",
+                )
+            for each in sizes or ("",):
+                _tune(jit, each, most, again, crew)
+    finally:
+        crew.close()
+        if out is not None:
+            click.echo(f"{measured.export(Path(out))} entries written to {out}")
+
+
+def _tune(jit: Jit, sizes: str, most: int, again: bool, crew: Crew) -> None:
+    given = parse_arguments(sizes, {})
+    known = {n: v for n, v in given.items() if n in jit.signature.parameters}
+    bound = jit.calls.bind((), known, partial=True)
+    label = f"{jit.fn.__name__} {sizes}".strip()
+    rest = {n: v for n, v in given.items() if n not in known}
+    try:
+        with progress(label) as watch:
+            found = tune(jit, bound, rest, most=most, again=again, crew=crew, watch=watch)
+    except KeyboardInterrupt:
+        click.echo(f"{label}: stopped; what was measured is kept", err=True)
+        sys.exit(130)
+    click.echo(f"{label}: {str(found).partition(': ')[2]}")
+    for candidate, why in found.failures:
+        click.echo(f"  left out {candidate}: {why.splitlines()[0]}", err=True)
+    if not found.is_kept and default_store() is not None:
+        click.echo("  the table cannot be written: known until this command ends", err=True)
+
+
+def _kernels(file: str, name: str | None) -> list[Jit]:
+    with contextlib.redirect_stdout(sys.stderr):
+        names = file_names(file)
+    found = {n: v for n, v in names.items() if isinstance(v, Jit) and v.direct}
+    chosen = [v for n, v in found.items() if name in (None, n)]
+    if not chosen:
+        raise CompileError(
+            f"{file} has no kernel function" + (f" {name!r}" if name else ""),
+            expected=" or ".join(found) or "a function with @tw.jit that opens loops over tiles",
+            fix="name one of them with --kernel" if found else "see `tilewright explain`",
+        )
+    return chosen
+
+
+def _crew(address: str | None, workers: int | None) -> Crew:
+    if address is None:
+        return LocalCrew(workers)
+    from tilewright.tune.cluster import RayCrew
+
+    return RayCrew(address)
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def tuned(context: click.Context) -> None:
+    """List what was measured; export it, or merge another table."""
+    if context.invoked_subcommand is not None:
+        return
+    for entry in sorted(measured.entries(), key=lambda entry: str(entry["about"])):
+        best = [each[0] for each in entry["times"].values() if each]
+        times = ", ".join(f"{1e6 * seconds:.1f} µs" for *_, seconds in best)
+        click.echo(f"{entry['about']}  {entry['machine'] or entry['target']}  {times}")
+
+
+@tuned.command("export")
+@click.argument("out", type=click.Path(dir_okay=False))
+def export(out: str) -> None:
+    """Write the table to OUT as JSON."""
+    click.echo(f"{measured.export(Path(out))} entries")
+
+
+@tuned.command("merge")
+@click.argument("files", type=click.Path(exists=True, dir_okay=False), nargs=-1, required=True)
+def merge(files: tuple[str, ...]) -> None:
+    """Take over the tables FILES, as `export` wrote them."""
+    for file in files:
+        taken, others = measured.merge(Path(file))
+        click.echo(f"{file}: {taken} entries taken")
+        if others:
+            click.echo(f"  {others} of another version of Tilewright are not used", err=True)
+
+
+@tuned.command("clear")
+def clear() -> None:
+    """Forget all that was measured."""
+    click.echo(f"{measured.clear()} entries removed")

@@ -1,0 +1,1 @@
+"""Measuring what the model only estimates: which of a kernel's candidates is fastest here."""

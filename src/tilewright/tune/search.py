@@ -1,0 +1,192 @@
+"""Which candidate of a kernel is fastest: the model's first ones are compiled side by side, run,
+checked and timed in turn; those that lose are dropped early, and what is near the best is tried as
+well. What was measured is kept, also when the search is stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewright.choose import measured
+from tilewright.choose.candidates import Candidate
+from tilewright.ir.text import print_program
+from tilewright.runtime.jit import Jit
+from tilewright.support.errors import CompileError, RunError
+from tilewright.targets.entries import lines_of
+from tilewright.tune.crew import Crew, LocalCrew
+
+MOST = 24  # candidates that are measured before what is near the best of them
+NEAR = 8  # and of those in a turn
+TURNS = 2  # as long as the best gains this much on what was chosen
+GAIN = 1.02
+FIRST = (3, 4e-4)  # rounds and seconds of a burst when a candidate is there
+LATER = ((1.15, 4, 1e-3), (1.04, 7, 2e-3))  # of those that take at most so many times the least
+
+
+@dataclass
+class Tuned:
+    """What a search found: the times of each kernel's candidates, the fastest first, that of what
+    had been chosen before, and why others have none."""
+
+    name: str
+    times: dict[int, list[tuple[Candidate, float]]] = field(default_factory=dict)
+    before: float = 0.0
+    best: float = 0.0
+    tried: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    is_kept: bool = True  # on disk
+
+    @property
+    def gain(self) -> float:
+        return self.before / self.best if self.best else 1.0
+
+    def __str__(self) -> str:
+        if not self.times:
+            return f"{self.name}: nothing is left open"
+        took = f"{1e6 * self.best:.1f} µs, {self.gain:.2f} × the speed of the model's choice"
+        chosen = "; ".join(str(found[0][0]) for found in self.times.values())
+        return f"{self.name}: {chosen}: {took} ({self.tried} tried)"
+
+
+Watch = Callable[[Tuned, int, int], None]  # what is known, how many of how many are measured
+
+
+def tune(
+    jit: Jit,
+    bound: dict[str, Any],
+    sizes: Mapping[str, int],
+    *,
+    most: int = MOST,
+    again: bool = False,
+    crew: Crew | None = None,
+    watch: Watch = lambda *_: None,
+) -> Tuned:
+    """Measure the candidates of the kernel for these arguments. Those whose times are known are
+    not measured, unless `again`; where all are, nothing is done."""
+    opened = jit.calls.opened(bound, sizes)
+    known = {} if again else measured.known(opened.program, opened.target)
+    found = Tuned(opened.program.name, dict(known))
+    missing = [n for n in opened.found if len(known.get(n, [])) < min(most, len(opened.found[n]))]
+    if not missing:
+        return found
+    own = crew is None
+    crew = crew or LocalCrew()
+    try:
+        crew.begin(str(jit.compile_target))
+        ranked = jit.calls.ranked(bound, sizes)
+        chosen = {n: known[n][0][0] if n in known else each[0] for n, each in ranked.items()}
+        given = _inputs({**bound, **sizes})
+        for number in [n for n in missing if n in ranked]:
+            search = _Search(jit, bound, sizes, number, dict(chosen), crew, given, found, watch)
+            search.run(ranked[number], most)
+            if found.times.get(number):
+                chosen[number] = found.times[number][0][0]
+    finally:
+        if own:
+            crew.close()
+        if found.times:
+            found.is_kept = measured.keep(opened.program, opened.target, dict(found.times))
+            jit.calls.forget()
+    if not found.times:
+        raise RunError(
+            f"no candidate for {found.name} could be measured",
+            notes=tuple(f"{name}: {why}" for name, why in found.failures[:4]),
+            fix="call it with arrays of its own: those that were made may be no input for it",
+        )
+    return found
+
+
+@dataclass
+class _Search:
+    """One kernel of a text, the others as they were chosen."""
+
+    jit: Jit
+    bound: dict[str, Any]
+    sizes: Mapping[str, int]
+    number: int
+    chosen: Mapping[int, Candidate]
+    crew: Crew
+    given: Mapping[str, Any]
+    found: Tuned
+    watch: Watch
+    seconds: dict[str, float] = field(default_factory=dict)
+    named: dict[str, Candidate] = field(default_factory=dict)  # those that were tried
+
+    def run(self, ranked: Sequence[Candidate], most: int) -> None:
+        first = self.chosen[self.number]
+        known = {each for each, _ in self.found.times.pop(self.number, [])} | {first}
+        batch = [first, *(each for each in ranked[:most] if each not in known)]
+        for _ in range(1 + TURNS):
+            self._measure(batch)
+            if not self.seconds or not batch or self.found.gain < GAIN:
+                return
+            best = self.named[min(self.seconds, key=self.seconds.__getitem__)]
+            known |= set(batch)
+            batch = [each for each in ranked if each not in known and _is_near(each, best)][:NEAR]
+
+    def _measure(self, batch: Sequence[Candidate]) -> None:
+        jobs = {}
+        for each in batch:
+            self.named[str(each)] = each
+            try:
+                jobs[str(each)] = self._job(each)
+            except CompileError as error:
+                self.found.failures.append((str(each), error.message))
+        ready = []
+        for name, told in self.crew.load(jobs, self.given):
+            if told:
+                self.found.failures.append((name, told))
+            else:
+                ready.append(name)
+            if ready and self.jit.compile_target.kind == "cuda":  # a CPU compiles meanwhile
+                self._time([ready.pop()], *FIRST)
+            self.watch(self.found, len(self.seconds) + len(self.found.failures), len(self.named))
+        self._time(ready, *FIRST)
+        for limit, rounds, burst in LATER if jobs else ():
+            most = limit * min(self.seconds.values(), default=0.0)
+            first = str(self.chosen[self.number])
+            self._time(
+                [n for n, t in self.seconds.items() if t <= most or n == first], rounds, burst
+            )
+
+    def _job(self, chosen: Candidate) -> dict[str, Any]:
+        program = self.jit.calls.traced(
+            self.bound, self.sizes, {**self.chosen, self.number: chosen}
+        )
+        target = str(self.jit.compile_target)
+        return {"program": print_program(program), "lines": lines_of(program), "target": target}
+
+    def _time(self, names: Sequence[str], rounds: int, burst: float) -> None:
+        found, first = self.found, str(self.chosen[self.number])
+        self.seconds |= self.crew.times(names, rounds, burst)
+        ordered = sorted(self.seconds.items(), key=lambda each: each[1])
+        if ordered:
+            found.times[self.number] = [(self.named[name], seconds) for name, seconds in ordered]
+            found.best, found.tried = ordered[0][1], len(self.named)
+            if self.number == min(found.times):
+                found.before = self.seconds.get(first, found.best)
+
+
+def _inputs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, and arrays of integers, which may be indices, in host memory; floats may be any."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, (int, float)):
+            found[name] = value
+        elif isinstance(dtype := getattr(value, "dtype", "float"), str) or "float" in str(dtype):
+            continue  # of an array that is not there, or whose elements do not matter
+        else:
+            brought = getattr(value, "cpu", None) or getattr(value, "get", None)  # PyTorch, CuPy
+            found[name] = np.asarray(value if brought is None else brought())
+    return found
+
+
+def _is_near(a: Candidate, b: Candidate) -> bool:
+    """They differ in one size, or in something else."""
+    sizes = sum(x != y for x, y in zip(a.tiles, b.tiles, strict=True))
+    others = (a.threads, a.cluster, a.shares) != (b.threads, b.cluster, b.shares)
+    return sizes + others == 1

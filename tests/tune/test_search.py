@@ -1,0 +1,171 @@
+"""Which candidates a search measures, what it keeps, and what it makes of those that fail. Times
+are made up: nothing is compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+import tilewright.language as T
+from tilewright.choose import measured
+from tilewright.support.errors import RunError
+from tilewright.tune.search import MOST, tune
+
+
+@tw.jit(target="cpu")
+def product(A, B):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K), "float32")
+    B: T.Tensor((K, N), "float32")
+    C = T.empty((M, N), "float32")
+    for m, n in T.tile(M, N):
+        acc = T.zeros((m, n))
+        for k in T.tile(K):
+            acc += A[m, k] @ B[k, n]
+        C[m, n] = acc
+    return C
+
+
+SIZES = {"M": 512, "N": 512, "K": 512}
+
+
+class Told:
+    """A crew that says how long a candidate takes by its name, and which go wrong."""
+
+    def __init__(self, seconds, wrong=lambda name: ""):
+        self.seconds, self.wrong = seconds, wrong
+        self.loaded, self.timed = [], []
+
+    def begin(self, target):
+        assert target == "cpu"
+
+    def load(self, jobs, inputs):
+        for name, job in jobs.items():
+            assert "program product" in job["program"] and job["target"] == "cpu"
+            self.loaded.append(name)
+            yield name, self.wrong(name)
+
+    def times(self, names, rounds, burst):
+        self.timed += names
+        return {name: self.seconds(name) for name in names}
+
+    def close(self):
+        raise AssertionError("it is not the search's own")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(measured, "_here", {})
+    yield
+    product.calls.forget()
+
+
+def wide(name):
+    """The wider the faster."""
+    size = dict(part.split() for part in name.split(", "))
+    return 1.0 / int(size["n"]) + 1e-6 * int(size["m"])
+
+
+def test_the_fastest_is_chosen_by_later_calls_and_other_processes(monkeypatch):
+    found = tune(product, {}, SIZES, crew=Told(wide))
+    best, seconds = found.times[0][0]
+    assert dict(best.tiles)["n"] == 256 and seconds == wide(str(best))
+    assert found.gain > 2 and found.is_kept
+    kernel = product.compile(**SIZES)
+    assert "n 256" in kernel.explain() and "µs measured" in kernel.explain()
+    monkeypatch.setattr(measured, "_here", {})  # as in another process
+    product.calls.forget()
+    assert "µs measured" in product.compile(**SIZES).explain()
+    assert "measured" not in product.compile(M=512, N=512, K=256).explain()
+
+
+def test_what_is_near_the_best_is_tried_as_long_as_that_gains():
+    crew = Told(wide)
+    found = tune(product, {}, SIZES, crew=crew, most=7)
+    assert found.tried > 7 and crew.loaded.index(str(found.times[0][0][0])) >= 7
+    alike = Told(lambda name: 1.0)
+    assert tune(product, {}, {**SIZES, "K": 64}, crew=alike, most=4).tried == 4
+
+
+def test_those_that_lose_are_stopped_early():
+    crew = Told(wide)
+    tune(product, {}, SIZES, crew=crew)
+    counts = {name: crew.timed.count(name) for name in crew.loaded}
+    best = min(counts, key=wide)
+    assert counts[best] >= 3 and counts[max(counts, key=wide)] == 1
+
+
+def test_what_is_known_is_not_measured_again():
+    tune(product, {}, SIZES, crew=Told(wide), most=4)
+    crew = Told(wide)
+    before = {str(c) for c, _ in tune(product, {}, SIZES, crew=crew, most=4).times[0]}
+    assert crew.loaded == []
+    more = tune(product, {}, SIZES, crew=crew, most=30)
+    assert crew.loaded and not before & set(crew.loaded[1:])  # the first runs beside them
+    assert before <= {str(c) for c, _ in measured.known(*product.calls.opened({}, SIZES)[:2])[0]}
+    assert more.times[0][0][1] <= wide(min(before, key=wide))
+
+
+def test_one_that_fails_is_left_out_and_said():
+    def wrong(name):
+        return "it ended with code -11" if "n 256" in name else ""
+
+    found = tune(product, {}, SIZES, crew=Told(wide, wrong))
+    assert dict(found.times[0][0][0].tiles)["n"] == 128
+    assert all("n 256" in name and "-11" in why for name, why in found.failures)
+
+
+def test_none_that_works_is_an_error_and_the_kernel_still_runs():
+    with pytest.raises(RunError, match="no candidate for product could be measured") as error:
+        tune(product, {}, SIZES, crew=Told(wide, lambda name: "no"))
+    assert ": no" in str(error.value)
+    a = np.ones((8, 8), np.float32)
+    np.testing.assert_array_equal(product(a, a), 8 * a)
+
+
+def test_a_search_that_is_stopped_keeps_what_it_knows():
+    with pytest.raises(KeyboardInterrupt):
+        tune(product, {}, SIZES, crew=Stopped(wide))
+    assert len(measured.known(*product.calls.opened({}, SIZES)[:2])[0]) == MOST
+
+
+class Stopped(Told):
+    def times(self, names, rounds, burst):
+        if self.timed:
+            raise KeyboardInterrupt
+        return super().times(names, rounds, burst)
+
+
+def test_a_disk_that_is_full_costs_the_next_process_a_search(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "file" / "no folder"))
+    found = tune(product, {}, SIZES, crew=Told(wide))
+    assert not found.is_kept
+    assert "measured" in product.compile(**SIZES).explain()
+
+
+@tw.jit(target="cpu")
+def copied(A):
+    M, N = T.const("M, N")
+    A: T.Tensor((M, N), "float32")
+    B = T.empty((M, N), "float32")
+    for m in T.tile(M, size=4):
+        B[m, :] = A[m, :]
+    return B
+
+
+def test_nothing_is_open():
+    found = tune(copied, {}, {"M": 8, "N": 8}, crew=Told(wide))
+    assert not found.times and "nothing is left open" in str(found)
+
+
+def test_on_a_gpu_the_model_says_what_to_measure_first():
+    jit = product.on("cuda -arch=sm_90a")
+    ranked, opened = jit.calls.ranked({}, SIZES), jit.calls.opened({}, SIZES)
+    assert set(ranked) == {0} and len(ranked[0]) > 20 and opened.found[0]
+    given = jit.calls.traced({}, SIZES, {0: ranked[0][3]})
+    sizes = dict(ranked[0][3].tiles)
+    assert f"threads tx in {ranked[0][3].threads}" in str(tw.compile(given, target="interp").ir())
+    assert sizes["m"] * sizes["n"] > 0
