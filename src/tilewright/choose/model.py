@@ -13,7 +13,7 @@ Sizes that are known at launch only are taken as large.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import ceil, prod
 from typing import Any
 
@@ -56,8 +56,10 @@ CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
 # Measured on an H200, `benchmarks/notes/choices.md` says how
 MEETING = 1500  # cycles of a cluster with sums to tell: 96×480×3840 takes 9.5 µs without, 10.4 so
 ROLES = 1500  # cycles until a producer and its consumers are set up: attention of short rows
+STEP = 150  # cycles from a product to what threads make of it and back: attention by 16 and 32 keys
+TAIL = 0.2  # tiles of the mean length at the end of a grid whose longest come first
 PEERS = 50  # cycles of an iteration: 4096³ by tiles of 128×128 takes 182 µs, by pairs of blocks 199
-GATHER = 1.4  # cycles of a warpgroup for 16 bytes: 3×3 convolutions by tiles of 256 rows
+GATHER = 0.7  # cycles of a warpgroup for 16 bytes: 3×3 convolutions by tiles of 256 rows
 ACROSS = 1.6  # times as long for rows that begin between lines: 1112×15920×7816
 OUTSIDE = 2.0  # times as long as loads: 8 rows in boxes of 64 take 15 µs, 64 rows 8.6
 
@@ -117,11 +119,12 @@ class Work:
     shared: Any = 0.0  # memory, which products read
     chain: Any = 0.0  # of products by a warp, one behind the other
     gathers: Any = 0.0  # by a warpgroup
+    steps: Any = 0.0  # products, of which the next waits for what threads make of the last
     bytes: Any = 0.0
     lines: dict[str, Any] = field(default_factory=dict)
 
     def add(self, other: Work, times: Any = 1) -> None:
-        for name in ("tensor", "threads", "products", "shared", "chain", "gathers", "bytes"):
+        for name in [each.name for each in fields(self) if each.name != "lines"]:
             setattr(self, name, getattr(self, name) + getattr(other, name) * times)
         for name, more in other.lines.items():
             self.load(name, more * times)
@@ -155,7 +158,7 @@ def estimate(kernel: Kernel, target: Target) -> Estimate:
             continue
         tile, busy = block.tile(together, rate, slow + (1 - part) / rate)
         mean = float(np.mean(tile))
-        rounds = waves + 0.5 * float(np.max(tile)) / mean if uneven else float(times)
+        rounds = max(waves + TAIL, float(np.max(tile)) / mean) if uneven else float(times)
         cycles += rounds * mean
         units = {name: units[name] + rounds * each for name, each in busy.items()}
     units[DRAM] = dram
@@ -288,6 +291,7 @@ class Block:
 
     def product(self, op: Gemm, found: Work) -> None:
         m, n, k = shape_of(op)
+        found.steps += 1
         bits, chip = op.a.dtype.bits, self.target.chip
         split = split_of(op, self.kernel.thread_count, self.target)
         if split is None:
@@ -365,13 +369,18 @@ class Block:
             loads = self.lines(inside) / rate + inside.gathers
             own = inside.tensor * together, threads, loads
             busy = np.maximum(own[0], own[1]) if groups > 1 else own[0] + own[1]
-            busy = np.maximum(busy, inside.chain)
+            # a warpgroup makes one step after the other, of which others hide a part only
+            alone = (inside.tensor + inside.threads) / self.groups
+            alone = alone + inside.steps * STEP if np.any(inside.threads) else 0.0
+            busy = np.maximum(np.maximum(busy, inside.chain), alone)
             if self.cluster > 1:  # a slot is free when all blocks have read it
                 busy = busy + PEERS
             if not self.is_fed:  # threads that load wait for products, and for each other
                 busy = busy + (rates.PRODUCT_LATENCY + rates.SYNC) / together + inside.gathers
-            late = rates.LATENCY + inside.bytes * max(1 / rate, byte * together)
-            late = late / max(1, self.stages(inside) - 1)
+            # a slot is free but for the product that reads it
+            part = 1 / max(1.0, float(np.mean(inside.steps)))
+            late = rates.LATENCY + inside.bytes * part * max(1 / rate, byte * together)
+            late = late / max(1, self.stages(inside) - part)
             main = main + trips * (np.maximum(np.maximum(busy, own[2]), late) + rates.TURN)
             for name, each in zip(units, (*own, inside.shared * together), strict=True):
                 units[name] += float(np.mean(each * trips))

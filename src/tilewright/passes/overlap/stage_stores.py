@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from tilewright.ir.gather import reads_inside
@@ -33,7 +34,8 @@ class Staging:
 @kernel_pass
 def stage_stores(at: Facts) -> Kernel:
     """Every kernel with staging tiles in front of the stores of accumulators, where there is room:
-    for the whole tile, or for pieces of its columns that take turns in two, or one."""
+    for the whole tile, or for pieces of its columns that take turns in two, or one; shorter pieces
+    where those would not divide it, or fit."""
     kernel = at.kernel
     if at.target.schedule.stage_stores is False or at.has_roles:
         return kernel
@@ -49,7 +51,7 @@ def stage_stores(at: Facts) -> Kernel:
         if found is None or len(found.shape) != 2 or prod(found.shape) < LEAST:
             return None
         rows, columns = found.shape
-        for width, count in ((columns, 1), (PIECE, 2), (PIECE, 1)):
+        for width, count in ((columns, 1), *product((PIECE, PIECE // 2), (2, 1))):
             size = rows * width * found.dtype.bits // 8
             if columns % width or size * count > left:
                 continue
