@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tune.test_search import forget
 from tests.tune.test_station import SIZES, picked
 from tilewright.choose import measured
 from tilewright.support.errors import RunError
@@ -15,11 +16,11 @@ from tilewright.tune.search import tune
 
 
 def actors() -> list[int]:
-    """Processes of stations."""
+    """Processes of actors."""
     found = []
     for path in Path("/proc").glob("[0-9]*/comm"):
         try:
-            if path.read_text().startswith("ray::Station"):
+            if path.read_text().startswith("ray::Worker"):
                 found.append(int(path.parent.name))
         except OSError:
             continue
@@ -68,7 +69,7 @@ def test_nothing_is_lost_with_a_worker(monkeypatch, tmp_path):
         found = tune(picked, {}, SIZES, most=6, crew=Killing())
     finally:
         crew.close()
-        picked.calls.forget()
+        forget(picked)
     names = [str(candidate) for candidate, _ in found.times[0]]
     assert len(killed) == 2 and not found.failures
     assert len(names) == len(set(names)) == found.tried >= 6

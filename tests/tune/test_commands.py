@@ -42,8 +42,16 @@ def run(monkeypatch, tmp_path):
 
 def test_tune_export_and_merge(run, tmp_path, monkeypatch):
     asked = ["tune", "kernels.py", "--target", "cpu", "--most", "2", "--workers", "1"]
+    code, told = run(*asked, "--sizes", "N=70000", "--sizes", "N=3000")
+    assert code == 0 and "double N=70000: n " in told
+    run("tuned", "clear")
     code, told = run(*asked, "--sizes", "N=3000", "--export", "table.json")
-    assert code == 0 and "double N=3000: n " in told and "× the speed of the model's choice" in told
+    assert (
+        code == 0
+        and "double N=3000: n " in told
+        and "× the speed of what was chosen before" in told
+    )
+    assert "as measured before" in run(*asked, "--sizes", "N=3000")[1]
     code, told = run("tuned")
     assert told.startswith("double(A: float32[3000], B: float32[3000])") and "µs" in told
     table = json.loads((tmp_path / "table.json").read_text())
@@ -62,9 +70,9 @@ def test_a_file_that_is_no_table(run, tmp_path):
 
 
 def test_a_gpu_is_needed(run, monkeypatch):
-    monkeypatch.setattr("tilewright.tools.tune_cli.gpu_name", lambda: "")
-    code, told = run("tune", "kernels.py", "--target", "cuda", "--sizes", "N=8")
-    assert code == 1 and "this machine has none" in told and "model's choice" in told
+    monkeypatch.setattr("tilewright.tune.search.gpu_target", lambda: None)
+    code, told = run("tune", "kernels.py", "--target", "cuda -arch=sm_90a", "--sizes", "N=8")
+    assert code == 1 and "no GPU on this machine" in told and "model's choice" in told
 
 
 def test_a_kernel_that_is_not_there(run):

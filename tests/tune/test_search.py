@@ -9,8 +9,9 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tilewright.choose import measured
-from tilewright.support.errors import RunError
-from tilewright.tune.search import MOST, tune
+from tilewright.choose.candidates import Candidate
+from tilewright.support.errors import LaunchError, RunError
+from tilewright.tune.search import MOST, _inputs, tune
 
 
 @tw.jit(target="cpu")
@@ -27,6 +28,12 @@ def product(A, B):
     return C
 
 
+def forget(jit):
+    """Its kernels, so that it chooses again."""
+    jit.calls.kernels.clear()
+    jit.calls._recent.clear()
+
+
 SIZES = {"M": 512, "N": 512, "K": 512}
 
 
@@ -39,6 +46,7 @@ class Told:
 
     def begin(self, target):
         assert target == "cpu"
+        return measured.machine_of("cpu")
 
     def load(self, jobs, inputs):
         for name, job in jobs.items():
@@ -59,7 +67,7 @@ def nothing_is_known(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(measured, "_here", {})
     yield
-    product.calls.forget()
+    forget(product)
 
 
 def wide(name):
@@ -76,7 +84,7 @@ def test_the_fastest_is_chosen_by_later_calls_and_other_processes(monkeypatch):
     kernel = product.compile(**SIZES)
     assert "n 256" in kernel.explain() and "µs measured" in kernel.explain()
     monkeypatch.setattr(measured, "_here", {})  # as in another process
-    product.calls.forget()
+    forget(product)
     assert "µs measured" in product.compile(**SIZES).explain()
     assert "measured" not in product.compile(M=512, N=512, K=256).explain()
 
@@ -104,7 +112,7 @@ def test_what_is_known_is_not_measured_again():
     assert crew.loaded == []
     more = tune(product, {}, SIZES, crew=crew, most=30)
     assert crew.loaded and not before & set(crew.loaded[1:])  # the first runs beside them
-    assert before <= {str(c) for c, _ in measured.known(*product.calls.opened({}, SIZES)[:2])[0]}
+    assert before <= {str(c) for c, _ in measured.known(product.calls.opened({}, SIZES))[0]}
     assert more.times[0][0][1] <= wide(min(before, key=wide))
 
 
@@ -114,7 +122,11 @@ def test_one_that_fails_is_left_out_and_said():
 
     found = tune(product, {}, SIZES, crew=Told(wide, wrong))
     assert dict(found.times[0][0][0].tiles)["n"] == 128
-    assert all("n 256" in name and "-11" in why for name, why in found.failures)
+    assert found.failures
+    assert all("n 256" in str(each) and "-11" in why for each, why in found.failures.items())
+    crew = Told(wide)
+    tune(product, {}, SIZES, crew=crew)
+    assert not crew.loaded  # that some failed is no reason to search again
 
 
 def test_none_that_works_is_an_error_and_the_kernel_still_runs():
@@ -128,7 +140,7 @@ def test_none_that_works_is_an_error_and_the_kernel_still_runs():
 def test_a_search_that_is_stopped_keeps_what_it_knows():
     with pytest.raises(KeyboardInterrupt):
         tune(product, {}, SIZES, crew=Stopped(wide))
-    assert len(measured.known(*product.calls.opened({}, SIZES)[:2])[0]) == MOST
+    assert len(measured.known(product.calls.opened({}, SIZES))[0]) == MOST
 
 
 class Stopped(Told):
@@ -169,3 +181,92 @@ def test_on_a_gpu_the_model_says_what_to_measure_first():
     sizes = dict(ranked[0][3].tiles)
     assert f"threads tx in {ranked[0][3].threads}" in str(tw.compile(given, target="interp").ir())
     assert sizes["m"] * sizes["n"] > 0
+
+
+def test_one_that_is_lost_in_the_finals_is_not_chosen():
+    class Losing(Told):
+        def times(self, names, rounds, burst):
+            found = super().times(names, rounds, burst)
+            return {n: t for n, t in found.items() if rounds == 3 or "n 256" not in n}
+
+    found = tune(product, {}, SIZES, crew=Losing(wide))
+    assert all("n 256" not in str(candidate) for candidate, _ in found.times[0])
+    assert any("n 256" in str(candidate) for candidate in found.failures)
+
+
+def test_measured_again_is_measured_anew():
+    tune(product, {}, SIZES, crew=Told(wide))
+    narrow = Told(lambda name: 1 / wide(name), lambda name: "no" if "n 16" in name else "")
+    found = tune(product, {}, SIZES, crew=narrow, again=True)
+    kept = measured.known(product.calls.opened({}, SIZES))[0]
+    assert kept == found.times[0] and "n 16" not in str(kept[0][0])
+
+
+@tw.jit(target="cpu")
+def pinned(A, B):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K), "float32")
+    B: T.Tensor((K, N), "float32")
+    C = T.empty((M, N), "float32")
+    for m, n in T.tile(M, N, size=(64, None)):
+        acc = T.zeros((m, n))
+        for k in T.tile(K):
+            acc += A[m, k] @ B[k, n]
+        C[m, n] = acc
+    return C
+
+
+def test_times_are_of_what_is_open_and_of_the_schedule():
+    opened = product.calls.opened({}, SIZES)
+    others = (pinned, product.with_schedule(tiles={"m": 64}), product.on("cuda -arch=sm_90a"))
+    places = [
+        measured.place_of(opened, "here"),
+        *(measured.place_of(each.calls.opened({}, SIZES), "here") for each in others),
+    ]
+    hopper = product.on("cuda -arch=sm_90a").with_schedule(stages=3)
+    places.append(measured.place_of(hopper.calls.opened({}, SIZES), "here"))
+    assert len({measured._key(place) for place in places}) == len(places)
+
+
+def test_a_choice_that_does_not_compile_gives_way_to_the_next(monkeypatch):
+    jit = product.on("cuda -arch=sm_90a")
+    huge = Candidate((("m", 256), ("n", 256), ("k", 2048)), 256)
+    fine = Candidate((("m", 64), ("n", 64), ("k", 32)), 128)
+    opened = jit.calls.opened({}, SIZES)
+    measured.keep(opened, {0: [(huge, 1e-6), (fine, 2e-6)]}, {0: MOST})
+    kernel = jit.compile(**SIZES)
+    assert "m 64, n 64, k 32, 128 threads: 2.0 µs measured" in kernel.explain()
+
+
+def test_numbers_and_sizes_of_the_call_are_passed_on():
+    rows = T.dynamic("rows", multiple_of=4)
+
+    @tw.jit(target="cpu")
+    def scaled(A, by: T.float32, at):
+        N = T.const("N")
+        A: T.Tensor((rows, N), "float32")
+        at: T.Tensor((rows,), "int32")
+        B = T.empty((rows, N), "float32")
+        for r, n in T.tile(rows, N):
+            B[r, n] = A[at[r], n] * by
+        return B
+
+    a, at = np.ones((12, 40), np.float32), np.arange(12, dtype=np.int32)
+    bound = scaled.calls.bind((a, np.float32(3), at), {})
+    program = scaled.calls.opened(bound, {}).program
+    found = _inputs(program, bound)
+    assert found["rows"] == 12 and found["by"] == 3.0 and found["at"].tolist() == at.tolist()
+    assert "A" not in found
+    with pytest.raises(RunError, match="known at launch only"):
+        _inputs(program, {})
+
+
+def test_without_such_a_gpu_it_says_so_at_once(monkeypatch):
+    monkeypatch.setattr("tilewright.tune.search.gpu_target", lambda: None)
+    with pytest.raises(LaunchError, match="needs such a GPU"):
+        tune(product.on("cuda -arch=sm_90a"), {}, SIZES)
+    tuned = tw.autotune(product).on("cuda -arch=sm_90a")
+    with pytest.warns(tw.PerformanceWarning, match="was not tuned: tuning for sm_90a"):
+        tuned.compile(**SIZES)
+    monkeypatch.setattr("tilewright.tune.progress.tune", None)
+    tw.autotune(product).on("interp").compile(**SIZES)  # nothing to tune

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 from tilewright.ir.atoms import MATRIX_TYPES, Feature
+from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.lang.builder import Builder, TileLoop
@@ -50,6 +52,14 @@ class Candidate:
         told += [f"{self.threads} threads"] * bool(self.threads)
         told += [f"clusters of {self.cluster}"] * (self.cluster > 1)
         return ", ".join([*told, *(f"{blocks} blocks share {n}" for n, blocks in self.shares)])
+
+
+class Opened(NamedTuple):
+    """A text at its default sizes, and by kernel all candidates for what it leaves open."""
+
+    program: Program
+    target: Target
+    found: Mapping[int, Sequence[Candidate]]
 
 
 @dataclass

@@ -1,22 +1,21 @@
 """Times of candidates that were measured, kept between processes: `tune` writes them, and `pick`
-prefers them to the model's. An entry is of one program at its default sizes, for one target on one
-machine, and of one version of Tilewright.
+prefers them to the model's. An entry is of one text at its default sizes, of what it leaves open,
+for one target on one machine, and of one version of Tilewright.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
-from platform import machine as processor
 from typing import Any
 
-from tilewright.choose.candidates import Candidate
-from tilewright.ir.op import Program
-from tilewright.ir.target import Target
+from tilewright.choose.candidates import Candidate, Opened
 from tilewright.ir.text import print_program, print_signature
 from tilewright.support.cache import UNREADABLE, Store, default_root, default_store, digest
 from tilewright.support.errors import RunError
@@ -25,17 +24,19 @@ from tilewright.targets.cuda.detect import gpu_name
 Times = dict[int, list[tuple[Candidate, float]]]  # by kernel, the fastest first: in seconds
 Entry = dict[str, Any]
 
-PLACE = ("program", "target", "machine", "version")  # what makes an entry's key
+PLACE = ("program", "open", "target", "machine", "version")  # what makes an entry's key
 SHIPPED = Path(__file__).parent / "measured.json"
 _here: dict[str, Entry] = {}  # what this process has measured: there may be no disk to write to
 
 
-def place_of(program: Program, target: Target) -> Entry:
-    """Whose times an entry has; `program` is traced at the default sizes."""
+def place_of(opened: Opened, machine: str | None = None) -> Entry:
+    """Whose times an entry has."""
+    loops = {str(n): [name for name, _ in each[0].tiles] for n, each in opened.found.items()}
     return {
-        "program": digest({"text": print_program(program)}),
-        "target": str(target),
-        "machine": machine(target),
+        "program": digest({"text": print_program(opened.program)}),
+        "open": loops,
+        "target": str(opened.target),
+        "machine": machine_of(opened.target.kind) if machine is None else machine,
         "version": _version(),
     }
 
@@ -46,24 +47,34 @@ def is_there() -> bool:
     return bool(_here) or SHIPPED.exists() or (store is not None and store.root.exists())
 
 
-def known(program: Program, target: Target) -> Times:
+def known(opened: Opened, machine: str | None = None) -> Times:
     """What was measured of the candidates of each kernel, here or for the table of the package."""
-    if not is_there():
-        return {}
-    key = _key(place_of(program, target))
-    return _times(_found(key) or _shipped().get(key))
+    return _times(entry_of(opened, machine)) if is_there() else {}
 
 
-def keep(program: Program, target: Target, times: Times) -> bool:
-    """Remember, besides what is known already; False: this process does alone."""
-    place = place_of(program, target)
-    for number, old in known(program, target).items():
-        new = [chosen for chosen, _ in times.get(number, [])]
-        rest = [(chosen, seconds) for chosen, seconds in old if chosen not in new]
-        times[number] = sorted([*times.get(number, []), *rest], key=lambda each: each[1])
-    told = {str(n): [[*astuple(c), seconds] for c, seconds in found] for n, found in times.items()}
-    entry = {"kernel": program.name, "about": print_signature(program), **place, "times": told}
-    return _put(_key(place), entry)
+def entry_of(opened: Opened, machine: str | None = None) -> Entry | None:
+    key = _key(place_of(opened, machine))
+    return _found(key) or _shipped().get(key)
+
+
+def keep(
+    opened: Opened,
+    times: Times,
+    searched: Mapping[int, int],
+    wrong: Iterable[Candidate] = (),
+    machine: str | None = None,
+    again: bool = False,
+) -> bool:
+    """Remember, besides what is known already (unless `again`), without those that went `wrong`;
+    `searched`: how many candidates were asked for, by kernel. False: this process alone does."""
+    place = place_of(opened, machine)
+    old = {} if again else known(opened, machine)
+    before = {} if again else (entry_of(opened, machine) or {}).get("searched", {})
+    left_out = set(wrong)
+    merged = {n: _merged(old.get(n, []), times.get(n, []), left_out) for n in {*old, *times}}
+    about = {"kernel": opened.program.name, "about": print_signature(opened.program), **place}
+    asked = {**before, **{str(n): most for n, most in searched.items()}}
+    return _put(_key(place), {**about, "times": _listed(merged), "searched": asked})
 
 
 def entries() -> Iterator[Entry]:
@@ -83,8 +94,8 @@ def export(path: Path) -> int:
 
 
 def merge(path: Path) -> tuple[int, int]:
-    """Take over another table: how many entries are new or faster known now, and how many are of
-    another version, which nobody asks for."""
+    """Take over what another table knows: how many entries had news, and how many are of another
+    version, which nobody asks for."""
     taken = others = 0
     for entry in _read(path):
         if entry["version"] != _version():
@@ -92,9 +103,18 @@ def merge(path: Path) -> tuple[int, int]:
             continue
         key = _key(entry)
         old = _found(key)
-        if old is None or _least(entry) < _least(old):
-            _put(key, entry)
-            taken += 1
+        before, more = _times(old), _times(entry)
+        merged = {n: _merged(before.get(n, []), more.get(n, []), ()) for n in {*before, *more}}
+        if merged == before:
+            continue
+        searched = {**entry.get("searched", {}), **(old or {}).get("searched", {})}
+        if not _put(key, {**entry, "times": _listed(merged), "searched": searched}):
+            raise RunError(
+                "the table of measured kernels cannot be written",
+                got=f"folder {default_root()}",
+                fix="see `tilewright cache size`; TILEWRIGHT_CACHE=0 keeps nothing",
+            )
+        taken += 1
     return taken, others
 
 
@@ -107,9 +127,19 @@ def clear() -> int:
     return count
 
 
-def machine(target: Target) -> str:
-    """What runs the target's kernels here: the GPU's name, or the processor's."""
-    return gpu_name() if target.kind == "cuda" else _processor()
+def machine_of(kind: str) -> str:
+    """What runs kernels for a kind of target here: the GPU's name, or the processor's."""
+    return gpu_name() if kind == "cuda" else _processor()
+
+
+def _merged(
+    old: Sequence[tuple[Candidate, float]],
+    new: Sequence[tuple[Candidate, float]],
+    wrong: Iterable[Candidate],
+) -> list[tuple[Candidate, float]]:
+    """The newer time of each, the fastest first."""
+    left = [each for each in {**dict(old), **dict(new)}.items() if each[0] not in wrong]
+    return sorted(left, key=lambda each: each[1])
 
 
 def _key(entry: Mapping[str, Any]) -> str:
@@ -135,9 +165,7 @@ def _store() -> Store | None:
 
 @cache
 def _shipped() -> dict[str, Entry]:
-    if not SHIPPED.exists():
-        return {}
-    return {_key(entry): entry for entry in _read(SHIPPED)}
+    return {_key(entry): entry for entry in _read(SHIPPED)} if SHIPPED.exists() else {}
 
 
 def _read(path: Path) -> list[Entry]:
@@ -164,13 +192,12 @@ def _times(entry: Mapping[str, Any] | None) -> Times:
     return found
 
 
-def _pairs(listed: list[list[Any]]) -> tuple[tuple[str, int], ...]:
+def _listed(times: Times) -> dict[str, list[Any]]:
+    return {str(n): [[*astuple(c), seconds] for c, seconds in each] for n, each in times.items()}
+
+
+def _pairs(listed: Iterable[Any]) -> tuple[tuple[str, int], ...]:
     return tuple((str(name), int(size)) for name, size in listed)
-
-
-def _least(entry: Entry) -> float:
-    """Seconds of the fastest candidates of all kernels."""
-    return float(sum(min(t for *_, t in each) for each in entry["times"].values() if each))
 
 
 def _version() -> str:
@@ -181,5 +208,6 @@ def _version() -> str:
 def _processor() -> str:
     told = Path("/proc/cpuinfo")
     lines = told.read_text().splitlines() if told.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else processor()
+    says = ("model name", "CPU implementer", "CPU part")
+    words = {line.partition(":")[2].strip() for line in lines if line.startswith(says)}
+    return " ".join([*sorted(words), platform.machine(), f"{os.cpu_count()} cores"])

@@ -13,10 +13,10 @@ from functools import partial
 from math import log
 from typing import TYPE_CHECKING
 
-from tilewright.choose import measured
 from tilewright.choose.candidates import (
     PAIR,
     Candidate,
+    Opened,
     around,
     candidates,
     clustered,
@@ -42,12 +42,13 @@ TRIED = 4  # candidates that are kept, and shown
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for the kernels of a text, by number of the kernel why, and whether there is
-    another choice, for when this one cannot be compiled."""
+    """What was chosen for the kernels of a text, by number of the kernel why, whether there is
+    another choice, for when this one cannot be compiled, and whether this one was measured."""
 
     sizes: Sizes = field(default_factory=Sizes)
     why: Mapping[int, str] = field(default_factory=dict)
     has_other: bool = False
+    is_measured: bool = False
 
 
 def choose(
@@ -64,25 +65,31 @@ def choose(
     for number, chosen in (given or {}).items():
         sizes = _with(sizes, number, chosen)
     asked = {} if given is not None else open_choices(target, builder, sizes)
-    if not asked or not (target.kind == "cuda" or measured.is_there()):
+    if not asked:
+        return Choice(sizes)
+    from tilewright.choose import measured  # which imports what digests need
+
+    if target.kind != "cuda" and not measured.is_there():
         return Choice(sizes)
     program = traced(sizes)
-    times = measured.known(program, target)
-    asked = {number: found for number, found in asked.items() if number not in times}
+    times = measured.known(Opened(program, target, asked))
     ranks: dict[int, Ranked] = {}
-    if asked and target.kind == "cuda":
-        ranks = _modelled(target, builder, traced, sizes, program, asked)
-    default, why, deepest = sizes, {}, max(map(len, ranks.values()), default=0)
     for number, found in times.items():
-        default = sizes = _with(sizes, number, found[0][0])
-        why[number] = "; ".join(f"{c}: {1e6 * t:.1f} µs measured" for c, t in found[:TRIED])
+        if found and number in asked:
+            told = [(c, f"{c}: {1e6 * seconds:.1f} µs measured") for c, seconds in found]
+            ranks[number] = told[:TRIED]
+    is_measured = bool(ranks)
+    left = {number: found for number, found in asked.items() if number not in ranks}
+    if left and target.kind == "cuda":
+        ranks |= _modelled(target, builder, traced, sizes, program, left)
+    default, why, deepest = sizes, {}, max(map(len, ranks.values()), default=0)
     for number, best in ranks.items():
         if best:
             sizes = _with(sizes, number, best[min(rank, len(best) - 1)][0])
             why[number] = "; ".join(told for _, told in best[rank:] or best[-1:])
-    if rank and rank >= deepest:
+    if rank >= deepest:
         return Choice(default)
-    return Choice(sizes, why, rank < deepest)
+    return Choice(sizes, why, True, is_measured)
 
 
 Ranked = list[tuple[Candidate, str]]  # the best first, with what the model says

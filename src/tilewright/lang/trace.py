@@ -89,7 +89,7 @@ class DirectTrace:
 
     `arguments` names the parameters that the call's own arguments fill, in the program's order;
     `outputs` the `T.empty` tensors it returns, in order. `why` says by kernel what its tiles were
-    chosen from, `has_other` that another choice can be tried.
+    chosen from, `has_other` that another choice can be tried, `is_measured` that this one was.
     """
 
     program: Program
@@ -98,6 +98,7 @@ class DirectTrace:
     single: bool = True
     why: Mapping[str, str] = field(default_factory=dict)
     has_other: bool = False
+    is_measured: bool = False
 
 
 @entry

@@ -126,12 +126,11 @@ def compiled_for(target: str | Target) -> Iterator[None]:
         CHOSEN.reset(chosen)
 
 
-def traced_for(target: str | Target, pass_configs: Mapping[Any, Any] | None) -> Target:
-    """What a kernel's text may depend on: the target, with the sizes of tiles that are chosen."""
-    known = {str(name): value for name, value in (pass_configs or {}).items()}
-    return resolve(target).choosing(
-        **{n: known[n] for n in ("tiles", "threads", "cluster") if n in known}
-    )
+def traced_for(target: str | Target, options: Mapping[str, Any]) -> Target:
+    """What a kernel's text may depend on: the target with all that is chosen, also the sizes of
+    tiles on targets that have no schedule."""
+    sizes = {n: options[n] for n in ("tiles", "threads", "cluster") if n in options}
+    return resolve(target, **options).choosing(**sizes)
 
 
 def current_target() -> Target:

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.choose.candidates import Candidate
+from tilewright.choose.candidates import Candidate, Opened
 from tilewright.choose.pick import Choice, choose, open_choices, ranked_all
 from tilewright.ir.core import *
-from tilewright.ir.target import Target
 from tilewright.lang.builder import Builder, Sizes
 from tilewright.lang.sizes import choose_sizes
 from tilewright.lang.trace import DirectTrace, trace_direct
@@ -37,14 +36,6 @@ class Outline(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-
-
-class Opened(NamedTuple):
-    """A text at its default sizes, and by kernel all candidates for what it leaves open."""
-
-    program: Program
-    target: Target
-    found: dict[int, list[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -156,7 +147,7 @@ class Direct:
             traced = trace_direct(self.fn, (), bound, sizes, stand_in, pick)
         names = [kernel.name for kernel in traced.program.kernels]
         why = {names[number]: text for number, text in chosen.why.items()}
-        return replace(traced, why=why, has_other=chosen.has_other)
+        return replace(traced, why=why, has_other=chosen.has_other, is_measured=chosen.is_measured)
 
     def traced(
         self, bound: dict[str, Any], sizes: Mapping[str, int], given: Mapping[int, Candidate]
@@ -191,11 +182,6 @@ class Direct:
         with compiled_for(target):
             trace_direct(self.fn, (), bound, sizes, pick=pick)
         return {number: each for number, each in found.items() if each}
-
-    def forget(self) -> None:
-        """Compile anew, when asked: there may be a better choice."""
-        self.kernels.clear()
-        self._recent.clear()
 
     def _example(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> DirectTrace:
         """A trace without arrays, for what does not depend on their sizes."""
@@ -276,9 +262,10 @@ class Direct:
             except CompileError as error:
                 wrong = wrong or error
             else:
-                if best is None or not kernel.spills:
+                fine = traced.is_measured or not kernel.spills
+                if best is None or fine:
                     best = traced, kernel, said
-                if not kernel.spills:
+                if fine:
                     break
             if not traced.has_other:
                 break

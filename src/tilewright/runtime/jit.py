@@ -198,7 +198,7 @@ class Jit:
         self._others: dict[Any, Jit] = {}
 
     def _traced_for(self) -> Target:
-        return traced_for(self.target, self.pass_configs)
+        return traced_for(self.target, options_from(self.pass_configs))
 
     def __repr__(self) -> str:
         kind = "kernel function" if self.direct else "kernel factory"

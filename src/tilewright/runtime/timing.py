@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import finalize
 
 from tilewright.support.errors import LaunchError
 
@@ -181,6 +182,7 @@ class StreamGraphs(Events):
             call(api.cuEventSynchronize(stop))
             return float(call(api.cuEventElapsedTime(start, stop))) / 1e3
 
+        finalize(burst, api.cuGraphExecDestroy, replay)
         return burst
 
 

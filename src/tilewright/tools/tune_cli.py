@@ -11,12 +11,11 @@ import click
 from tilewright.choose import measured
 from tilewright.runtime.jit import Jit
 from tilewright.support.cache import default_store
-from tilewright.support.errors import CompileError, LaunchError
-from tilewright.targets.cuda.detect import gpu_name
+from tilewright.support.errors import CompileError
 from tilewright.tools.collect import file_names, parse_arguments
 from tilewright.tune.crew import Crew, LocalCrew
 from tilewright.tune.progress import progress
-from tilewright.tune.search import MOST, tune
+from tilewright.tune.search import MOST, check_here, tune
 
 
 @click.command("tune")
@@ -53,12 +52,8 @@ def tune_command(
     try:
         for jit in found:
             jit = jit if target == "auto" else jit.on(target)
-            if jit.compile_target.kind == "cuda" and not gpu_name() and address is None:
-                raise LaunchError(
-                    "tuning for a GPU needs one, and this machine has none",
-                    fix="tune where the kernel will run, or use --target cpu; until then the "
-                    "kernel takes the model's choice",
-                )
+            if address is None:
+                check_here(jit.compile_target)
             for each in sizes or ("",):
                 _tune(jit, each, most, again, crew)
     finally:
@@ -77,13 +72,14 @@ def _tune(jit: Jit, sizes: str, most: int, again: bool, crew: Crew) -> None:
         with progress(label) as watch:
             found = tune(jit, bound, rest, most=most, again=again, crew=crew, watch=watch)
     except KeyboardInterrupt:
-        click.echo(f"{label}: stopped; what was measured is kept", err=True)
+        click.echo(f"{label}: stopped; candidates that were timed are kept", err=True)
         sys.exit(130)
     click.echo(f"{label}: {str(found).partition(': ')[2]}")
-    for candidate, why in found.failures:
+    for candidate, why in found.failures.items():
         click.echo(f"  left out {candidate}: {why.splitlines()[0]}", err=True)
-    if not found.is_kept and default_store() is not None:
-        click.echo("  the table cannot be written: known until this command ends", err=True)
+    if not found.is_kept:
+        why = "the cache is off" if default_store() is None else "its folder cannot be written"
+        click.echo(f"  nothing is kept for other processes: {why}", err=True)
 
 
 def _kernels(file: str, name: str | None) -> list[Jit]:

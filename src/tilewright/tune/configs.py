@@ -305,6 +305,12 @@ def autotune(
     def decorate(jitted: Jit | Callable[..., Any]) -> Jit | Autotuned:
         factory = jitted if isinstance(jitted, Jit) else Jit(jitted)
         if factory.direct and configs == ():
+            if profile:
+                raise CompileError(
+                    f"autotune without configs has no {', '.join(profile)}",
+                    expected="a kernel alone: results are compared with the model's choice",
+                    fix="leave it out, or give configs=[…]",
+                )
             return factory.tuned_by(tune_watched)
         return Autotuned(factory, configs, warmup, rep, Profile.of(profile))
 

@@ -11,15 +11,17 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from tilewright.choose.measured import machine_of
 from tilewright.support import env
 from tilewright.support.cache import default_store
 
 COMPILE = 120.0  # seconds after which a compiler is given up
-RUN = 20.0  # and a program that runs for the first time
+RUN = 30.0  # and a program that runs for the first time, besides what it took
 
 Jobs = Mapping[str, Any]  # by name of the candidate, what a station compiles
 
@@ -31,12 +33,12 @@ class Lost(Exception):
 class Crew(Protocol):
     """Who compiles programs, runs and times them."""
 
-    def begin(self, target: str) -> None:
-        """There will be programs for this target."""
+    def begin(self, target: str) -> str:
+        """Another text, for this target; the name of the machine that runs it."""
 
     def load(self, jobs: Jobs, inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Compile and run each once; the name with what went wrong, in the order they are ready.
-        What they write is compared with what the first of all wrote."""
+        """Compile and run each once; the name with what went wrong. What they write is compared
+        with what the first one of this text wrote that ran."""
 
     def times(self, names: Sequence[str], rounds: int, burst: float) -> dict[str, float]:
         """Seconds of a call of each that is loaded, in turn; those that were lost are missing."""
@@ -45,22 +47,25 @@ class Crew(Protocol):
 
 
 class Process:
-    """A station in a process of its own."""
+    """A station in a process of its own; what it complains of goes to a file."""
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(self, folder: str, *, caches_there: bool) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
         chosen = {**os.environ, "PYTHONPATH": paths}
-        if folder is not None:
+        if caches_there:
             chosen |= {env.CACHE.name: "1", env.CACHE_DIR.name: folder}
+        handle, name = tempfile.mkstemp(dir=folder)
+        self.said = Path(name)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tilewright.tune.station"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=handle,
             env=chosen,
             text=True,
             start_new_session=True,  # Ctrl-C is for who asks
         )
+        os.close(handle)
         self.turn = threading.Lock()
 
     def ask(self, seconds: float, **request: Any) -> dict[str, Any]:
@@ -75,17 +80,19 @@ class Process:
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except (OSError, ValueError):  # it is gone, or was closed
-            line = ""
-        finally:
+            found: dict[str, Any] = json.loads(self.process.stdout.readline())
+            return found
+        except (OSError, ValueError):  # it is gone, was closed, or answered half
             late = not timer.is_alive()
-            timer.cancel()
-        if not line:
+            self.process.kill()
             code = self.process.wait()
-            raise Lost(f"no answer within {seconds:g} s" if late else f"it ended with code {code}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        finally:
+            timer.cancel()
+        if late:
+            raise Lost(f"no answer within {seconds:g} s")
+        lines = self.said.read_text(errors="replace").split("\n") if self.said.exists() else []
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        raise Lost(f"it ended with code {code}" + (f": {last}" if last else ""))
 
     def close(self) -> None:
         self.process.kill()
@@ -104,48 +111,64 @@ class LocalCrew:
         self.folder = tempfile.TemporaryDirectory()
         self.all: list[Process] = []
         self.is_closed = False
-        self.loaded: dict[str, Any] = {}
+        self.loaded: dict[str, tuple[Any, float]] = {}  # jobs, and the seconds of their first run
         self.left: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-        self.runner = self._station()
-        self.workers = workers or max(1, (os.cpu_count() or 2) - 1)
-        for _ in range(self.workers):
-            threading.Thread(target=self._compile, daemon=True).start()
+        self.runner: Process | None = None
+        self.beginning: threading.Thread | None = None
+        self.target = ""
+        self.workers = workers or max(1, len(os.sched_getaffinity(0)) - 1)
+        self.compilers = 0
 
-    def begin(self, target: str) -> None:
-        runner = self.runner
+    def begin(self, target: str) -> str:
+        self.loaded, self.target = {}, target
+        self.beginning = threading.Thread(target=self._begin, daemon=True)
+        self.beginning.start()
+        return machine_of(target.split()[0])
 
-        def ask() -> None:
-            with suppress(Lost):
-                runner.ask(COMPILE, do="begin", target=target)
-
-        threading.Thread(target=ask, daemon=True).start()
+    def _begin(self) -> None:
+        with suppress(Lost, OSError):  # loading says what is wrong
+            self.runner = self.runner or self._station()
+            self.runner.ask(COMPILE, do="begin", target=self.target)
 
     def _station(self) -> Process:
-        made = Process(self.folder.name if default_store() is None else None)
+        made = Process(self.folder.name, caches_there=default_store() is None)
         self.all.append(made)
         return made
 
     def _compile(self) -> None:
         """One compiler's life."""
-        station = self._station()
+        station: Process | None = None
         while (job := self.left.get()) is not None:
             name, request = job
             try:
+                station = station or self._station()
                 told = str(station.ask(COMPILE, do="compile", **request).get("error", ""))
-            except Lost as lost:
+            except Exception as error:  # reported, not swallowed: somebody waits for an answer
                 if self.is_closed:
                     return
-                told, station = f"compiling it: {lost}", self._station()
+                told, station = f"compiling it: {error}", None
             self.done.put((name, told))
 
     def load(self, jobs: Jobs, inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         given = self._saved(inputs)
+        for _ in range(min(self.workers, len(jobs)) - self.compilers):
+            threading.Thread(target=self._compile, daemon=True).start()
+            self.compilers += 1
         for name, job in jobs.items():
             self.left.put((name, job))
-        for _ in jobs:
-            name, told = self.done.get()
-            yield name, told or self._load(name, {**jobs[name], "inputs": given})
+        left, ready = [*jobs], dict[str, str]()
+        while left:
+            # the first that runs is what others are compared with: those before it come first
+            order = left if self.loaded else left[:1]
+            there = [each for each in order if each in ready]
+            if there:
+                name = there[0]
+                left.remove(name)
+                yield name, ready[name] or self._load(name, {**jobs[name], "inputs": given})
+            else:
+                name, told = self.done.get()
+                ready[name] = told
 
     def _saved(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays as files, which stations read."""
@@ -156,32 +179,39 @@ class LocalCrew:
                 np.save(found[name], value)
         return found
 
-    def _load(self, name: str, job: Any) -> str:
+    def _load(self, name: str, job: Any, before: float = 0.0) -> str:
+        if self.beginning is not None:
+            self.beginning.join()
         try:
-            told = str(self.runner.ask(COMPILE + RUN, do="load", name=name, **job).get("error", ""))
-        except Lost as lost:
-            told = f"running it: {lost}"
+            self.runner = self.runner or self._station()
+            answer = self.runner.ask(RUN + 3 * before, do="load", name=name, **job)
+            told = str(answer.get("error", ""))
+        except (Lost, OSError) as error:
+            answer, told = {}, f"running it: {error}"
         if told:  # a kernel that faults leaves the GPU's context unusable
             self._begin_again()
         else:
-            self.loaded[name] = job
+            self.loaded[name] = job, float(answer["seconds"])
         return told
 
     def _begin_again(self) -> None:
         """A new runner, with what was loaded."""
-        self.runner.close()
-        self.runner = self._station()
+        if self.runner is not None:
+            self.runner.close()
+        self.runner = None
         again, self.loaded = self.loaded, {}
-        for name, job in again.items():
-            self._load(name, job)
+        for name, (job, before) in again.items():
+            self._load(name, job, before)
 
     def times(self, names: Sequence[str], rounds: int, burst: float) -> dict[str, float]:
         there = [name for name in names if name in self.loaded]
-        if not there:
+        if not there or self.runner is None:
             return {}
-        limit = RUN + len(there) * rounds * burst * 20
+        # a call to look at it, six to find how many make a burst, and then the rounds
+        each = [(7 + rounds) * 2 * max(burst, self.loaded[name][1]) for name in there]
         try:
-            found = self.runner.ask(limit, do="time", names=there, rounds=rounds, burst=burst)
+            asked = {"do": "time", "names": there, "rounds": rounds, "burst": burst}
+            found = self.runner.ask(RUN + sum(each), **asked)
         except Lost as lost:
             found = {"error": str(lost)}
         if "error" not in found:
@@ -196,8 +226,9 @@ class LocalCrew:
 
     def close(self) -> None:
         self.is_closed = True
-        for _ in range(self.workers):
+        for _ in range(self.compilers):
             self.left.put(None)
-        for station in self.all:
+        for station in [*self.all]:
             station.close()
-        self.folder.cleanup()
+        with suppress(OSError):
+            self.folder.cleanup()

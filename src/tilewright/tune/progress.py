@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from tilewright.runtime.jit import Jit
+from tilewright.support.cache import default_root, default_store
 from tilewright.support.errors import PerformanceWarning, TilewrightError
 from tilewright.tune.search import Tuned, Watch, tune
+
+WAIT = 600.0  # seconds for another process to tune
 
 
 @contextmanager
@@ -39,11 +42,23 @@ def progress(name: str) -> Iterator[Watch]:
 
 
 def tune_watched(jit: Jit, bound: dict[str, Any], sizes: Mapping[str, int]) -> None:
-    """What `@tw.autotune` does; a kernel that cannot be tuned runs as the model has it."""
+    """What `@tw.autotune` does, for a processor and for a GPU; one process of a machine at a time.
+    A kernel that cannot be tuned runs as the model has it."""
+    if jit.compile_target.kind not in ("cpu", "cuda"):
+        return
     try:
-        with progress(jit.fn.__name__) as watch:
+        with _alone(), progress(jit.fn.__name__) as watch:
             tune(jit, bound, sizes, watch=watch)
-    except TilewrightError as error:
-        warnings.warn(
-            f"{jit.fn.__name__} was not tuned: {error.message}", PerformanceWarning, stacklevel=2
-        )
+    except (TilewrightError, OSError) as error:  # a lock's timeout is an OSError
+        said = error.message if isinstance(error, TilewrightError) else str(error)
+        warnings.warn(f"{jit.fn.__name__} was not tuned: {said}", PerformanceWarning, stacklevel=2)
+
+
+def _alone() -> AbstractContextManager[Any]:
+    """Others' kernels would be timed with ours."""
+    if default_store() is None:
+        return nullcontext()
+    from filelock import FileLock
+
+    default_root().mkdir(parents=True, exist_ok=True)
+    return FileLock(default_root() / "tuning", timeout=WAIT)

@@ -13,9 +13,14 @@ import numpy as np
 
 from tilewright.choose import measured
 from tilewright.choose.candidates import Candidate
+from tilewright.ir.expr import Var
+from tilewright.ir.op import Program
+from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
+from tilewright.runtime.direct import Outline
 from tilewright.runtime.jit import Jit
-from tilewright.support.errors import CompileError, RunError
+from tilewright.support.errors import CompileError, LaunchError, RunError
+from tilewright.targets.cuda.detect import gpu_target
 from tilewright.targets.entries import lines_of
 from tilewright.tune.crew import Crew, LocalCrew
 
@@ -33,11 +38,11 @@ class Tuned:
     had been chosen before, and why others have none."""
 
     name: str
-    times: dict[int, list[tuple[Candidate, float]]] = field(default_factory=dict)
+    times: measured.Times = field(default_factory=dict)
     before: float = 0.0
     best: float = 0.0
     tried: int = 0
-    failures: list[tuple[str, str]] = field(default_factory=list)
+    failures: dict[Candidate, str] = field(default_factory=dict)
     is_kept: bool = True  # on disk
 
     @property
@@ -47,9 +52,12 @@ class Tuned:
     def __str__(self) -> str:
         if not self.times:
             return f"{self.name}: nothing is left open"
-        took = f"{1e6 * self.best:.1f} µs, {self.gain:.2f} × the speed of the model's choice"
-        chosen = "; ".join(str(found[0][0]) for found in self.times.values())
-        return f"{self.name}: {chosen}: {took} ({self.tried} tried)"
+        chosen = "; ".join(str(found[0][0]) for found in self.times.values() if found)
+        if not self.tried:
+            took = min(found[0][1] for found in self.times.values() if found)
+            return f"{self.name}: {chosen}: {1e6 * took:.1f} µs, as measured before"
+        gained = f"{self.gain:.2f} × the speed of what was chosen before"
+        return f"{self.name}: {chosen}: {1e6 * self.best:.1f} µs, {gained} ({self.tried} tried)"
 
 
 Watch = Callable[[Tuned, int, int], None]  # what is known, how many of how many are measured
@@ -66,38 +74,61 @@ def tune(
     watch: Watch = lambda *_: None,
 ) -> Tuned:
     """Measure the candidates of the kernel for these arguments. Those whose times are known are
-    not measured, unless `again`; where all are, nothing is done."""
-    opened = jit.calls.opened(bound, sizes)
-    known = {} if again else measured.known(opened.program, opened.target)
-    found = Tuned(opened.program.name, dict(known))
-    missing = [n for n in opened.found if len(known.get(n, [])) < min(most, len(opened.found[n]))]
+    not measured, unless `again`; where as many were asked for before, nothing is done."""
+    opened, target = jit.calls.opened(bound, sizes), jit.compile_target
+    found = Tuned(opened.program.name)
+    given = _inputs(opened.program, {**bound, **sizes})
+    if not opened.found:
+        return found
+    machine = crew.begin(str(target)) if crew is not None else measured.machine_of(target.kind)
+    entry = None if again else measured.entry_of(opened, machine)
+    found.times = measured.known(opened, machine) if entry is not None else {}
+    searched = {int(n): most for n, most in (entry or {}).get("searched", {}).items()}
+    missing = [n for n in opened.found if searched.get(n, 0) < most]
     if not missing:
         return found
     own = crew is None
-    crew = crew or LocalCrew()
+    if crew is None:
+        check_here(target)
+        crew = LocalCrew()
+        crew.begin(str(target))
     try:
-        crew.begin(str(jit.compile_target))
         ranked = jit.calls.ranked(bound, sizes)
+        known = {n: each for n, each in found.times.items() if each}
         chosen = {n: known[n][0][0] if n in known else each[0] for n, each in ranked.items()}
-        given = _inputs({**bound, **sizes})
-        for number in [n for n in missing if n in ranked]:
-            search = _Search(jit, bound, sizes, number, dict(chosen), crew, given, found, watch)
-            search.run(ranked[number], most)
+        for number in missing:
+            if number in ranked:
+                search = _Search(jit, bound, sizes, number, dict(chosen), crew, given, found, watch)
+                search.run(ranked[number], most)
             if found.times.get(number):
                 chosen[number] = found.times[number][0][0]
+                searched[number] = most
     finally:
         if own:
             crew.close()
-        if found.times:
-            found.is_kept = measured.keep(opened.program, opened.target, dict(found.times))
-            jit.calls.forget()
-    if not found.times:
+        if any(found.times.values()):
+            found.is_kept = measured.keep(
+                opened, found.times, searched, found.failures, machine, again
+            )
+    if not any(found.times.values()):
         raise RunError(
             f"no candidate for {found.name} could be measured",
-            notes=tuple(f"{name}: {why}" for name, why in found.failures[:4]),
-            fix="call it with arrays of its own: those that were made may be no input for it",
+            notes=tuple(f"{name}: {why}" for name, why in [*found.failures.items()][:4]),
+            fix="if it does not take the inputs that were made (integers are 0), tune it by a call "
+            "of @tw.autotune with arrays of its own",
         )
     return found
+
+
+def check_here(target: Target) -> None:
+    """Kernels for the CPU, and for this machine's GPU, can be measured."""
+    here = gpu_target()
+    if target.kind == "cuda" and (here is None or Target.parse(here).arch != target.arch):
+        raise LaunchError(
+            f"tuning for {target.arch} needs such a GPU",
+            got=f"one for {Target.parse(here).arch}" if here else "no GPU on this machine",
+            fix="tune where the kernel will run; until then it takes the model's choice",
+        )
 
 
 @dataclass
@@ -108,7 +139,7 @@ class _Search:
     bound: dict[str, Any]
     sizes: Mapping[str, int]
     number: int
-    chosen: Mapping[int, Candidate]
+    chosen: Mapping[int, Candidate]  # of all kernels, before this search
     crew: Crew
     given: Mapping[str, Any]
     found: Tuned
@@ -117,7 +148,7 @@ class _Search:
     named: dict[str, Candidate] = field(default_factory=dict)  # those that were tried
 
     def run(self, ranked: Sequence[Candidate], most: int) -> None:
-        first = self.chosen[self.number]
+        first, self.found.tried = self.chosen[self.number], 0
         known = {each for each, _ in self.found.times.pop(self.number, [])} | {first}
         batch = [first, *(each for each in ranked[:most] if each not in known)]
         for _ in range(1 + TURNS):
@@ -135,11 +166,11 @@ class _Search:
             try:
                 jobs[str(each)] = self._job(each)
             except CompileError as error:
-                self.found.failures.append((str(each), error.message))
+                self.found.failures[each] = error.message
         ready = []
         for name, told in self.crew.load(jobs, self.given):
             if told:
-                self.found.failures.append((name, told))
+                self.found.failures[self.named[name]] = told
             else:
                 ready.append(name)
             if ready and self.jit.compile_target.kind == "cuda":  # a CPU compiles meanwhile
@@ -162,24 +193,39 @@ class _Search:
 
     def _time(self, names: Sequence[str], rounds: int, burst: float) -> None:
         found, first = self.found, str(self.chosen[self.number])
-        self.seconds |= self.crew.times(names, rounds, burst)
+        times = self.crew.times(names, rounds, burst)
+        self.seconds |= times
+        for name in {*names} - {*times}:
+            self.seconds.pop(name, None)
+            found.failures[self.named[name]] = "it was lost while it was timed"
         ordered = sorted(self.seconds.items(), key=lambda each: each[1])
         if ordered:
             found.times[self.number] = [(self.named[name], seconds) for name, seconds in ordered]
             found.best, found.tried = ordered[0][1], len(self.named)
-            if self.number == min(found.times):
-                found.before = self.seconds.get(first, found.best)
+            found.before = self.seconds.get(first, found.best)
 
 
-def _inputs(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers, and arrays of integers, which may be indices, in host memory; floats may be any."""
+def _inputs(program: Program, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, sizes that are known at launch, and arrays of integers, which may be indices, in
+    host memory; floats may be any."""
     found: dict[str, Any] = {}
+    shapes = {name: value.shape for name, value in given.items() if hasattr(value, "shape")}
+    for tensor in program.tensors:
+        for size, extent in zip(shapes.get(tensor.name, ()), tensor.shape, strict=False):
+            if isinstance(extent, Var):
+                found[extent.name] = int(size)
+    for dim in program.dims:
+        if dim.var.name not in found:
+            raise RunError(
+                f"the size {dim.var.name} of {program.name} is known at launch only",
+                expected="arrays, which have it",
+                fix="decorate the kernel with @tw.autotune and call it",
+            )
     for name, value in given.items():
-        if isinstance(value, (int, float)):
-            found[name] = value
-        elif isinstance(dtype := getattr(value, "dtype", "float"), str) or "float" in str(dtype):
-            continue  # of an array that is not there, or whose elements do not matter
-        else:
+        dtype = str(getattr(value, "dtype", ""))
+        if isinstance(value, (int, float)) or (hasattr(value, "item") and shapes.get(name) == ()):
+            found[name] = value.item() if hasattr(value, "item") else value
+        elif dtype and "float" not in dtype and not isinstance(value, Outline):
             brought = getattr(value, "cpu", None) or getattr(value, "get", None)  # PyTorch, CuPy
             found[name] = np.asarray(value if brought is None else brought())
     return found
