@@ -113,7 +113,7 @@ def test_how_it_is_written():
         "cluster=4 rank=cluster_rank {",
         "if cluster_rank != 0 {\n      fill acc = 0.0",
         "copy A[m * 16:+16, (cluster_rank * 2 + k_trip) * 64:+64] -> tile",
-        "copy acc -> acc_slots[cluster_rank, :, :]@3",
+        "if cluster_rank % 4 == 2 {\n      copy acc -> acc_slots_1@(cluster_rank - 2)",
     ):
         assert line in text, text
     assert text.rindex("if cluster_rank == 0 {") < text.index("copy C_tile -> C[")

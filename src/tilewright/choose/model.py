@@ -54,7 +54,7 @@ PANELS = (1, 2, 4, 8, 16, 32, 64)  # rows of tiles that run side by side
 CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
 
 # Measured on an H200, `benchmarks/notes/choices.md` says how
-MEETING = 1500  # cycles of a cluster with sums to tell: 96×480×3840 takes 9.5 µs without, 10.4 so
+MEETING = 800  # cycles until blocks of a cluster have met: two that share 96×480×3840 take 6.6 µs
 ROLES = 1500  # cycles until a producer and its consumers are set up: attention of short rows
 STEP = 150  # cycles from a product to what threads make of it and back: attention by 16 and 32 keys
 TAIL = 0.2  # tiles of the mean length at the end of a grid whose longest come first
@@ -137,18 +137,20 @@ def estimate(kernel: Kernel, target: Target) -> Estimate:
     """How long `kernel` takes; `Infeasible` where a block has more than fits."""
     block = Block(kernel, target)
     chip, tiles = target.chip, prod(block.grid)
-    active = min(tiles, chip.multiprocessors * block.resident)
+    size = kernel.cluster_size
+    there = chip.grouped // size * size if size > 2 and chip.grouped else chip.multiprocessors
+    active = min(tiles, there * block.resident)
     delivered = block.delivered(active)
     dram = delivered / (chip.dram_bytes * chip.multiprocessors)
     # of what blocks load, DRAM delivers a part, more slowly
     part = min(1.0, delivered / max(1.0, block.loaded * tiles))
-    busy_ones = min(active, chip.multiprocessors)
+    busy_ones = min(active, there)
     slow = part / (chip.dram_bytes * chip.multiprocessors) * busy_ones
     # few multiprocessors have more of the L2 cache each
     rate = min(rates.SHARED_BYTES, chip.l2_bytes * chip.multiprocessors / busy_ones)
     waves = tiles / active
     # a multiprocessor has so many tiles, as many at once as fit, and then the rest
-    full, rest = divmod(ceil(tiles / chip.multiprocessors), block.resident)
+    full, rest = divmod(ceil(tiles / there), block.resident)
     cycles, units = 0.0, dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED, ENDS), 0.0)
     uneven = float(np.ptp(block.trips_of)) > 0
     if uneven:  # the hardware deals out such tiles; at the end, some wait for a long one

@@ -24,6 +24,7 @@ class Chip:
     blocks_per_sm: int = 32
     reserved: int = 1024  # bytes of shared memory that every block takes besides
     cluster: int = 1  # blocks; more than 8 need the non-portable attribute, which loading sets
+    grouped: int = 0  # multiprocessors that clusters of more than two can have: none is in two GPCs
     param_bytes: int = 4096
     # Of a cycle and multiprocessor, for ranking schedules: 16-bit products by `mma`, and bytes from
     # DRAM and from the L2 cache.
@@ -87,9 +88,9 @@ _NUMBERS = {
         _chip(100, 142, **_SMALL, warp_products=512, dram_bytes=3, l2_bytes=32), _SM89
     ),
     # 62 % of what wgmma does; 4.0 TB/s at 1.6 GHz; of the L2's wire of 64 bytes a product of 8192³
-    # at 770 TFLOP/s takes 43
+    # at 770 TFLOP/s takes 43; an H200 runs 30 clusters of four, or 15 of eight, at once
     90: Architecture(
-        _chip(228, 132, **_LARGE, warp_products=1280, dram_bytes=19),
+        _chip(228, 132, **_LARGE, grouped=120, warp_products=1280, dram_bytes=19),
         _SM90,
         _SHARES | {Feature.WGMMA},
         "a",

@@ -7,7 +7,6 @@ there is room for it.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -154,19 +153,12 @@ def exchanged(
     blocks: int,
     fold: Any,
     since: Position,
-    seen: bool = True,
 ) -> None:
     """mine = the fold of what each block of the cluster has there, told as `kind`. `since`: where
-    the work on it began, before which the blocks meet so that all are there to be told. Not `seen`:
-    it is still the value that it was meant to be."""
+    the work on it began, before which the blocks meet so that all are there to be told."""
     kernel = builder.require_kernel()
     assert kernel.rank is not None
-    shape = (const(blocks), *mine.shape)
-    slots = Buffer(builder.fresh(f"{mine.name}_slots"), shape, kind, Space.SHARED)
-    builder.emit_at(since._replace(at=0), Alloc(slots))
-    if kernel not in builder.met:
-        builder.met.append(kernel)
-        builder.emit_at(since, Sync("cluster"))
+    slots = _slots(builder, mine, (const(blocks), *mine.shape), kind, since)
     told = mine
     if mine.dtype != kind:
         told = Buffer(builder.fresh(mine.name), mine.shape, kind, Space.FRAGMENT)
@@ -181,15 +173,49 @@ def exchanged(
     total: Expr = Load(slots, (const(0), *vars))
     for peer in range(1, blocks):
         total = fold(total, Load(slots, (const(peer), *vars)))
-    builder.emit(Map(vars, mine.shape, (Store(mine, vars, cast(total, mine.dtype)),)), seen)
+    builder.emit(Map(vars, mine.shape, (Store(mine, vars, cast(total, mine.dtype)),)))
     if any(body.loop for body in builder.bodies):
         builder.emit(Sync("cluster"))  # before the next iteration writes the slots
+
+
+def gathered(builder: Builder, mine: Buffer, blocks: int, since: Position) -> None:
+    """mine = the sum of what each block has there, in the first one: of two neighbours one tells
+    the other, then of those who were told, and so on. It is still the value that it was meant to
+    be."""
+    rank = builder.require_kernel().rank
+    assert rank is not None
+    step = 1
+    while step < blocks:
+        vars = tuple(builder.var("i") for _ in mine.shape)
+        slot = _slots(builder, mine, mine.shape, mine.dtype, since)
+        place = binary("%", rank, const(2 * step))
+        zeros = tuple(const(0) for _ in mine.shape)
+        to = Region(slot, zeros, mine.shape, cta=rank - step)
+        builder.emit(If(compare("==", place, const(step)), (Copy(whole(mine), to),)))
+        builder.emit(Sync("cluster"))
+        both = Store(mine, vars, Load(mine, vars) + Load(slot, vars))
+        add = Map(vars, mine.shape, (both,))
+        builder.emit(If(compare("==", place, const(0)), (add,)), seen=False)
+        step *= 2
+
+
+def _slots(
+    builder: Builder, mine: Buffer, shape: tuple[Expr, ...], kind: DType, since: Position
+) -> Buffer:
+    """A shared tile that peers write, once all blocks are there."""
+    slots = Buffer(builder.fresh(f"{mine.name}_slots"), shape, kind, Space.SHARED)
+    builder.emit_at(since._replace(at=0), Alloc(slots))
+    kernel = builder.require_kernel()
+    if kernel not in builder.met:
+        builder.met.append(kernel)
+        builder.emit_at(since, Sync("cluster"))
+    return slots
 
 
 @dataclass(frozen=True)
 class Share:
     """What a block of a cluster does of a loop that adds up products: `blocks` have as many steps
-    each. Sums of all of them, in the order of the blocks, are then in each."""
+    each. Sums of all of them, always added in the same order, are then in the first."""
 
     blocks: int = 1
     steps: int = 0
@@ -227,7 +253,7 @@ class Share:
             builder.emit(If(compare("!=", self.rank, const(0)), (clear,)), seen=False)
         builder.emit(loop)
         for held in sums:
-            exchanged(builder, held, held.dtype, self.blocks, operator.add, since, seen=False)
+            gathered(builder, held, self.blocks, since)
 
 
 def _sums(loop: For) -> list[Buffer]:
