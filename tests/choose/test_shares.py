@@ -68,6 +68,21 @@ def stopping(A, B):
     return C
 
 
+@tw.jit
+def of_powers(A, B):
+    """What lies behind the end is not zero: 2^0."""
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K))
+    B: T.Tensor((K, N))
+    C = T.empty((M, N), A.dtype)
+    for m, n in T.tile(M, N):
+        acc = T.zeros((m, n))
+        for k in T.tile(K):
+            acc += T.cast(T.exp2(A[m, k]), A.dtype) @ T.cast(T.exp2(B[k, n]), B.dtype)
+        C[m, n] = acc
+    return C
+
+
 def given(m, n, k, dtype=ml_dtypes.bfloat16):
     rng = np.random.default_rng(m + n + k)
     return [rng.integers(-2, 3, shape).astype(dtype) for shape in ((m, k), (k, n))]
@@ -105,6 +120,20 @@ def test_sums_of_all_blocks(chosen, dtype):
         out = np.zeros(want.shape, dtype)
         machine.run(program, {"A": a, "B": b, "C": out})
         assert (out == want.astype(dtype)).all()
+
+
+@pytest.mark.parametrize("length", [192, 200, 5 * 64, 7 * 64 + 8])
+def test_steps_that_blocks_do_not_divide(length):
+    """The last block has steps behind the end, also where the last tile is whole."""
+    a, b = given(11, 32, length)
+    powers = 2.0 ** a.astype(float) @ 2.0 ** b.astype(float)
+    cases = (product, np.maximum(a.astype(float) @ b.astype(float) + 1, 0)), (of_powers, powers)
+    for kernel, want in cases:
+        made = traced(kernel, (a, b), candidate(4, m=16, n=32, k=64))
+        for program in (made, lower(made, H200).result):
+            out = np.zeros(want.shape, a.dtype)
+            machine.run(program, {"A": a, "B": b, "C": out})
+            assert (out == want.astype(a.dtype)).all()
 
 
 def test_how_it_is_written():

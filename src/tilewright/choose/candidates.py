@@ -22,6 +22,7 @@ from tilewright.lang.builder import Builder, TileLoop
 PAIR = 2  # blocks of a cluster
 SHARES = (2, 4, 8)  # blocks that have steps of a loop each
 FEWEST = 2  # steps of such a block
+WASTE = 16  # at most one in so many steps lies behind the end
 STEPS = 2  # powers of two by which sizes of targets without a model differ from the default
 MOST = 160  # candidates of a kernel; with more, ladders have powers of two alone
 ROWS, GROUPS = 64, 3  # of a product by a warpgroup; warpgroups of a block, besides a producer
@@ -179,7 +180,7 @@ def shared(
     for each in found:
         size = dict(each.tiles).get(loop[1])
         trips = -(-length // size) if size else 1
-        able = [n for n in SHARES if trips % n == 0 and trips // n >= FEWEST]
+        able = [n for n in SHARES if trips // n >= FEWEST and -trips % n * WASTE <= trips]
         made += [replace(each, shares=((loop[1], n),)) for n in able]
     return made
 

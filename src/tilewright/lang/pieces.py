@@ -215,11 +215,13 @@ def _slots(
 @dataclass(frozen=True)
 class Share:
     """What a block of a cluster does of a loop that adds up products: `blocks` have as many steps
-    each. Sums of all of them, always added in the same order, are then in the first."""
+    each, of which the last ones may lie behind the end. Sums of all of them, always added in the
+    same order, are then in the first."""
 
     blocks: int = 1
     steps: int = 0
     rank: Var | None = None
+    is_padded: bool = False
 
     @staticmethod
     def of(builder: Builder, names: Sequence[str], trips: Sequence[Expr]) -> Share:
@@ -227,14 +229,16 @@ class Share:
         if blocks == 1:
             return Share()
         (steps,) = trips if len(trips) == 1 else (const(1),)
-        if not isinstance(steps, Const) or int(steps) % blocks or len(builder.bodies) > 1:
+        if not isinstance(steps, Const) or blocks & (blocks - 1) or len(builder.bodies) > 1:
             raise CompileError(
                 f"{blocks} blocks cannot share the steps of {names[-1]}",
-                expected="a loop that stands alone in its kernel, of a known number of steps that "
-                "the blocks divide",
+                expected="a loop that stands alone in its kernel, of a known number of steps, and "
+                "a power of two of blocks",
                 fix="leave the choice open",
             )
-        return Share(blocks, int(steps) // blocks, builder.require_kernel().rank)
+        each = -(-int(steps) // blocks)
+        padded = each * blocks != int(steps)
+        return Share(blocks, each, builder.require_kernel().rank, padded)
 
     def length(self, trips: Expr) -> Expr:
         return trips if self.rank is None else const(self.steps, trips.dtype)

@@ -49,13 +49,15 @@ def each(n: Any) -> Each:
 @dataclass(frozen=True)
 class _Range:
     """An axis as it was written: from `low` to `high` by `size`, which is 0 for `T.each`; whether
-    the text says that size; `Split.align` of rows that it goes along."""
+    the text says that size; `Split.align` of rows that it goes along; whether tiles come after the
+    last one."""
 
     low: Expr
     high: Expr
     size: int
     is_pinned: bool = False
     align: int = 1
+    is_padded: bool = False
 
     @property
     def trips(self) -> Expr:
@@ -93,7 +95,7 @@ class _Range:
     @property
     def limit(self) -> Expr | None:
         """What may cut the last tile. An end that is a whole number of tiles away does not."""
-        if multiple_of(self.low) % self.size:
+        if self.is_padded or multiple_of(self.low) % self.size:
             return self.high
         cuts = [end for end in _least_of(self.high) if multiple_of(end) % self.size]
         return None if not cuts else cuts[0] if len(cuts) == 1 else self.high
@@ -307,6 +309,7 @@ def _sequential(
     ]
     trips = [builder.snapshot(span.trips) for span in spans]
     share, since = Share.of(builder, names, trips), builder.outermost()
+    spans = [replace(span, is_padded=share.is_padded) for span in spans]
     # several axes of known lengths are one loop: what runs ahead does so across their ends
     known = len(spans) > 1 and all(isinstance(n, Const) and n.value > 0 for n in trips)
     lengths, label = ([_product(trips)], "_".join(names)) if known else (trips, "")
