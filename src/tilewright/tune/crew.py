@@ -117,7 +117,8 @@ class LocalCrew:
         self.runner: Process | None = None
         self.beginning: threading.Thread | None = None
         self.target = ""
-        self.workers = workers or max(1, len(os.sched_getaffinity(0)) - 1)
+        allowed = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 2))(0)
+        self.workers = workers or max(1, len(allowed) - 1)
         self.compilers = 0
 
     def begin(self, target: str) -> str:

@@ -83,7 +83,7 @@ def tune(
     machine = crew.begin(str(target)) if crew is not None else measured.machine_of(target.kind)
     entry = None if again else measured.entry_of(opened, machine)
     found.times = measured.known(opened, machine) if entry is not None else {}
-    searched = {int(n): most for n, most in (entry or {}).get("searched", {}).items()}
+    searched = {int(n): asked for n, asked in (entry or {}).get("searched", {}).items()}
     missing = [n for n in opened.found if searched.get(n, 0) < most]
     if not missing:
         return found
@@ -100,9 +100,9 @@ def tune(
             if number in ranked:
                 search = _Search(jit, bound, sizes, number, dict(chosen), crew, given, found, watch)
                 search.run(ranked[number], most)
+            searched[number] = most
             if found.times.get(number):
                 chosen[number] = found.times[number][0][0]
-                searched[number] = most
     finally:
         if own:
             crew.close()
