@@ -279,6 +279,13 @@ def test_what_does_not_fit_is_infeasible():
             estimate(kernel, target)
 
 
+def test_results_of_an_instruction_fit_the_registers_of_a_launch():
+    """Those of 64×224 and a producer's threads do not: the assembler asks for 138 of 128."""
+    ranked = products.matmul.on(H200).calls.ranked({}, {"M": 1112, "N": 3000, "K": 2056})[0]
+    wide = {dict(each.tiles)["n"] for each in ranked if each.threads == 384}
+    assert max(wide) == 192
+
+
 def test_a_size_that_launches_give_is_taken_as_large():
     M, N, K = T.dynamic("M, N, K")
 

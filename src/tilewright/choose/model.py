@@ -49,6 +49,7 @@ ADDRESSES = 48  # registers of a thread, where threads address tensors themselve
 ROWS = 16  # of a product by a warp
 INSTRUCTIONS = 2  # of a load from shared memory, with its address
 REGISTERS = 255  # of a thread at most
+CONTROL = 26  # of a thread, besides the results of a wgmma: what the assembler asks for
 LINE = 128  # bytes
 PANELS = (1, 2, 4, 8, 16, 32, 64)  # rows of tiles that run side by side
 CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
@@ -299,6 +300,10 @@ class Block:
         if split is None:
             raise Infeasible("no instruction multiplies such tiles")
         if split.atom == "wgmma":
+            threads = self.kernel.thread_count + WARPGROUP * (self.groups > 1)  # and a producer
+            room = chip.registers // threads - CONTROL
+            if split.n // 2 > room:
+                raise Infeasible(f"an instruction has {split.n // 2} results, registers {room}")
             in_shared = op.a.buffer.is_shared
             found.tensor += rates.warpgroup_cycles(m, n, k, bits, split.n, in_shared)
             read = m / 64 * n / split.n * k * (split.n + 64 * in_shared) * bits / 8

@@ -97,11 +97,13 @@ Ranked = list[tuple[Candidate, str]]  # the best first, with what the model says
 
 def open_choices(target: Target, builder: Builder, sizes: Sizes) -> dict[int, list[Candidate]]:
     """The candidates of each kernel of which something is open."""
-    if target.kind == "cuda":
-        found = {n: candidates(builder, n, target) for n in builder.tiled}
-    else:
-        found = {n: around(builder, n, sizes.tiles) for n in builder.tiled}
-    return {number: found[number] for number in sorted(found) if found[number]}
+    found: dict[int, list[Candidate]] = {}
+    for number in sorted(builder.tiled):
+        if target.kind == "cuda":
+            found[number] = candidates(builder, number, target)
+        elif target.kind == "cpu":
+            found[number] = around(builder, number, sizes.tiles)
+    return {number: each for number, each in found.items() if each}
 
 
 def _modelled(
