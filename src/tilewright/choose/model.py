@@ -59,6 +59,7 @@ MEETING = 800  # cycles until blocks of a cluster have met: two that share 96×4
 ROLES = 1500  # cycles until a producer and its consumers are set up: attention of short rows
 STEP = 150  # cycles from a product to what threads make of it and back: attention by 16 and 32 keys
 TAIL = 0.2  # tiles of the mean length at the end of a grid whose longest come first
+WARPS = 0.8  # of the issue slots, what four warps fill: 16 rows by `mma`, by 128 and 256 threads
 PEERS = 50  # cycles of an iteration: 4096³ by tiles of 128×128 takes 182 µs, by pairs of blocks 199
 GATHER = 0.7  # cycles of a warpgroup for 16 bytes: 3×3 convolutions by tiles of 256 rows
 ACROSS = 1.6  # times as long for rows that begin between lines: 1112×15920×7816
@@ -369,7 +370,8 @@ class Block:
         many its units are busy. `l2`: bytes of a cycle; `byte`: cycles for one that is loaded."""
         ends, main = self.ends, np.zeros(1)
         groups = self.groups * (2 if self.ping_pong else 1) * together
-        issue, rate = min(1.0, rates.SOLO * groups) / together, l2 / together
+        solo = rates.SOLO if self.by_groups else WARPS
+        issue, rate = min(1.0, solo * groups) / together, l2 / together
         units = dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED), 0.0)
         for inside, trips in self.loops:
             threads = inside.threads / issue + inside.products * together / min(1.0, groups)
