@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SAME = 1.005  # estimates closer than this are equal
 CLUSTERED = 12  # candidates that are considered with clusters, too
-SHARED = 8  # and with blocks that share steps
+SHARED = 12  # and with blocks that share steps
 TRIED = 4  # candidates that are kept, and shown
 
 
