@@ -1,12 +1,13 @@
 """Products with nothing chosen, at sizes that a seed draws, against cuBLAS in CUDA graphs.
 
     python benchmarks/products.py --seed 7 --count 100 --out products.json
-    python benchmarks/products.py --seed 7 --count 100 --part 0/4 --tuned --out products.json
+    python benchmarks/products.py --seed 7 --count 100 --part 0/4 --out products.json
     python benchmarks/products.py summary products.json ...
 
 M from 1 to 16384, N and K from 256 to 32768, as often small as large, N and K multiples of 8, no
-operand above 1 GB. Contenders: A @ B by the model alone, with `--tuned` after tuning as well, and
-PyTorch with B as it is and with its transpose stored. `--part i/n` takes every n-th size.
+operand above 1 GB. Contenders: A @ B by the model alone (on a machine that has tuned none of
+them), and PyTorch with B as it is and with its transpose stored. `--part i/n` takes every n-th
+size.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ def build(m: int, n: int, k: int) -> None:
     kernel().compile(M=m, N=n, K=k)
 
 
-def races(seed: int = 0, count: int = 20, part: str = "0/1", tuned: bool = False) -> Iterator[Race]:
+def races(seed: int = 0, count: int = 20, part: str = "0/1") -> Iterator[Race]:
     for m, n, k in drawn(seed, count, part):
-        yield race(m, n, k, tuned)
+        yield race(m, n, k)
 
 
-def race(m: int, n: int, k: int, tuned: bool) -> Race:
+def race(m: int, n: int, k: int) -> Race:
     import torch
 
     made: dict[str, Any] = {}
@@ -71,15 +72,7 @@ def race(m: int, n: int, k: int, tuned: bool) -> Race:
             a, b = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in ((m, k), (k, n)))
             ours = kernel().compile(a, b)
             made.update(a=a, b=b, ours=lambda: ours(a, b))
-            if tuned:
-                from tilewright.tune.search import tune
-
-                tune(kernel(), kernel().calls.bind((), {}, partial=True), {"M": m, "N": n, "K": k})
-                fresh = kernel().with_schedule()  # chooses again
-                fresh.calls.kernels.clear()
-                best = fresh.compile(a, b)
-                made["tuned"] = lambda: best(a, b)
-        return {name: made[name] for name in ("ours", "tuned") if name in made}
+        return {"ours": made["ours"]}
 
     def checks() -> Iterator[dict[str, Any]]:
         calls = runs()
@@ -94,7 +87,7 @@ def race(m: int, n: int, k: int, tuned: bool) -> Race:
         return {**calls, "NN": lambda: a @ b, "NT": lambda: a @ other.T}
 
     return Race(name_of("product", (m, n, k)), contenders, checks, work=2.0 * m * n * k,
-                unit="FLOP", ours=["ours", "tuned"])  # fmt: skip
+                unit="FLOP", ours=["ours"])  # fmt: skip
 
 
 def summary(*paths: str) -> None:
@@ -128,7 +121,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--part", default="0/1")
-    parser.add_argument("--tuned", action="store_true")
     args = parser.parse_args()
     build_ahead(build, drawn(args.seed, args.count, args.part))
     raise SystemExit(main(__file__, parser))

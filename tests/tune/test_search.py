@@ -10,6 +10,7 @@ import tilewright as tw
 import tilewright.language as T
 from tilewright.choose import measured
 from tilewright.choose.candidates import Candidate
+from tilewright.ir.text import print_program
 from tilewright.support.errors import LaunchError, RunError
 from tilewright.tune.search import MOST, _inputs, tune
 
@@ -178,9 +179,9 @@ def test_on_a_gpu_the_model_says_what_to_measure_first():
     ranked, opened = jit.calls.ranked({}, SIZES), jit.calls.opened({}, SIZES)
     assert set(ranked) == {0} and len(ranked[0]) > 20 and opened.found[0]
     given = jit.calls.traced({}, SIZES, {0: ranked[0][3]})
-    sizes = dict(ranked[0][3].tiles)
-    assert f"threads tx in {ranked[0][3].threads}" in str(tw.compile(given, target="interp").ir())
-    assert sizes["m"] * sizes["n"] > 0
+    text, sizes = print_program(given), dict(ranked[0][3].tiles)
+    assert f"threads tx in {ranked[0][3].threads}" in text
+    assert f"alloc acc: float32[{sizes['m']}, {sizes['n']}]" in text
 
 
 def test_one_that_is_lost_in_the_finals_is_not_chosen():

@@ -25,7 +25,6 @@ Times = dict[int, list[tuple[Candidate, float]]]  # by kernel, the fastest first
 Entry = dict[str, Any]
 
 PLACE = ("program", "open", "target", "machine", "version")  # what makes an entry's key
-SHIPPED = Path(__file__).parent / "measured.json"
 _here: dict[str, Entry] = {}  # what this process has measured: there may be no disk to write to
 
 
@@ -44,17 +43,16 @@ def place_of(opened: Opened, machine: str | None = None) -> Entry:
 def is_there() -> bool:
     """Whether anything was measured, which is cheap to ask."""
     store = _store()
-    return bool(_here) or SHIPPED.exists() or (store is not None and store.root.exists())
+    return bool(_here) or (store is not None and store.root.exists())
 
 
 def known(opened: Opened, machine: str | None = None) -> Times:
-    """What was measured of the candidates of each kernel, here or for the table of the package."""
+    """What was measured of the candidates of each kernel."""
     return _times(entry_of(opened, machine)) if is_there() else {}
 
 
 def entry_of(opened: Opened, machine: str | None = None) -> Entry | None:
-    key = _key(place_of(opened, machine))
-    return _found(key) or _shipped().get(key)
+    return _found(_key(place_of(opened, machine)))
 
 
 def keep(
@@ -161,11 +159,6 @@ def _put(key: str, entry: Entry) -> bool:
 def _store() -> Store | None:
     """Beside compiled code, which may be cleared without measuring anew."""
     return None if default_store() is None else Store(default_root() / "tuned")
-
-
-@cache
-def _shipped() -> dict[str, Entry]:
-    return {_key(entry): entry for entry in _read(SHIPPED)} if SHIPPED.exists() else {}
 
 
 def _read(path: Path) -> list[Entry]:
