@@ -198,8 +198,8 @@ def run_libraries():
 
         x, y = cupy.ones(1000, cupy.float32), cupy.zeros(1000, cupy.float32)
         launch(m, {"x": x, "y": y, "a": 2}, {"n": 1000})
-        with cupy.cuda.Stream(non_blocking=True) as stream:
-            stream.synchronize()
+        cupy.cuda.Device().synchronize()  # the next stream does not wait for this one
+        with cupy.cuda.Stream(non_blocking=True):
             launch(m, {"x": x, "y": y, "a": 2}, {"n": 1000})
         cupy.cuda.Device().synchronize()
         assert float(y.min()) == 4 == float(y.max())

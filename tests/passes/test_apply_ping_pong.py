@@ -206,7 +206,7 @@ def wide(**how):
 
 AGAINST = {
     "blocks do not stay": lambda: (product(512, 512, 512, (128, 128, 64)), AUTO),
-    "blocks do not stay for a second tile": lambda: (wide(block=(32, 128, 64), threads=256), AUTO),
+    "blocks do not stay for a second tile": lambda: (wide(block=(32, 96, 64), threads=256), AUTO),
     "256 registers": lambda: (wide(block=(128, 256, 64)), AUTO),
     "two blocks share": lambda: (wide(threads=128, stages=3), AUTO),
     "no producer": lambda: (wide(), DEALT.choosing(roles=False)),

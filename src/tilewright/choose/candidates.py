@@ -1,7 +1,8 @@
 """Candidates for the tile sizes and threads of a kernel that multiplies.
 
 The sides of a product have ladders of sizes: multiples of what instructions have, up to the first
-one that holds all of the range. A loop that is a side of several products takes what suits all of
+one that holds all of the range; rows, which `swap_operands` may make columns of instructions, also
+even parts of it. A loop that is a side of several products takes what suits all of
 them. Threads follow the rows, of which a warpgroup has 64 or 128.
 """
 
@@ -26,6 +27,8 @@ WASTE = 16  # at most one in so many steps lies behind the end
 STEPS = 2  # powers of two by which sizes of targets without a model differ from the default
 MOST = 160  # candidates of a kernel; with more, ladders have powers of two alone
 ROWS, GROUPS = 64, 3  # of a product by a warpgroup; warpgroups of a block, besides a producer
+COLUMNS, WIDEST = 8, 256  # of an instruction of a warpgroup
+PARTS = 4  # of the rows of a product whose operands are swapped
 
 # sizes by side; of k in bytes: whole rows of a swizzled tile, or two of them
 BY_GROUPS = {"m": (64, 128, 192, 256), "n": (16, 32, 64, 96, 128, 160, 192, 224, 256)}
@@ -70,6 +73,7 @@ class _Loop:
 
     allowed: dict[str, Sequence[int]]
     length: int | None = None
+    even: bool = False  # also parts of its length that are as long
 
     def sizes(self) -> list[int]:
         sides = [each for side, each in self.allowed.items() if side != "k"] or [self.allowed["k"]]
@@ -81,7 +85,10 @@ class _Loop:
         enough = [s for s in found if s >= self.length]
         # few rows: as many as they are, or as instructions of warpgroups have
         kept = enough[:1] + [s for s in enough[1:] if s == ROWS]
-        return [s for s in found if s < self.length] + kept
+        found = [s for s in found if s < self.length] + kept
+        parts = range(1, PARTS + 1) if self.even else ()
+        each = {-(-self.length // n // COLUMNS) * COLUMNS for n in parts}
+        return sorted({*found, *(size for size in each if size <= WIDEST)})
 
 
 def candidates(
@@ -113,6 +120,7 @@ def candidates(
                 found = loops.setdefault(loop[1], _Loop({}))
                 found.allowed[side] = ladders[side]
                 found.length = builder.lengths.get(axis.key)
+                found.even |= side == "m" and grouped and not small
     told = target.schedule.threads
     if not products or (not loops and told != "auto"):
         return []
@@ -132,7 +140,7 @@ def candidates(
             area = height * width
             threads = [n for n, most in OWN.items() if LEAST * n <= area <= most * n]
         else:
-            threads = _threads(0 if small else height, is_grouped)
+            threads = _threads(0 if small else height, width, is_grouped)
         made += [Candidate(tuple(tiles.items()), each) for each in threads]
     return made
 
@@ -185,9 +193,16 @@ def shared(
     return made
 
 
-def _threads(height: int, is_grouped: bool) -> list[int]:
+def _threads(height: int, width: int, is_grouped: bool) -> list[int]:
+    """Of tiles of so many rows and columns; of rows that are no multiple of 64 if the columns are,
+    so that operands can be swapped, or if they are few."""
     if not height:
         return [WARP, 2 * WARP, WARPGROUP]
+    if is_grouped and height % ROWS:
+        if width % ROWS == 0:
+            height = width
+        elif height > ROWS:
+            return []
     if not is_grouped or height < ROWS:
         return [WARPGROUP, 2 * WARPGROUP]
     groups = height // ROWS

@@ -33,6 +33,7 @@ from tilewright.passes.layout.matrix_tiles import (
     operand_kind,
     shape_of,
     split_of,
+    swap_operands,
 )
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.ping_pong import PLAIN
@@ -137,6 +138,7 @@ class Work:
 
 def estimate(kernel: Kernel, target: Target) -> Estimate:
     """How long `kernel` takes; `Infeasible` where a block has more than fits."""
+    kernel = swap_operands(kernel, target)
     block = Block(kernel, target)
     chip, tiles = target.chip, prod(block.grid)
     size = kernel.cluster_size

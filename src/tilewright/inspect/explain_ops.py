@@ -16,7 +16,7 @@ from tilewright.ir.core import *
 from tilewright.ir.layout.fragment import reach
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
-from tilewright.passes.layout.matrix_tiles import RULES, instruction, split_of
+from tilewright.passes.layout.matrix_tiles import RULES, instruction, shape_of, split_of
 from tilewright.passes.layout.shared_tiles import why_not_bulk, why_not_cp_async
 from tilewright.passes.lower.relayout import relayout_cost
 from tilewright.passes.reasons import Reasons, key_of
@@ -240,8 +240,7 @@ def _atomic(op: Atomic, told: Told) -> Entry:
 
 
 def _gemm(op: Gemm, told: Told) -> Entry:
-    m, n = op.c.static_tile if len(op.c.static_tile) == 2 else (1, 1)
-    k = int(op.a.extents[-2:][0 if op.transpose_a else 1])
+    m, n, k = shape_of(op)
     source = "registers" if op.a.buffer.space is Space.FRAGMENT else "shared memory"
     text = (
         f"gemm {m}×{n}×{k} {op.a.dtype} by {op.b.dtype} into {op.c.dtype}: "

@@ -235,8 +235,9 @@ class Fill(Op):
 class Gemm(Op):
     """c = (0 if clear else c) + op(a) · op(b), products accumulated in c's type.
 
-    a is M×K (K×M when `transpose_a`), b is K×N (N×K when `transpose_b`). `policy` splits the
-    tile over warps: square, full_row, full_col. `meta` holds 2:4 sparsity indices of a.
+    a is M×K (K×M when `transpose_a`), b is K×N (N×K when `transpose_b`), c is M×N (N×M when
+    `transpose_c`). `policy` splits the tile over warps: square, full_row, full_col. `meta` holds
+    2:4 sparsity indices of a.
     """
 
     syntax = "gemm {a}, {b} -> {c}"
@@ -250,6 +251,7 @@ class Gemm(Op):
     precision: str = attr(default="ieee")
     atom: str | None = attr(default=None)
     meta: Region | None = arg(default=None, reads=True)
+    transpose_c: bool = attr(default=False)
 
 
 class Reduce(Op):

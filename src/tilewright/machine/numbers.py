@@ -419,7 +419,9 @@ def product(op: Gemm, a: Array, b: Array, c: Array, types: tuple[DType, DType, D
     """c + op(a) · op(b), accumulated in c's type; all matrices."""
     a = a.T if op.transpose_a else a
     b = b.T if op.transpose_b else b
-    return multiplied(a, b, c, types, tf32=op.precision == "tf32")
+    c = c.T if op.transpose_c else c
+    made = multiplied(a, b, c, types, tf32=op.precision == "tf32")
+    return made.T if op.transpose_c else made
 
 
 def multiplied(

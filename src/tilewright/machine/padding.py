@@ -101,6 +101,8 @@ def mark_gemm(op: Gemm, x: Box, y: Box, c: Box, before: Array | None, fresh: boo
     if left is None and right is None:
         return
     rows, columns = _all_outside(left, op.transpose_a), _all_outside(right, not op.transpose_b)
+    if op.transpose_c:
+        rows, columns = columns, rows
     shape = tuple(n for n in c.extents if n != 1) or (1,)
     marks = np.zeros(c.extents, KIND)
     if len(shape) == 2:

@@ -23,6 +23,7 @@ from tilewright.passes.grid.persist_blocks import cluster_blocks, persist_blocks
 from tilewright.passes.layout.choose_copies import choose_copies
 from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
 from tilewright.passes.layout.infer_layouts import infer_layouts
+from tilewright.passes.layout.matrix_tiles import swap_operands
 from tilewright.passes.layout.shared_tiles import pin_shared
 from tilewright.passes.lower.stamp_ops import stamp_ops
 from tilewright.passes.lower.threads import lower_threads
@@ -59,6 +60,7 @@ SCHEDULE = (
     Pass(bound_maps, "layouts need constant extents"),
     Pass(drop_unused, "before tiles are counted"),
     Pass(write_in_place, "before registers are counted"),
+    Pass(swap_operands, "before anything asks which threads share a product"),
     Pass(unroll_shifts, "copies of parts, and maps over them, are ops from here on"),
     Pass(map_stores, "all that threads compute is maps from here on"),
     Pass(place_roles, "passes that derive a time leave alone what is placed"),

@@ -208,13 +208,15 @@ def _gemm(op: Gemm, context: Context) -> None:
     a, b, c = (s for s in shapes if s is not None)
     m, ka = reversed(a) if op.transpose_a else a
     kb, n = reversed(b) if op.transpose_b else b
-    wrong = not fits((m, n), c) or (op.meta is None and not fits((ka,), (kb,)))
+    wrong = not fits((n, m) if op.transpose_c else (m, n), c) or (
+        op.meta is None and not fits((ka,), (kb,))
+    )
     if wrong:
         context.fail(
             "gemm's shapes do not fit",
-            expected="a: M×K, b: K×N, c: M×N",
+            expected="op(a): M×K, op(b): K×N, op(c): M×N",
             got=f"op(a) {m}×{ka}, op(b) {kb}×{n}, c {c[0]}×{c[1]}",
-            fix="check transpose_a and transpose_b",
+            fix="check transpose_a, transpose_b and transpose_c",
         )
 
 

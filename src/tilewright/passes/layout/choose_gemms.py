@@ -187,9 +187,8 @@ def _tile(
 
 def _beside(op: Gemm, kind: DType, choice: _Choice) -> Iterable[Op]:
     """The product in a fragment of type `kind`, which begins and ends as the accumulator."""
-    m, n, _ = shape_of(op)
     suffix = "own" if kind == op.c.dtype else "wide"
-    wide = _tile(op.c.buffer, suffix, (const(m), const(n)), choice.names, kind=kind)
+    wide = _tile(op.c.buffer, suffix, op.c.extents[-2:], choice.names, kind=kind)
     yield Alloc(wide, loc=op.loc)
     if op.clear is not TRUE:
         yield Copy(op.c, whole(wide), loc=op.loc)
@@ -348,7 +347,7 @@ def _cut(facts: Facts, loop: For, at: int, asked: bool) -> tuple[list[int], int,
     """Of the product that is statement `at` of a loop, if it is to be cut: its users, the dimension
     and the number of pieces."""
     kernel, op = facts.kernel, loop.body[at]
-    if not isinstance(op, Gemm) or op.atom != "wgmma" or op.clear is not TRUE:
+    if not isinstance(op, Gemm) or op.atom != "wgmma" or op.clear is not TRUE or op.transpose_c:
         return None
     tile = op.c.buffer
     if not tile.is_fragment or tile.rank != 2 or not op.c.is_whole:

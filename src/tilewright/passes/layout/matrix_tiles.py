@@ -6,7 +6,7 @@ choice of atoms and the inference of layouts agree without telling each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -57,7 +57,8 @@ def operand_kind(op: Gemm, region: Region) -> MatrixType | None:
 
 def shape_of(op: Gemm) -> tuple[int, int, int]:
     """M, N, K; extents of 1 count."""
-    (m, n), a = (tuple(int(e) for e in r.extents[-2:]) for r in (op.c, op.a))
+    c, a = (tuple(int(e) for e in r.extents[-2:]) for r in (op.c, op.a))
+    m, n = reversed(c) if op.transpose_c else c
     return m, n, a[0 if op.transpose_a else 1]
 
 
@@ -66,6 +67,35 @@ def split_of(op: Gemm, threads: int, target: Target) -> Split | None:
     rules = RULES if op.atom is None else {op.atom: RULES[op.atom]}
     found = (rule(op, threads, target) for rule in rules.values())
     return next((split for split in found if isinstance(split, Split)), None)
+
+
+@kernel_pass
+def swap_operands(at: Facts) -> Kernel:
+    """Products whose columns, not rows, are a multiple of 64 as Cᵀ = Bᵀ·Aᵀ, which warpgroups
+    multiply in rows of 64 as well. Products of a kernel that reduces what they make stay: rows
+    would lie across warps."""
+    if at.has_roles or any(walk_ops(at.kernel, Reduce, Scan)):
+        return at.kernel
+    laid = {op.buffer for op in walk_ops(at.kernel, Hint)}
+    threads, found = at.kernel.thread_count, dict[int, Gemm]()
+    for op in walk_ops(at.kernel, Gemm):
+        tile, turned = op.c.buffer, _swapped(op)
+        plain = op.policy == "square" and op.atom is None and tile.is_fragment
+        free = tile.layout is None and tile not in laid
+        if not plain or not free or op.a.buffer.is_fragment:
+            return at.kernel
+        able = [isinstance(_wgmma(each, threads, at.target), Split) for each in (op, turned)]
+        if able != [False, True]:
+            return at.kernel
+        found[id(op)] = turned
+    return map_ops(at.kernel, lambda op: found.get(id(op)))
+
+
+def _swapped(op: Gemm) -> Gemm:
+    return rebuild(
+        op, a=op.b, b=op.a, transpose_a=not op.transpose_b, transpose_b=not op.transpose_a,
+        transpose_c=not op.transpose_c,
+    )  # fmt: skip
 
 
 def against(op: Gemm, threads: int, target: Target) -> list[str]:
@@ -239,7 +269,8 @@ def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
     m, n, k = shape_of(op)
     if split.atom == "fma":
         if not split.rows:
-            return {"c": spread((m, n), split.threads, Wish(1, op.c.dtype.bits // 8))}
+            shape = (n, m) if op.transpose_c else (m, n)
+            return {"c": spread(shape, split.threads, Wish(1, op.c.dtype.bits // 8))}
         return _fma_fragments(op, split)
     rows, columns = m // split.rows, n // split.columns
     assert split.kind is not None
@@ -256,10 +287,7 @@ def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
         deep = op.b.static_tile[1 if op.transpose_b else 0]
         part = repeat(deep // split.kind.k, columns // split.n) * atoms["b"]
         found["b"] = (spatial(1, split.columns) * part).replicate(split.rows)
-    for name, turned in (("a", op.transpose_a), ("b", op.transpose_b)):
-        if turned and name in found:
-            found[name] = found[name].permute(1, 0)
-    return found
+    return _as_they_lie(op, found)
 
 
 def _fma_fragments(op: Gemm, split: Split) -> dict[str, Fragment]:
@@ -282,9 +310,13 @@ def _fma_fragments(op: Gemm, split: Split) -> dict[str, Fragment]:
         "a": spatial(warps_m, 1) * a.replicate(warps_n),
         "b": (spatial(1, warps_n) * b).replicate(warps_m),
     }
-    for name, turned in (("a", op.transpose_a), ("b", op.transpose_b)):
-        found[name] = found[name].permute(1, 0) if turned else found[name]
-    return found
+    return _as_they_lie(op, found)
+
+
+def _as_they_lie(op: Gemm, found: Mapping[str, Fragment]) -> dict[str, Fragment]:
+    """Fragments by name, turned where the product has them transposed."""
+    turned = {"a": op.transpose_a, "b": op.transpose_b, "c": op.transpose_c}
+    return {name: each.permute(1, 0) if turned[name] else each for name, each in found.items()}
 
 
 def wanted_operands(

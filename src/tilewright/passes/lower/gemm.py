@@ -17,7 +17,7 @@ from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
 from tilewright.passes.layout.addresses import TileAddress
-from tilewright.passes.layout.matrix_tiles import FMA_TYPES, operand_kind
+from tilewright.passes.layout.matrix_tiles import FMA_TYPES, operand_kind, shape_of
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, pin
 from tilewright.passes.lower.map_loops import Held
 
@@ -134,8 +134,7 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
     instruction. Warpgroups run the same code: what differs between them is where descriptors
     begin."""
     kind, b_kind = matrix_types(op)
-    m, n = op.c.static_tile
-    k = op.a.static_tile[0 if op.transpose_a else 1]
+    m, n, k = shape_of(op)
     if m % M or n % 8 or k % kind.k:
         raise CompileError(
             "the tile does not divide into matrix instructions",
@@ -284,10 +283,10 @@ def _accumulators(low: Lowering, op: Gemm, kind: MatrixType, n: int) -> tuple[Bl
     for step in range(min(n, 256), 7, -8):
         if n % step == 0 and kind.has_n(step):
             atom = matrix_fragments("wgmma", kind, step)["c"]
-            found = _blocks(low, op.c, atom, WARPGROUP)
+            found = _blocks(low, op.c, atom, WARPGROUP, op.transpose_c)
             if found is not None:
                 return found, step
-    return _need(low, op.c, atom, op, WARPGROUP), 8
+    return _need(low, op.c, atom, op, WARPGROUP, op.transpose_c), 8
 
 
 def _at(blocks: Blocks, corners: Corners, op: Gemm, who: str) -> Region:
@@ -344,7 +343,7 @@ def lower_mma(low: Lowering, op: Gemm) -> Iterable[Op]:
     a_type, b_type = matrix_types(op)
     low.check_whole("mma", WARP)
     atoms = matrix_fragments("mma", a_type)
-    c = _need(low, op.c, atoms["c"], op)
+    c = _need(low, op.c, atoms["c"], op, transposed=op.transpose_c)
     a = _need(low, op.a, atoms["a"], op, transposed=op.transpose_a)
     b = _need(low, op.b, atoms["b"], op, transposed=op.transpose_b)
     text = f"a={a_type.name} b={b_type.name} d={op.c.dtype.name}"
@@ -376,10 +375,11 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     i, j, k = (low.var(name) for name in "ijk")
     left = _element(op.a, (k, i) if op.transpose_a else (i, k), op)
     right = _element(op.b, (j, k) if op.transpose_b else (k, j), op)
-    total = Load(op.c.buffer, (i, j)) + left * right
-    body = Store(op.c.buffer, (i, j), total)
+    at = (j, i) if op.transpose_c else (i, j)
+    total = Load(op.c.buffer, at) + left * right
+    body = Store(op.c.buffer, at, total)
     extents = tuple(const(e) for e in fragment.tile)
-    loop = Map((i, j), extents, (body,), layout=fragment)
+    loop = Map(at, extents, (body,), layout=fragment)
     steps = op.a.extents[-2:][0 if op.transpose_a else 1]
     yield from _clear(low, op)
     kind = "unroll" if op.a.buffer.is_fragment else "serial"

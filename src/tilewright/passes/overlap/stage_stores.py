@@ -15,20 +15,30 @@ from math import prod
 from tilewright.ir.gather import reads_inside
 from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import bulk_eligible
+from tilewright.passes.layout.thread_layouts import divisors
 from tilewright.passes.overlap.stages import PIECE, ROOM, planned_bytes
 
 LEAST = 64 * 64  # elements of a tile that is worth the trip
+ROWS = 8  # of matrices that threads write to a tile
 
 
 @dataclass(frozen=True)
 class Staging:
-    """A store that may go by way of a tile. `part(at, width, tile)`: what stores `width` columns
-    from `at` on through `tile`; None where it cannot."""
+    """A store that may go by way of a tile. `part(at, size, tile)`: what stores `size` columns, or
+    rows (`dim` 0), from `at` on through `tile`; None where it cannot."""
 
     name: str
     shape: tuple[int, ...]
     dtype: DType
+    dim: int
     part: Callable[[int, int, Buffer], Body | None]
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Of pieces, with the number of tiles that they take turns in, the best first."""
+        length = self.shape[self.dim]
+        if self.dim:
+            return [(length, 1), *product((PIECE, PIECE // 2), (2, 1))]
+        return [(length // n, min(n, 2)) for n in divisors(length // ROWS)]
 
 
 @kernel_pass
@@ -40,26 +50,28 @@ def stage_stores(at: Facts) -> Kernel:
     if at.target.schedule.stage_stores is False or at.has_roles:
         return kernel
     ranges = {id(op): r for op, r in scope.walk_ranges(kernel, at.dims)}
-    spread = _by_matrix(kernel)
+    spread, swapped = _by_matrix(kernel), any(op.transpose_c for op in walk_ops(kernel, Gemm))
     left = (at.target.chip.shared - ROOM - planned_bytes(kernel)) // kernel.ping_pong
 
     def rule(op: Op) -> Body | None:
         nonlocal left
-        found = _of_nest(op, spread) if isinstance(op, Map) else None
+        dim = 0 if swapped else 1  # all threads have elements of every row, or of every column
+        found = _of_nest(op, spread, dim) if isinstance(op, Map) else None
         if isinstance(op, Copy):
-            found = _of_copy(op, spread, ranges.get(id(op), Ranges()))
-        if found is None or len(found.shape) != 2 or prod(found.shape) < LEAST:
+            found = _of_copy(op, spread, dim, ranges.get(id(op), Ranges()))
+        if found is None or len(found.shape) != 2:
             return None
-        rows, columns = found.shape
-        for width, count in ((columns, 1), *product((PIECE, PIECE // 2), (2, 1))):
-            size = rows * width * found.dtype.bits // 8
-            if columns % width or size * count > left:
+        if prod(found.shape) < LEAST and not swapped:
+            return None
+        for each, count in found.sizes():
+            size = prod(found.shape) // found.shape[dim] * each * found.dtype.bits // 8
+            if found.shape[dim] % each or size * count > left:
                 continue
-            shape = (const(rows), const(width))
+            shape = tuple(const(each if d == dim else n) for d, n in enumerate(found.shape))
             stages = [fresh_name(f"{found.name}_stage") for _ in range(count)]
             tiles = [Buffer(name, shape, found.dtype, Space.SHARED) for name in stages]
-            places = range(0, columns, width)
-            parts = [found.part(at, width, tiles[k % count]) for k, at in enumerate(places)]
+            places = range(0, found.shape[dim], each)
+            parts = [found.part(at, each, tiles[k % count]) for k, at in enumerate(places)]
             if None not in parts:
                 left -= size * count
                 body = [each for part in parts for each in part or ()]
@@ -69,7 +81,7 @@ def stage_stores(at: Facts) -> Kernel:
     return map_ops(kernel, rule)
 
 
-def _of_copy(op: Copy, spread: set[str], ranges: Ranges) -> Staging | None:
+def _of_copy(op: Copy, spread: set[str], dim: int, ranges: Ranges) -> Staging | None:
     """A copy of an accumulator to a tensor, which the bulk engine can make of a tile."""
     if op.atom is not None or op.reduce is not None or not op.dst.buffer.is_global:
         return None
@@ -78,16 +90,16 @@ def _of_copy(op: Copy, spread: set[str], ranges: Ranges) -> Staging | None:
     if not all(isinstance(e, Const) for e in (*op.src.extents, *op.dst.extents)):
         return None
 
-    def part(at: int, width: int, tile: Buffer) -> Body | None:
-        src, dst = (along(side, -1, const(at), width) for side in (op.src, op.dst))
+    def part(at: int, size: int, tile: Buffer) -> Body | None:
+        src, dst = (along(side, dim - 2, const(at), size) for side in (op.src, op.dst))
         store = rebuild(op, src=whole(tile), dst=dst)
         fill = Copy(src, whole(tile))
         return (fill, store) if bulk_eligible(store, ranges) else None
 
-    return Staging(op.src.buffer.name, op.src.static_tile, op.dst.dtype, part)
+    return Staging(op.src.buffer.name, op.src.static_tile, op.dst.dtype, dim, part)
 
 
-def _of_nest(op: Map, spread: set[str]) -> Staging | None:
+def _of_nest(op: Map, spread: set[str], dim: int) -> Staging | None:
     """A map that stores what it makes of an accumulator along a tensor's rows, with or without a
     condition: computed where the accumulator is, stored in rows."""
     *before, last = op.body
@@ -115,13 +127,12 @@ def _of_nest(op: Map, spread: set[str]) -> Staging | None:
     if any(column in variables(i) for i in place[:-1]) or stride_of(place[-1], column) != 1:
         return None
 
-    def part(at: int, width: int, tile: Buffer) -> Body:
+    def part(at: int, size: int, tile: Buffer) -> Body:
         made = Buffer(fresh_name("made"), tile.shape, tile.dtype, Space.FRAGMENT)
-        here: dict[Var, Expr] = {column: column + at} if at else {}
+        here: dict[Var, Expr] = {op.vars[dim]: op.vars[dim] + at} if at else {}
 
         def over(inner: Op) -> Op:
-            nest = Map(op.vars, (op.extents[0], const(width)), (inner,))
-            return rename_unique(nest)
+            return rename_unique(Map(op.vars, tile.shape, (inner,)))
 
         makes = cast(substitute(value, here), made.dtype)
         where = tuple(substitute(i, here) for i in place)
@@ -136,7 +147,7 @@ def _of_nest(op: Map, spread: set[str]) -> Staging | None:
         )
 
     shape = tuple(int(e) for e in op.extents)
-    return Staging(results[0].name, shape, tensor.dtype, part)
+    return Staging(results[0].name, shape, tensor.dtype, dim, part)
 
 
 def _by_matrix(kernel: Kernel) -> set[str]:

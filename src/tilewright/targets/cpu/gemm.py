@@ -85,6 +85,7 @@ class GemmEmitter(NestEmitter):
         a, b, c = (self._matrix(r) for r in (op.a, op.b, op.c))
         a = _transposed(a) if op.transpose_a else a
         b = _transposed(b) if op.transpose_b else b
+        c = _transposed(c) if op.transpose_c else c
         goal = c
         compute = FLOAT32
         if c.dtype.is_int or c.dtype.bits == 64:
