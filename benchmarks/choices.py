@@ -143,7 +143,8 @@ def ranked(case: Case) -> list[tuple[Candidate, Estimate]]:
 def label(chosen: Candidate) -> str:
     told = [f"{name}{size}" for name, size in chosen.tiles] + [f"t{chosen.threads}"]
     told += [f"c{chosen.cluster}"] * (chosen.cluster > 1)
-    return " ".join(told + [f"{name}/{blocks}" for name, blocks in chosen.shares])
+    told += [f"{name}/{blocks}" for name, blocks in chosen.shares]
+    return " ".join(told + [f"{name}:{blocks}" for name, blocks in chosen.parts])
 
 
 def scheduled(case: Case, chosen: Candidate) -> Any:
@@ -158,7 +159,7 @@ def drawn(seed: int, count: int, best: int) -> list[tuple[Case, list[Candidate]]
     rng, found = random.Random(seed), []
     for case in cases(seed, count):
         # blocks that share steps are no part of a schedule: `default` may have them
-        known = [chosen for chosen, _ in ranked(case) if not chosen.shares]
+        known = [chosen for chosen, _ in ranked(case) if not chosen.shares + chosen.parts]
         rest = known[best:]
         found.append((case, known[:best] + rng.sample(rest, min(best, len(rest)))))
     return found

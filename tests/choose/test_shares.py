@@ -1,4 +1,4 @@
-"""Blocks of a cluster that have some of the steps of a loop each."""
+"""Blocks that have some of the steps of a loop each: of a cluster, or of a larger grid."""
 
 import ml_dtypes
 import numpy as np
@@ -83,6 +83,21 @@ def of_powers(A, B):
     return C
 
 
+@tw.jit
+def inner_rows(A, B):
+    """Rows that do not begin with the first: sums would lie outside."""
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K))
+    B: T.Tensor((K, N))
+    C = T.empty((M, N), A.dtype)
+    for m, n in T.tile((4, M), N):
+        acc = T.zeros((m, n))
+        for k in T.tile(K):
+            acc += A[m, k] @ B[k, n]
+        C[m, n] = acc
+    return C
+
+
 def given(m, n, k, dtype=ml_dtypes.bfloat16):
     rng = np.random.default_rng(m + n + k)
     return [rng.integers(-2, 3, shape).astype(dtype) for shape in ((m, k), (k, n))]
@@ -100,12 +115,18 @@ def candidate(blocks, threads=128, **tiles):
     return Candidate(tuple(tiles.items()), threads, 1, (("k", blocks),))
 
 
+def parts(blocks, threads=128, **tiles):
+    return Candidate(tuple(tiles.items()), threads, 1, (), (("k", blocks),))
+
+
 @pytest.mark.parametrize(
     "chosen",
     [
         candidate(4, m=16, n=32, k=64),
         candidate(2, m=64, n=32, k=64),
         candidate(8, threads=32, m=16, n=32, k=32),
+        parts(3, m=16, n=32, k=64),
+        parts(4, m=64, n=32, k=32),
     ],
     ids=str,
 )
@@ -115,7 +136,7 @@ def test_sums_of_all_blocks(chosen, dtype):
     a, b = given(11, 32, 256, dtype)
     made = traced(product, (a, b), chosen)
     want = np.maximum(a.astype(float) @ b.astype(float) + 1, 0)
-    few = chosen.shares[0][1] <= 4
+    few = (chosen.shares + chosen.parts)[0][1] <= 4
     for program in (made, lower(made, H200).result) if few else (made,):
         out = np.zeros(want.shape, dtype)
         machine.run(program, {"A": a, "B": b, "C": out})
@@ -129,11 +150,14 @@ def test_steps_that_blocks_do_not_divide(length):
     powers = 2.0 ** a.astype(float) @ 2.0 ** b.astype(float)
     cases = (product, np.maximum(a.astype(float) @ b.astype(float) + 1, 0)), (of_powers, powers)
     for kernel, want in cases:
-        made = traced(kernel, (a, b), candidate(4, m=16, n=32, k=64))
-        for program in (made, lower(made, H200).result):
-            out = np.zeros(want.shape, a.dtype)
-            machine.run(program, {"A": a, "B": b, "C": out})
-            assert (out == want.astype(a.dtype)).all()
+        for made in (
+            traced(kernel, (a, b), candidate(4, m=16, n=32, k=64)),
+            traced(kernel, (a, b), parts(3, m=16, n=32, k=64)),
+        ):
+            for program in (made, lower(made, H200).result):
+                out = np.zeros(want.shape, a.dtype)
+                machine.run(program, {"A": a, "B": b, "C": out})
+                assert (out == want.astype(a.dtype)).all()
 
 
 def test_how_it_is_written():
@@ -148,12 +172,62 @@ def test_how_it_is_written():
     assert text.rindex("if cluster_rank == 0 {") < text.index("copy C_tile -> C[")
 
 
+def test_how_parts_are_written():
+    """Sums go to memory; what stands behind the loop is a kernel of its own, by small tiles."""
+    made = traced(product, given(11, 200, 512), parts(3, m=16, n=64, k=64))
+    text = print_program(made)
+    for line in (
+        "scratch sums_acc: float32[3, 11, 200] global",
+        "kernel product grid (n, m, part) in (4, 1, 3)",
+        "copy A[m * 16:+16, (part * 3 + k_trip) * 64:+64] -> tile",
+        "copy acc -> sums_acc[part, m * 16:+16, n * 64:+64]",
+        "kernel product_sum grid (n_1, m_1) in (2, 2)",
+        "copy sums_acc[2, m_1 * 8:+8, n_1 * 128:+128] -> part_2",
+    ):
+        assert line in text, text
+    first, second = text.split("kernel product_sum")
+    assert " -> C[" not in first and "gemm" not in second
+
+
+@tw.jit
+def scaled(A, B, scale):
+    """Two sums, an end that needs more than them, and what is made before the loop."""
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K))
+    B: T.Tensor((K, N))
+    scale: T.Tensor((M,), "float32")
+    C, D = T.empty((M, N), A.dtype), T.empty((M, N), A.dtype)
+    for m, n in T.tile(M, N):
+        by = scale[m] * 2
+        acc, other = T.zeros((m, n)), T.zeros((m, n))
+        for k in T.tile(K):
+            acc += A[m, k] @ B[k, n]
+            other += A[m, k] @ T.cast(B[k, n] * 2, A.dtype)
+        C[m, n] = acc * by[:, None]
+        D[m, n] = other - acc
+    return C, D
+
+
+def test_several_sums_and_what_stands_before_the_loop():
+    a, b = given(20, 72, 200)
+    scale = np.arange(20, dtype=np.float32)
+    made = traced(scaled, (a, b, scale), parts(3, m=16, n=32, k=32))
+    total = a.astype(float) @ b.astype(float)
+    for program in (made, lower(made, H200).result):
+        out = [np.zeros(total.shape, a.dtype) for _ in "CD"]
+        machine.run(program, {"A": a, "B": b, "scale": scale, "C": out[0], "D": out[1]})
+        assert (out[0] == (total * 2 * scale[:, None]).astype(a.dtype)).all()
+        assert (out[1] == total.astype(a.dtype)).all()
+
+
 @pytest.mark.parametrize(
     "kernel, chosen, why",
     [
         (product, candidate(3, m=16, n=64, k=64), "3 blocks cannot share the steps of k"),
         (row_sums, candidate(2, m=16, k=64), "does more than to add up products"),
         (stopping, candidate(2, m=16, n=64, k=64), "does more than to add up products"),
+        (row_sums, parts(2, m=16, k=64), "does more than to add up products"),
+        (inner_rows, parts(2, m=16, n=64, k=64), "have no place in memory"),
     ],
 )
 def test_what_cannot_be_shared(kernel, chosen, why):
@@ -168,8 +242,11 @@ def why(kernel, *args):
 
 
 def test_few_tiles_and_many_steps_are_shared():
-    assert "8 blocks share k" in why(product, *given(16, 720, 16384))
-    assert "share" not in why(product, *given(2048, 2048, 512))
+    for size in ((16, 720, 16384), (48, 744, 32376), (200, 200, 4096)):
+        told = why(product, *given(*size))
+        assert "parts" in told or "share" in told
+    large = why(product, *given(2048, 2048, 512))
+    assert "share" not in large and "parts" not in large
 
 
 def _on_gpu():
@@ -179,13 +256,17 @@ def _on_gpu():
         (16, 720, 16384, "bfloat16"),
         (96, 480, 3840, "float16"),
         (24, 200, 4096, "float32"),
+        (208, 1648, 8912, "bfloat16"),
+        (48, 744, 32376, "float16"),
+        (200, 200, 8192, "float32"),
     ):
         a, b = (
             torch.randint(-2, 3, shape, device="cuda").to(getattr(torch, kind))
             for shape in ((m, k), (k, n))
         )
         ready = product.on("cuda").compile(a, b)
-        assert "share k" in str(ready.chosen), (m, n, k, ready.chosen)
+        told = str(ready.chosen)
+        assert "share k" in told or "parts" in told, (m, n, k, told)
         want = torch.relu(a.double() @ b.double() + 1).to(a.dtype)
         for _ in range(3):
             assert torch.equal(ready(a, b), want), (m, n, k, kind)

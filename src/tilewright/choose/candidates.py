@@ -8,7 +8,7 @@ them. Threads follow the rows, of which a warpgroup has 64 or 128.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -22,6 +22,7 @@ from tilewright.lang.builder import Builder, TileLoop
 
 PAIR = 2  # blocks of a cluster
 SHARES = (2, 4, 8)  # blocks that have steps of a loop each
+MOST_PARTS = 16  # of a loop, whose sums a second kernel adds up
 FEWEST = 2  # steps of such a block
 WASTE = 16  # at most one in so many steps lies behind the end
 STEPS = 2  # powers of two by which sizes of targets without a model differ from the default
@@ -44,18 +45,21 @@ SMALL = {"m": (16, 32), "n": (16, 32)}  # where nothing else fits
 @dataclass(frozen=True)
 class Candidate:
     """Sizes by loop variable, threads of a block (0: the default), blocks that share what they
-    load, and blocks that share the steps of a loop, by its variable."""
+    load, and blocks that share the steps of a loop, by its variable: those of a cluster, or of the
+    grid, whose sums a second kernel adds up."""
 
     tiles: tuple[tuple[str, int], ...]
     threads: int
     cluster: int = 1
     shares: tuple[tuple[str, int], ...] = ()
+    parts: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         told = [f"{name} {size}" for name, size in self.tiles]
         told += [f"{self.threads} threads"] * bool(self.threads)
         told += [f"clusters of {self.cluster}"] * (self.cluster > 1)
-        return ", ".join([*told, *(f"{blocks} blocks share {n}" for n, blocks in self.shares)])
+        told += [f"{blocks} blocks share {name}" for name, blocks in self.shares]
+        return ", ".join([*told, *(f"{name} in {blocks} parts" for name, blocks in self.parts)])
 
 
 class Opened(NamedTuple):
@@ -171,26 +175,39 @@ def clustered(found: Sequence[Candidate], target: Target) -> list[Candidate]:
     return [replace(each, cluster=PAIR) for each in found if each.cluster == 1]
 
 
-def shared(
-    builder: Builder, kernel: int, found: Sequence[Candidate], target: Target
-) -> list[Candidate]:
-    """The same with clusters whose blocks have some of the steps of the loop over K each."""
+Steps = Callable[[Candidate], tuple[str, int] | None]
+
+
+def steps_of(
+    builder: Builder, kernel: int, target: Target, chosen: Candidate
+) -> tuple[str, int] | None:
+    """The only loop over K, and its steps, which blocks may share."""
     deep = [sides[2] for number, sides, _ in builder.products if number == kernel]
     loops = {builder.axes.get(axis.key): builder.lengths.get(axis.key) for axis in deep}
     if Feature.CLUSTER not in target.features or target.schedule.cluster != "auto":
-        return []
-    if len(loops) != 1:
-        return []
-    ((loop, length),) = loops.items()
-    if loop is None or length is None:
-        return []
-    made = []
+        return None
+    (loop, length), *others = loops.items()
+    if loop is None or length is None or others:
+        return None
+    size = dict(chosen.tiles).get(loop[1], length)
+    return loop[1], -(-length // size)
+
+
+def shared(found: Iterable[Candidate], steps: Steps) -> Iterator[Candidate]:
+    """The same with clusters whose blocks have some of the steps each."""
     for each in found:
-        size = dict(each.tiles).get(loop[1])
-        trips = -(-length // size) if size else 1
+        name, trips = steps(each) or ("", 1)
         able = [n for n in SHARES if trips // n >= FEWEST and -trips % n * WASTE <= trips]
-        made += [replace(each, shares=((loop[1], n),)) for n in able]
-    return made
+        yield from (replace(each, shares=((name, n),)) for n in able)
+
+
+def parted(found: Mapping[Candidate, int], steps: Steps, there: int) -> Iterator[Candidate]:
+    """The same, with so many tiles each, with a grid of blocks that have some of the steps each,
+    one or two for every multiprocessor that is `there`."""
+    for each, tiles in found.items():
+        name, trips = steps(each) or ("", 1)
+        able = {min(MOST_PARTS, waves * there // tiles, trips // FEWEST) for waves in (1, 2)}
+        yield from (replace(each, parts=((name, n),)) for n in sorted(able) if n > 1)
 
 
 def _threads(height: int, width: int, is_grouped: bool) -> list[int]:

@@ -179,8 +179,8 @@ def _times(entry: Mapping[str, Any] | None) -> Times:
     found: Times = {}
     for number, each in (entry or {}).get("times", {}).items():
         found[int(number)] = [
-            (Candidate(_pairs(tiles), threads, cluster, _pairs(shares)), seconds)
-            for tiles, threads, cluster, shares, seconds in each
+            (Candidate(_pairs(tiles), threads, cluster, *map(_pairs, shared)), seconds)
+            for tiles, threads, cluster, *shared, seconds in each
         ]
     return found
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,10 @@ TAIL = 0.2  # tiles of the mean length at the end of a grid whose longest come f
 WARPS = 0.8  # of the issue slots, what four warps fill: 16 rows by `mma`, by 128 and 256 threads
 PEERS = 50  # cycles of an iteration: 4096³ by tiles of 128×128 takes 182 µs, by pairs of blocks 199
 GATHER = 0.7  # cycles of a warpgroup for 16 bytes: 3×3 convolutions by tiles of 256 rows
-ACROSS = 1.6  # times as long for rows that begin between lines: 1112×15920×7816
+ACROSS = 0.74  # as long again for rows that lie in two lines: 1112×15920×7816
+ENGINE = 94  # bytes of lines in a cycle that one copy engine asks for: 208×1648×8912
+NEXT = 2000  # cycles of a kernel that follows another, and of its first loads
+SUMS = 1.4  # times what DRAM takes for sums that are written and read: 1216×472×6608 by 6, 13 parts
 OUTSIDE = 2.0  # times as long as loads: 8 rows in boxes of 64 take 15 µs, 64 rows 8.6
 
 TENSOR, THREADS, MEMORY, SHARED = "tensor core", "threads", "loads", "shared memory"
@@ -151,7 +154,7 @@ def estimate(kernel: Kernel, target: Target) -> Estimate:
     busy_ones = min(active, there)
     slow = part / (chip.dram_bytes * chip.multiprocessors) * busy_ones
     # few multiprocessors have more of the L2 cache each
-    rate = min(rates.SHARED_BYTES, chip.l2_bytes * chip.multiprocessors / busy_ones)
+    rate = min(ENGINE, chip.l2_bytes * chip.multiprocessors / busy_ones)
     waves = tiles / active
     # a multiprocessor has so many tiles, as many at once as fit, and then the rest
     full, rest = divmod(ceil(tiles / there), block.resident)
@@ -170,6 +173,14 @@ def estimate(kernel: Kernel, target: Target) -> Estimate:
     units[DRAM] = dram
     start = START + ROLES * block.is_fed
     return Estimate(max(cycles, dram) + start, cycles + start, tiles, waves, units)
+
+
+def behind(first: Estimate, program: Program, target: Target) -> Estimate:
+    """With a second kernel, which adds up what the first one leaves in memory when all of its
+    blocks have nothing else to do."""
+    moved = SUMS * sum(buffer.bytes for buffer in program.scratch)
+    more = NEXT + moved / (target.chip.dram_bytes * target.chip.multiprocessors)
+    return replace(first, cycles=first.cycles + more, inside=first.inside + more)
 
 
 class _Values(dict[Var, Any]):
@@ -377,7 +388,8 @@ class Block:
         units = dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED), 0.0)
         for inside, trips in self.loops:
             threads = inside.threads / issue + inside.products * together / min(1.0, groups)
-            loads = self.lines(inside) / rate + inside.gathers
+            moved = self.lines(inside) / rate
+            loads = moved + inside.gathers
             own = inside.tensor * together, threads, loads
             busy = np.maximum(own[0], own[1]) if groups > 1 else own[0] + own[1]
             # a warpgroup makes one step after the other, of which others hide a part only
@@ -390,7 +402,7 @@ class Block:
                 busy = busy + (rates.PRODUCT_LATENCY + rates.SYNC) / together + inside.gathers
             # a slot is free but for the product that reads it
             part = 1 / max(1.0, float(np.mean(inside.steps)))
-            late = rates.LATENCY + inside.bytes * part * max(1 / rate, byte * together)
+            late = rates.LATENCY + part * np.maximum(moved, inside.bytes * byte * together)
             late = late / max(1, self.stages(inside) - part)
             main = main + trips * (np.maximum(np.maximum(busy, own[2]), late) + rates.TURN)
             for name, each in zip(units, (*own, inside.shared * together), strict=True):
@@ -505,8 +517,9 @@ def _lines(tensor: Region, tile: Region, inside: float) -> float:
     row = _size(tile.extents[-1]) * tile.dtype.bits // 8
     whole = prod(map(_size, tile.extents)) * tile.dtype.bits / 8
     span = next((span for span in (LINE, 64, 32) if row % span == 0), 16)
-    apart = _size(tensor.buffer.shape[-1]) * tensor.dtype.bits // 8 % LINE != 0
-    return (inside + (whole - inside) * OUTSIDE) * LINE / span * (ACROSS if apart else 1)
+    step = gcd(_size(tensor.buffer.shape[-1]) * tensor.dtype.bits // 8, LINE)
+    across = sum(at + span > LINE for at in range(0, LINE, step)) * step / LINE
+    return (inside + (whole - inside) * OUTSIDE) * LINE / span * (1 + ACROSS * across)
 
 
 def _size(e: Expr) -> int:

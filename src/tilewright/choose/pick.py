@@ -20,7 +20,9 @@ from tilewright.choose.candidates import (
     around,
     candidates,
     clustered,
+    parted,
     shared,
+    steps_of,
 )
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 SAME = 1.005  # estimates closer than this are equal
 CLUSTERED = 12  # candidates that are considered with clusters, too
-SHARED = 12  # and with blocks that share steps
+SHARED, PARTED = 12, 12  # and with blocks that share steps, by clusters and by memory
 TRIED = 4  # candidates that are kept, and shown
 
 
@@ -159,8 +161,13 @@ def ranking(
     guess = partial(estimates, number, sizes=sizes, target=target, traced=traced)
     ranked = sorted(guess(found), key=_order)
     first = [candidate for candidate, _ in ranked[:CLUSTERED]]
-    idle = [c for c, e in ranked if PAIR * e.tiles <= target.chip.multiprocessors][:SHARED]
-    more = [*clustered(first, target), *shared(builder, number, idle, target)]
+    there = target.chip.multiprocessors
+    few = [candidate for candidate, e in ranked if PAIR * e.tiles <= there]
+    idle = [each for each in ranked if each[1].tiles <= there]
+    idle.sort(key=lambda each: each[1].inside * each[1].tiles)  # if no multiprocessor were
+    tiles = {candidate: e.tiles for candidate, e in idle[:PARTED]}
+    steps = partial(steps_of, builder, number, target)
+    more = [*clustered(first, target), *shared(few[:SHARED], steps), *parted(tiles, steps, there)]
     return sorted([*ranked, *guess(more)], key=_order)
 
 
@@ -171,14 +178,16 @@ def estimates(
     target: Target,
     traced: Callable[[Sizes], Program],
 ) -> Iterator[tuple[Candidate, Estimate]]:
-    from tilewright.choose.model import Infeasible, estimate  # which imports the passes
+    from tilewright.choose.model import Infeasible, behind, estimate  # which imports the passes
 
     for each in found:
         try:
-            kernel = traced(_with(sizes, number, each)).kernels[number]
+            program = traced(_with(sizes, number, each))
+            kernel = program.kernels[number]
             if each.shares and not _writes_once(kernel, kernel.body):
                 continue
-            yield each, estimate(kernel, target)
+            found_time = estimate(kernel, target)
+            yield each, behind(found_time, program, target) if each.parts else found_time
         except (Infeasible, CompileError):
             continue
 
@@ -207,6 +216,7 @@ def _with(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
         threads=sizes.threads | ({number: chosen.threads} if chosen.threads else {}),
         clusters=sizes.clusters | {number: chosen.cluster},
         shares=sizes.shares | {(number, name): blocks for name, blocks in chosen.shares},
+        parts=sizes.parts | {(number, name): blocks for name, blocks in chosen.parts},
     )
 
 
@@ -215,4 +225,5 @@ def _order(each: tuple[Candidate, Estimate]) -> tuple[float, int, float, float]:
     the time that DRAM hides, and by work."""
     candidate, found = each
     time, hidden = (log(cycles, SAME) // 1 for cycles in (found.cycles, found.inside))
-    return time, len(candidate.shares), hidden, sum(found.units.values())
+    shared = len(candidate.shares + candidate.parts)
+    return time, shared, hidden, sum(found.units.values())

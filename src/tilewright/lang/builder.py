@@ -61,7 +61,8 @@ class Sizes:
     """What is chosen for a text: sizes of loops over tiles, of kernels by their numbers the threads
     and the blocks that are resident at least, and those of a cluster that share what they load, how
     whole dimensions are cut, what loops over rows align (`Split.align`), how many steps of a loop
-    are loaded ahead, and how many blocks share the steps of one that adds up products."""
+    are loaded ahead, and how many blocks share the steps of one that adds up products: those of a
+    cluster, or `parts` of the grid, where `is_rest` is a trace of what adds up their sums."""
 
     tiles: dict[TileLoop, int] = field(default_factory=dict)
     threads: dict[int, int] = field(default_factory=dict)
@@ -71,6 +72,8 @@ class Sizes:
     aligns: dict[TileLoop, int] = field(default_factory=dict)
     stages: dict[TileLoop, int] = field(default_factory=dict)
     shares: dict[TileLoop, int] = field(default_factory=dict)
+    parts: dict[TileLoop, int] = field(default_factory=dict)
+    is_rest: bool = False
 
 
 class Builder:
@@ -97,7 +100,7 @@ class Builder:
         self.probe_error: CompileError | None = None
         self.hint: str | None = None
         self.macros = 0  # how deep
-        self._names = TakenNames()
+        self.names = TakenNames()
         self.bodies: list[OpenBody] = []
         self._steps = 0
         self._positions = 0
@@ -147,7 +150,7 @@ class Builder:
     def fresh(self, name: str | None, default: str = "v") -> str:
         """`name`, or `name_1`, … when it is taken."""
         base = "".join(c if c.isalnum() or c == "_" else "_" for c in name or default)
-        return fresh_name(default if base in ("", "_") else base, self._names)
+        return fresh_name(default if base in ("", "_") else base, self.names)
 
     def var(self, name: str | None, dtype: DType = INT32, default: str = "v") -> Var:
         return Var(self.fresh(name, default), dtype)

@@ -16,7 +16,6 @@ from tilewright.ir.core import *
 from tilewright.ir.gather import loaded_ahead
 from tilewright.lang.axes import ONE, Axis
 from tilewright.lang.builder import Builder, Position
-from tilewright.support.errors import CompileError
 
 
 @dataclass(eq=False)
@@ -210,80 +209,3 @@ def _slots(
         builder.met.append(kernel)
         builder.emit_at(since, Sync("cluster"))
     return slots
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a block of a cluster does of a loop that adds up products: `blocks` have as many steps
-    each, of which the last ones may lie behind the end. Sums of all of them, always added in the
-    same order, are then in the first."""
-
-    blocks: int = 1
-    steps: int = 0
-    rank: Var | None = None
-    is_padded: bool = False
-
-    @staticmethod
-    def of(builder: Builder, names: Sequence[str], trips: Sequence[Expr]) -> Share:
-        blocks = builder.sizes.shares.get((len(builder.kernels), names[-1]), 1)
-        if blocks == 1:
-            return Share()
-        (steps,) = trips if len(trips) == 1 else (const(1),)
-        if not isinstance(steps, Const) or blocks & (blocks - 1) or len(builder.bodies) > 1:
-            raise CompileError(
-                f"{blocks} blocks cannot share the steps of {names[-1]}",
-                expected="a loop that stands alone in its kernel, of a known number of steps, and "
-                "a power of two of blocks",
-                fix="leave the choice open",
-            )
-        each = -(-int(steps) // blocks)
-        padded = each * blocks != int(steps)
-        return Share(blocks, each, builder.require_kernel().rank, padded)
-
-    def length(self, trips: Expr) -> Expr:
-        return trips if self.rank is None else const(self.steps, trips.dtype)
-
-    def count(self, var: Expr) -> Expr:
-        return var if self.rank is None else cast(self.rank, var.dtype) * self.steps + var
-
-    def emit(self, builder: Builder, loop: For, since: Position) -> None:
-        """The loop, and what the blocks then tell each other."""
-        if self.rank is None:
-            builder.emit(loop)
-            return
-        sums = _sums(loop)
-        for held in sums:  # the first block begins with what is there
-            clear = Fill(whole(held), const(0, held.dtype))
-            builder.emit(If(compare("!=", self.rank, const(0)), (clear,)), seen=False)
-        builder.emit(loop)
-        for held in sums:
-            gathered(builder, held, self.blocks, since)
-
-
-def _sums(loop: For) -> list[Buffer]:
-    """What a loop adds products to, and does nothing else with."""
-    own = {op.buffer for op in walk_ops(loop.body, Alloc)}
-    found: list[Buffer] = []
-    for op in walk_ops(loop.body):
-        for region in regions(op, writes=True):
-            if region.buffer in own:
-                continue
-            adds = isinstance(op, Gemm) and op.clear is FALSE and region.buffer is op.c.buffer
-            if not adds or not region.buffer.is_fragment or not region.is_whole:
-                raise _not_only_sums(op)
-            found += [region.buffer] * (region.buffer not in found)
-    for op in walk_ops(loop.body):
-        others = {r.buffer for r in regions(op, reads=True)} | {x.buffer for x in op_loads(op)}
-        others -= {op.c.buffer} if isinstance(op, Gemm) else set()
-        more = isinstance(op, Break) or (isinstance(op, Store) and op.buffer not in own)
-        if more or others & set(found):
-            raise _not_only_sums(op)
-    return found
-
-
-def _not_only_sums(op: Op) -> CompileError:
-    return CompileError(
-        "a loop whose steps blocks share does more than to add up products",
-        loc=op.loc,
-        fix="leave the choice open",
-    )

@@ -16,7 +16,7 @@ from tilewright.lang.builder import CHOSEN, Builder
 from tilewright.lang.check import is_const
 from tilewright.lang.launch import Kernel as open_kernel
 from tilewright.lang.loops import Loop
-from tilewright.lang.pieces import Share
+from tilewright.lang.shares import Share, blocks_of_steps, drop_rest
 from tilewright.lang.types import integer, shape_tuple, static_int
 from tilewright.lang.values import TileIndex
 from tilewright.support.errors import at
@@ -257,14 +257,22 @@ def _grid(
     grid = [*reversed(folded)] or [const(1)] * (cluster > 1)
     if cluster > 1:
         grid[0] = grid[0] * cluster
+    parts = blocks_of_steps(builder, number)
+    if parts > 1 and len(grid) > 2:
+        raise CompileError(
+            "a grid of three axes has none for parts of a loop", fix="leave the choice open"
+        )
+    grid += [const(parts)] * (parts > 1)
     chosen = CHOSEN.get().schedule.threads
     threads = builder.sizes.threads.get(number, 128) if chosen == "auto" else chosen
     scope = open_kernel(*grid, threads=threads, cluster_dims=cluster if cluster > 1 else None)
-    scope.names, scope.loc = tuple(reversed(names))[: len(grid)], loc
+    scope.names = (*tuple(reversed(names))[: len(grid)], *("part",) * (parts > 1))
+    scope.loc = loc
     scope.unpacked = bool(folded)
     with scope:
         assert builder.kernel is not None
         blocks: list[Expr] = [*reversed(builder.kernel.blocks)] if folded else []
+        blocks = blocks[parts > 1 :]
         if cluster > 1 and folded:
             blocks[-1] = blocks[-1] // cluster
         if len(counts) > 3:
@@ -279,6 +287,7 @@ def _grid(
             builder.emit(Hint("cluster", detail=(builder.sizes.clusters[number],)))
         depth = len(builder.bodies)
         yield indices[0] if len(indices) == 1 else tuple(indices)
+        drop_rest(builder, depth, loc)
         builder.close_skipped(depth, loc)
         along = [axis.shift for (kernel, _), axis in builder.extents.items() if kernel == number]
         along += [shift for (kernel, _), shift in builder.shift_of.items() if kernel == number]

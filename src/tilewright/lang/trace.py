@@ -30,6 +30,7 @@ from tilewright.lang.meanings import explained
 from tilewright.lang.params import add_parameter
 from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
 from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
+from tilewright.lang.shares import add_rest, rest_sizes
 from tilewright.lang.sizes import check_chosen, choose_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.values import Value, again
@@ -259,7 +260,8 @@ def _run(function: FunctionType, builder: Builder, call: Callable[[FunctionType]
         return _guarded(call, make(enter))
 
 
-# sizes for what a first trace left open; the function gives the program at other sizes
+# sizes for what a first trace left open; the function gives the program at other sizes, of which
+# a kernel that adds up sums is no part
 Pick: TypeAlias = Callable[[Builder, Callable[[Sizes], Program]], Sizes]
 
 
@@ -293,6 +295,8 @@ def _with_sizes(
         sizes = pick(first, lambda sizes: run(sizes, first)[0].finish())
         if sizes != Sizes() or first.scanned:
             found = run(sizes, first)
+        if sizes.parts:
+            add_rest(found[0], run(rest_sizes(sizes, found[0]), first)[0])
     check_chosen(found[0])
     return found
 

@@ -6,7 +6,7 @@ well. What was measured is kept, also when the search is stopped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -234,5 +234,5 @@ def _inputs(program: Program, given: Mapping[str, Any]) -> dict[str, Any]:
 def _is_near(a: Candidate, b: Candidate) -> bool:
     """They differ in one size, or in something else."""
     sizes = sum(x != y for x, y in zip(a.tiles, b.tiles, strict=True))
-    others = (a.threads, a.cluster, a.shares) != (b.threads, b.cluster, b.shares)
+    others = replace(a, tiles=b.tiles) != b
     return sizes + others == 1
