@@ -56,7 +56,7 @@ PANELS = (1, 2, 4, 8, 16, 32, 64)  # rows of tiles that run side by side
 CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
 
 # Measured on an H200, `benchmarks/notes/choices.md` says how
-MEETING = 800  # cycles until blocks of a cluster have met: two that share 96×480×3840 take 6.6 µs
+MEETING = 2400  # cycles until blocks of a cluster have met and told each other: 1464×432×6312
 ROLES = 1500  # cycles until a producer and its consumers are set up: attention of short rows
 STEP = 150  # cycles from a product to what threads make of it and back: attention by 16 and 32 keys
 TAIL = 0.2  # tiles of the mean length at the end of a grid whose longest come first
@@ -64,7 +64,7 @@ WARPS = 0.8  # of the issue slots, what four warps fill: 16 rows by `mma`, by 12
 PEERS = 50  # cycles of an iteration: 4096³ by tiles of 128×128 takes 182 µs, by pairs of blocks 199
 GATHER = 0.7  # cycles of a warpgroup for 16 bytes: 3×3 convolutions by tiles of 256 rows
 ACROSS = 0.74  # as long again for rows that lie in two lines: 1112×15920×7816
-ENGINE = 94  # bytes of lines in a cycle that one copy engine asks for: 208×1648×8912
+ENGINE = 94  # bytes of lines in a cycle that one multiprocessor gets: 208×1648×8912
 NEXT = 2000  # cycles of a kernel that follows another, and of its first loads
 SUMS = 1.4  # times what DRAM takes for sums that are written and read: 1216×472×6608 by 6, 13 parts
 OUTSIDE = 2.0  # times as long as loads: 8 rows in boxes of 64 take 15 µs, 64 rows 8.6
@@ -125,6 +125,7 @@ class Work:
     shared: Any = 0.0  # memory, which products read
     chain: Any = 0.0  # of products by a warp, one behind the other
     gathers: Any = 0.0  # by a warpgroup
+    meetings: Any = 0.0  # of the blocks of a cluster
     steps: Any = 0.0  # products, of which the next waits for what threads make of the last
     bytes: Any = 0.0
     lines: dict[str, Any] = field(default_factory=dict)
@@ -154,7 +155,7 @@ def estimate(kernel: Kernel, target: Target) -> Estimate:
     busy_ones = min(active, there)
     slow = part / (chip.dram_bytes * chip.multiprocessors) * busy_ones
     # few multiprocessors have more of the L2 cache each
-    rate = min(ENGINE, chip.l2_bytes * chip.multiprocessors / busy_ones)
+    rate = min(rates.SHARED_BYTES, chip.l2_bytes * chip.multiprocessors / busy_ones)
     waves = tiles / active
     # a multiprocessor has so many tiles, as many at once as fit, and then the rest
     full, rest = divmod(ceil(tiles / there), block.resident)
@@ -171,8 +172,8 @@ def estimate(kernel: Kernel, target: Target) -> Estimate:
         cycles += rounds * mean
         units = {name: units[name] + rounds * each for name, each in busy.items()}
     units[DRAM] = dram
-    start = START + ROLES * block.is_fed
-    return Estimate(max(cycles, dram) + start, cycles + start, tiles, waves, units)
+    cycles += ROLES * block.is_fed
+    return Estimate(max(cycles, dram) + START, cycles + START, tiles, waves, units)
 
 
 def behind(first: Estimate, program: Program, target: Target) -> Estimate:
@@ -286,7 +287,7 @@ class Block:
                 case Copy():
                     self.copy(op, found)
                 case Sync(scope="cluster"):
-                    found.threads = found.threads + MEETING
+                    found.meetings += MEETING
                 case _:
                     found.threads = found.threads + rates.cycles(op, guards=False)
                     self.elements(op, found)
@@ -388,7 +389,7 @@ class Block:
         units = dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED), 0.0)
         for inside, trips in self.loops:
             threads = inside.threads / issue + inside.products * together / min(1.0, groups)
-            moved = self.lines(inside) / rate
+            moved = self.loads(inside, rate, together)
             loads = moved + inside.gathers
             own = inside.tensor * together, threads, loads
             busy = np.maximum(own[0], own[1]) if groups > 1 else own[0] + own[1]
@@ -409,16 +410,17 @@ class Block:
                 units[name] += float(np.mean(each * trips))
         last = ends.threads / issue + ends.tensor * together + sum(ends.lines.values()) / rate
         units[ENDS] = float(np.mean(last))
-        alone = main + last + rates.LATENCY
+        alone = main + last + ends.meetings + rates.LATENCY
         # of two warpgroups with a tile each, one stores while the other multiplies
         both = np.maximum(np.maximum(main, last), alone / 2)
         return both if self.ping_pong else alone, units
 
-    def lines(self, inside: Work) -> Any:
-        """Bytes of lines that a block loads in an iteration; what a cluster shares it loads in
-        parts."""
+    def loads(self, inside: Work, rate: float, together: int) -> Any:
+        """Cycles for what an iteration loads, so many bytes of lines in one from the L2 cache. What
+        a cluster shares a block asks for in parts, but gets all of it."""
         parts = dict.fromkeys(self.common, self.cluster)
-        return sum(each / parts.get(name, 1) for name, each in inside.lines.items())
+        asked = sum(each / parts.get(name, 1) for name, each in inside.lines.items())
+        return np.maximum(asked / rate, sum(inside.lines.values()) * together / ENGINE)
 
     # ── what fits ──
 

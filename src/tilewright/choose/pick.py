@@ -225,5 +225,5 @@ def _order(each: tuple[Candidate, Estimate]) -> tuple[float, int, float, float]:
     the time that DRAM hides, and by work."""
     candidate, found = each
     time, hidden = (log(cycles, SAME) // 1 for cycles in (found.cycles, found.inside))
-    shared = len(candidate.shares + candidate.parts)
+    shared = len(candidate.shares + candidate.parts) + (candidate.cluster > 1)
     return time, shared, hidden, sum(found.units.values())
