@@ -98,6 +98,40 @@ def inner_rows(A, B):
     return C
 
 
+@tw.jit
+def counting(A, B, count):
+    """Does something before the loop that must be done once."""
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K))
+    B: T.Tensor((K, N))
+    count: T.Tensor((M,), "float32")
+    C = T.empty((M, N), A.dtype)
+    for m, n in T.tile(M, N):
+        T.atomic_add(count[m], T.full((m,), 1.0))
+        acc = T.zeros((m, n))
+        for k in T.tile(K):
+            acc += A[m, k] @ B[k, n]
+        C[m, n] = acc
+    return C
+
+
+@tw.jit
+def in_two(A, B):
+    """Two kernels."""
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K))
+    B: T.Tensor((K, N))
+    C, D = T.empty((M, N), A.dtype), T.empty((M, N), A.dtype)
+    for m, n in T.tile(M, N):
+        acc = T.zeros((m, n))
+        for k in T.tile(K):
+            acc += A[m, k] @ B[k, n]
+        C[m, n] = acc
+    for m, n in T.tile(M, N):
+        D[m, n] = C[m, n] + 1
+    return C, D
+
+
 def given(m, n, k, dtype=ml_dtypes.bfloat16):
     rng = np.random.default_rng(m + n + k)
     return [rng.integers(-2, 3, shape).astype(dtype) for shape in ((m, k), (k, n))]
@@ -228,16 +262,41 @@ def test_several_sums_and_what_stands_before_the_loop():
         (stopping, candidate(2, m=16, n=64, k=64), "does more than to add up products"),
         (row_sums, parts(2, m=16, k=64), "does more than to add up products"),
         (inner_rows, parts(2, m=16, n=64, k=64), "have no place in memory"),
+        (counting, parts(2, m=16, n=64, k=64), "is done more than once"),
+        (in_two, parts(2, m=16, n=64, k=64), "in a text of several kernels"),
     ],
 )
 def test_what_cannot_be_shared(kernel, chosen, why):
+    more = [np.zeros(16, np.float32)] if kernel is counting else []
     with pytest.raises(tw.CompileError, match=why):
-        traced(kernel, given(16, 64, 512), chosen)
+        traced(kernel, (*given(16, 64, 512), *more), chosen)
+
+
+def test_such_choices_are_not_made():
+    a, b = given(48, 744, 32376)
+    assert "parts" not in why(counting, a, b, np.zeros(48, np.float32))
+    assert "parts" not in why(in_two, a, b)
+
+
+def test_large_tiles_that_a_schedule_pins_are_added_up_one_by_one():
+    a, b = given(200, 96, 512)
+    with compiled_for(Target.parse("cuda -arch=sm_90a").choosing(tiles={"m": 128, "n": 96})):
+        found = trace_direct(
+            product.fn,
+            (a, b),
+            pick=lambda builder, at: pick._with(choose_sizes(builder), 0, parts(3, 256, k=64)),
+        )
+    text = print_program(found.program).split("kernel product_sum")[1]
+    assert text.count("-> part") == 3 and text.count("alloc part") == 1
+    want = np.maximum(a.astype(float) @ b.astype(float) + 1, 0)
+    out = np.zeros(want.shape, a.dtype)
+    machine.run(found.program, {"A": a, "B": b, "C": out})
+    assert (out == want.astype(a.dtype)).all()
 
 
 def why(kernel, *args):
     direct = kernel.on("cuda -arch=sm_90a").calls
-    (text,) = direct._trace(direct.bind(args, {}, partial=True)).why.values()
+    text, *_ = direct._trace(direct.bind(args, {}, partial=True)).why.values()
     return text.split("; ")[0]
 
 

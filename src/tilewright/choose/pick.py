@@ -163,8 +163,8 @@ def ranking(
     first = [candidate for candidate, _ in ranked[:CLUSTERED]]
     there = target.chip.multiprocessors
     few = [candidate for candidate, e in ranked if PAIR * e.tiles <= there]
-    idle = [each for each in ranked if each[1].tiles <= there]
-    idle.sort(key=lambda each: each[1].inside * each[1].tiles)  # if no multiprocessor were
+    idle = [each for each in ranked if each[1].tiles <= there and len(builder.kernels) == 1]
+    idle.sort(key=lambda each: each[1].inside * each[1].tiles)  # by work: parts share it evenly
     tiles = {candidate: e.tiles for candidate, e in idle[:PARTED]}
     steps = partial(steps_of, builder, number, target)
     more = [*clustered(first, target), *shared(few[:SHARED], steps), *parted(tiles, steps, there)]
@@ -186,8 +186,8 @@ def estimates(
             kernel = program.kernels[number]
             if each.shares and not _writes_once(kernel, kernel.body):
                 continue
-            found_time = estimate(kernel, target)
-            yield each, behind(found_time, program, target) if each.parts else found_time
+            time = estimate(kernel, target)
+            yield each, behind(time, program, target) if each.parts else time
         except (Infeasible, CompileError):
             continue
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
@@ -18,6 +19,7 @@ from tilewright.support.errors import CompileError
 
 WIDE = 128  # columns of the second kernel's tiles
 LEAST, MOST = 1024, 8192  # elements of one
+THREADS = 128  # of its blocks
 BLOCKS = 512  # that it has at least, while its tiles are large
 
 
@@ -42,6 +44,7 @@ class Share:
             return Share()
         (steps,) = trips if len(trips) == 1 else (const(1),)
         alone = isinstance(steps, Const) and len(builder.bodies) == 1
+        alone = alone and not (memory and builder.kernels)
         if not alone or (blocks & (blocks - 1) and not memory):
             raise CompileError(
                 f"{blocks} blocks cannot share the steps of {names[-1]}",
@@ -66,13 +69,18 @@ class Share:
             return
         sums = _sums(loop)
         if self.memory:
+            _check_effects(builder)
+        if self.memory and builder.sizes.is_rest:
             for held in sums:
-                self._by_memory(builder, held)
-            if not builder.sizes.is_rest:
-                builder.emit(loop)
-                for held in sums:
-                    builder.emit(Copy(whole(held), self._place(builder, held, self.rank)))
-                builder.open()  # for the second kernel: `Share.dropped`
+                self._add_parts(builder, held)
+            return
+        if self.memory:
+            for held in sums:
+                builder.emit(Fill(whole(held), const(0, held.dtype)), seen=False)
+            builder.emit(loop)
+            for held in sums:
+                builder.emit(Copy(whole(held), self._place(builder, held, self.rank)))
+            builder.open()  # what the second kernel does: `drop_rest` ends it
             return
         for held in sums:  # the first block begins with what is there
             clear = Fill(whole(held), const(0, held.dtype))
@@ -81,19 +89,22 @@ class Share:
         for held in sums:
             gathered(builder, held, self.blocks, since)
 
-    def _by_memory(self, builder: Builder, held: Buffer) -> None:
-        """Zeros, of what the first kernel adds up; in the second one, the total."""
-        if not builder.sizes.is_rest:
-            builder.emit(Fill(whole(held), const(0, held.dtype)), seen=False)
-            return
-        vars = tuple(builder.var("i") for _ in held.shape)
-        total: Expr = Load(held, vars)
-        for block in range(self.blocks):
-            part = Buffer(builder.fresh("part"), held.shape, held.dtype, Space.FRAGMENT)
-            builder.emit(Alloc(part))
-            builder.emit(Copy(self._place(builder, held, const(block)), whole(part)))
-            total = total + Load(part, vars)
-        builder.emit(Map(vars, held.shape, (Store(held, vars, total),)), seen=False)
+    def _add_parts(self, builder: Builder, held: Buffer) -> None:
+        """held = what it is and the sums of all blocks, as many at a time as registers hold."""
+        together = self.blocks if prod(held.static_shape) <= MOST else 1
+        tiles = [
+            Buffer(builder.fresh("part"), held.shape, held.dtype, Space.FRAGMENT)
+            for _ in range(together)
+        ]
+        for tile in tiles:
+            builder.emit(Alloc(tile))
+        for first in range(0, self.blocks, together):
+            vars = tuple(builder.var("i") for _ in held.shape)
+            total: Expr = Load(held, vars)
+            for n, tile in enumerate(tiles):
+                builder.emit(Copy(self._place(builder, held, const(first + n)), whole(tile)))
+                total = total + Load(tile, vars)
+            builder.emit(Map(vars, held.shape, (Store(held, vars, total),)), seen=False)
 
     def _place(self, builder: Builder, held: Buffer, block: Expr) -> Region:
         """Where the sum of a block lies among all of the grid."""
@@ -104,6 +115,7 @@ class Share:
         lengths = [builder.lengths.get(axis.key) for axis in (rows, columns)]
         starts = [cast(axis.start, INT32) for axis in (rows, columns)]
         told = {var for start in starts for var in variables(start)}
+        # the last axis of the first kernel's grid are the parts
         grid = kernel.blocks if builder.sizes.is_rest else kernel.blocks[:-1]
         fits = all({a.key, b.key} == here for a, b, _ in sides) and None not in lengths
         fits = fits and told <= set(grid) and len(told) == len(grid) <= 2
@@ -147,20 +159,35 @@ def rest_sizes(sizes: Sizes, builder: Builder) -> Sizes:
         size *= 2
     chosen = dict(zip(loops, (max(1, size // width), width), strict=True))
     tiles = {loop: n for loop, n in chosen.items() if loop is not None and loop in sizes.tiles}
+    threads = {number: THREADS} if len(tiles) == len(loops) else {}  # some may be pinned
     return replace(
-        sizes,
-        tiles=sizes.tiles | tiles,
-        threads=sizes.threads | {number: 128},
-        clusters={},
-        is_rest=True,
+        sizes, tiles=sizes.tiles | tiles, threads=sizes.threads | threads, clusters={}, is_rest=True
     )
 
 
 def add_rest(first: Builder, second: Builder) -> None:
     """The kernels of both traces, as one program."""
+    if len(first.kernels) > 1:
+        raise CompileError(
+            "parts of a loop in a text of several kernels",
+            expected="one kernel",
+            fix="leave the choice open",
+        )
     (one,), (other,) = first.kernels, second.kernels
     other = rename_unique(other, first.names)
     first.kernels = [one, replace(other, name=f"{one.name}_sum")]
+
+
+def _check_effects(builder: Builder) -> None:
+    """What stands before a loop is done by all blocks of both kernels."""
+    for op in (inner for each in builder.trail for inner in walk_ops(each)):
+        effects = [b for b in written_buffers(op) if b.is_global]
+        if effects or isinstance(op, (Atomic, Intrinsic)):
+            raise CompileError(
+                "what stands before a loop whose steps blocks share is done more than once",
+                loc=op.loc,
+                fix="leave the choice open",
+            )
 
 
 def _sums(loop: For) -> list[Buffer]:
