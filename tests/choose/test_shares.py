@@ -1,5 +1,7 @@
 """Blocks that have some of the steps of a loop each: of a cluster, or of a larger grid."""
 
+import random
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -192,6 +194,29 @@ def test_steps_that_blocks_do_not_divide(length):
                 out = np.zeros(want.shape, a.dtype)
                 machine.run(program, {"A": a, "B": b, "C": out})
                 assert (out == want.astype(a.dtype)).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_sizes_and_choices(seed):
+    """Rows, columns and steps that nothing divides, operands that are swapped or not."""
+    rng = random.Random(seed)
+    m, n, k = rng.randrange(1, 60), 8 * rng.randrange(1, 14), 8 * rng.randrange(8, 24)
+    shared = candidate if rng.random() < 0.3 else parts
+    blocks = rng.choice((2, 4)) if shared is candidate else rng.randrange(2, 8)
+    tiles = {"m": 8 * rng.randrange(1, 14), "n": rng.choice((64, 96, 128)), "k": 64}
+    chosen = shared(blocks, rng.choice((128, 256)), **tiles)
+    a, b = given(m, n, k)
+    try:
+        made = traced(product, (a, b), chosen)
+        threads = lower(made, H200).result
+    except tw.CompileError as error:  # no instruction for it
+        assert "multipl" in str(error) or "register" in str(error), (chosen, str(error))
+        return
+    want = np.maximum(a.astype(float) @ b.astype(float) + 1, 0)
+    for program in (made, threads):
+        out = np.zeros(want.shape, a.dtype)
+        machine.run(program, {"A": a, "B": b, "C": out})
+        assert (out == want.astype(a.dtype)).all(), (m, n, k, chosen)
 
 
 def test_how_it_is_written():
