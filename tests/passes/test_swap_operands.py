@@ -74,8 +74,10 @@ def test_one_machine_for_both(said):
     assert swapped(other) and not swapped(program)
     text = print_program(other)
     assert "transpose_c=true" in text and print_program(parse_program(text)) == text
-    threads = lower(program, HOPPER).result
+    trace = lower(program, HOPPER)
+    threads = trace.result
     assert any(op.name == "wgmma" for op in walk_ops(threads.kernels[0], Intrinsic))
+    assert any("operands swapped" in why for why in trace.reasons.values())
     given = {b.name: numbers(*b.static_shape) for b in program.tensors}
     want, *others = [{n: v.copy() for n, v in given.items()} for _ in range(3)]
     machine.run(program, want)

@@ -88,6 +88,8 @@ def swap_operands(at: Facts) -> Kernel:
         if able != [False, True]:
             return at.kernel
         found[id(op)] = turned
+        rows, columns, _ = shape_of(op)
+        because(at.kernel.name, op, f"operands swapped: of {rows}×{columns}, columns are whole 64s")
     return map_ops(at.kernel, lambda op: found.get(id(op)))
 
 
