@@ -40,7 +40,8 @@ def product(m=64, n=64, k=64, dtype="float16", acc="float32", threads=128, **mor
 @pytest.mark.parametrize(
     "program, said",
     [
-        (lambda: product(m=32), "no wgmma: C has 32 rows: make them a multiple of 64"),
+        (lambda: product(m=32), "operands swapped: of 32×64, columns are whole 64s"),
+        (lambda: product(m=32, n=96), "no wgmma: C has 32 rows: make them a multiple of 64"),
         (lambda: product(k=24), "no wgmma: K is 24: make it a multiple of 16 for float16"),
         (lambda: product(threads=64), "no wgmma: 64 threads are not whole warpgroups of 128"),
         (
@@ -53,7 +54,7 @@ def product(m=64, n=64, k=64, dtype="float16", acc="float32", threads=128, **mor
         ),
     ],
 )
-def test_a_product_says_what_keeps_it_from_the_fast_instruction(program, said):
+def test_a_product_says_what_keeps_it_from_the_fast_instruction_or_how_it_has_it(program, said):
     _, kernel = costs_of(program())
     assert said in kernel.explain()
 
