@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from math import prod
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,10 +21,13 @@ from tilewright.ir.schedule import WORDS
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
+from tilewright.lang.trace import trace_direct
 from tilewright.passes.grid.order_blocks import ABOUT, _Orders, most_work, order_blocks
 from tilewright.passes.reasons import listening
+from tilewright.runtime.backends import compiled_for
 from tilewright.targets.cuda.backend import lower
 from zoo.attention.flash import flash_attention
+from zoo.attention.values import attention
 
 CUDA = Target.parse("cuda")
 ORDERS = [order for order in WORDS["order"] if order != "auto"]
@@ -68,10 +72,10 @@ def asked(order: str) -> Target:
     return CUDA.choosing(order=order)
 
 
-def told(program, target=CUDA) -> str:
+def told(program, target=CUDA, name="main") -> str:
     with listening() as reasons:
         order_blocks(program, target)
-    return reasons["main", ABOUT]
+    return reasons[name, ABOUT]
 
 
 BY = {
@@ -375,6 +379,20 @@ def test_many_heads_come_in_sections():
     assert told(many).endswith(why)
     few = flash_attention.prim_func(2, 16, 16, 2048, 2048, 128, True, **sizes).program
     assert told(few).endswith("runs longer the more bx is")
+    # what all heads load stays in the L2 cache
+    small = flash_attention.prim_func(8, 16, 1, 2048, 2048, 128, True, **sizes).program
+    assert told(small).endswith("runs longer the more bx is")
+
+
+@pytest.mark.parametrize("keys", [128, 96])
+def test_sections_where_the_first_tile_is_cut(keys):
+    """Tiles of 96 keys are laid from each block's end, and are the same keys nonetheless."""
+    given = [np.broadcast_to(np.zeros((), ml_dtypes.bfloat16), (11, 32, 1986, 128))] * 3
+    target = Target.parse(f"cuda -arch=sm_90a -threads=256 -tiles=i:128,j:{keys}")
+    with compiled_for(target):
+        program = trace_direct(attention.fn, (*given, True)).program
+    found = told(program, target, "attention")
+    assert found.endswith("at a time on the other axes, so that blocks share what they load")
 
 
 def grouped_product(gathered: bool):

@@ -25,6 +25,7 @@ from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.ir.warps import WARP, WARPGROUP
+from tilewright.passes.grid.order_blocks import CACHED
 from tilewright.passes.grid.persist_blocks import asked_cluster, cluster_axis
 from tilewright.passes.layout.matrix_tiles import (
     RUN,
@@ -44,7 +45,6 @@ from tilewright.support.errors import CompileError
 
 UNKNOWN = 4096  # a size that is known at launch only
 SAMPLES = 16  # blocks whose loops are looked at
-CACHED = 32 << 20  # bytes of tensors that the L2 cache keeps from one wave to the next
 START = 1500  # cycles of a launch, before the first load and after the last store
 ADDRESSES = 48  # registers of a thread, where threads address tensors themselves
 ROWS = 16  # of a product by a warp

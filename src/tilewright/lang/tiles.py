@@ -97,8 +97,8 @@ class _Range:
         """What may cut the last tile. An end that is a whole number of tiles away does not."""
         if self.is_padded or multiple_of(self.low) % self.size:
             return self.high
-        cuts = [end for end in _least_of(self.high) if multiple_of(end) % self.size]
-        return None if not cuts else cuts[0] if len(cuts) == 1 else self.high
+        cuts = {end for end in _least_of(self.high) if multiple_of(end) % self.size}
+        return None if not cuts else cuts.pop() if len(cuts) == 1 else self.high
 
 
 def _least_of(expr: Expr) -> list[Expr]:

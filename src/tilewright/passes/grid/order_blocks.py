@@ -51,6 +51,7 @@ PANEL = 8  # rows of a panel that nobody asked for
 SIDE = 16  # of the largest square that a Hilbert curve fills
 EVEN = "all blocks run their loops equally long"
 SHARING = 4  # blocks that load the same tiles at the same time
+CACHED = 32 << 20  # bytes of tensors that the L2 cache keeps from one wave to the next
 CLUSTER = "cluster"  # the kind of the loop over a cluster's places
 MOST = 2**31  # tiles that numbers can count
 MOST_KNOWN = 1 << 14  # tiles whose lengths are looked at
@@ -306,13 +307,15 @@ def section_size(
     """How many tiles of the other axes may be under way at a time for `SHARING` blocks to load the
     same: with one each, causal attention of 128 heads reads the keys of all of them from memory at
     once, and takes a fifth longer. Up to half as many, if that makes shares of blocks that stay
-    more even. None where there are no more, or nothing is loaded again."""
+    more even. None where there are no more, or nothing is loaded again that the cache forgets."""
     if target.kind != "cuda" or not all(isinstance(n, Const) for n in kernel.grid):
         return None
     sizes = [int(n) for n in kernel.grid]
     width = prod(n for k, n in enumerate(sizes) if k != axis)
     most = max(1, target.chip.multiprocessors // SHARING)
-    if width <= most or not any(True for _ in shared_loads(kernel, dims, kernel.blocks[axis])):
+    again = {copy.src.buffer for copy in shared_loads(kernel, dims, kernel.blocks[axis], True)}
+    kept = all(b.is_static for b in again) and sum(b.bytes for b in again) <= CACHED
+    if width <= most or kept:
         return None
     lengths = tile_lengths(kernel)
     if lengths is None:
@@ -337,11 +340,17 @@ def tensor_loads(kernel: Kernel, dims: Iterable[Dim]) -> Iterator[tuple[Copy, Fo
                     yield op, loop, ranges
 
 
-def shared_loads(kernel: Kernel, dims: Iterable[Dim], var: Var) -> Iterator[Copy]:
-    """Copies of tensors in pipelined loops that are the same whatever `var` is."""
-    for copy, _, ranges in tensor_loads(kernel, dims):
-        starts = [ranges.resolve(s, var) for s in copy.src.starts]
-        if all(s is not None and var not in variables(s) for s in starts):
+def shared_loads(
+    kernel: Kernel, dims: Iterable[Dim], var: Var, overlapping: bool = False
+) -> Iterator[Copy]:
+    """Copies of tensors in pipelined loops that are the same whatever `var` is; or `overlapping`:
+    where it matters, it moves what the loop walks over."""
+    for copy, loop, ranges in tensor_loads(kernel, dims):
+        starts = copy.src.starts
+        if overlapping:
+            starts = tuple(s for s in starts if loop.var not in variables(s))
+        found = [ranges.resolve(s, var) for s in starts]
+        if all(s is not None and var not in variables(s) for s in found):
             yield copy
 
 
