@@ -1,9 +1,11 @@
 """Candidates for tiles and threads, measured: how good is the first that the model takes?
 
     python benchmarks/choices.py --seed 7 --count 10 --out choices.json
+    python benchmarks/choices.py --seed 7 --count 20 --family attention --out choices.json
     python benchmarks/choices.py regret choices.json ...
 
-Of each kernel family, `--count` sizes that the seed draws. Contenders: the `--best` candidates that
+Of each kernel family, `--count` sizes that the seed draws; or of attention with more lengths, heads
+and columns, those of `attention.py`. Contenders: the `--best` candidates that
 the model ranks first, as many of the others drawn at random, and PyTorch. `regret` ranks the
 measured candidates by the model as it is now, on any machine, and compares: the time of the first,
 and of the best of the first eight, by the least time of all.
@@ -22,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attention import drawn as attentions
+from attention import shapes
 from race import ROOT, Race, build_ahead, command_line, main, name_of
 
 import tilewright as tw
@@ -69,10 +73,19 @@ class Case:
     work: float
 
 
-def cases(seed: int, count: int) -> Iterator[Case]:
+def cases(seed: int, count: int, family: str = "all") -> Iterator[Case]:
     from zoo.attention.values import attention
     from zoo.gemm.values import convolution, matmul_batched
 
+    if family == "attention":
+        for size in attentions(seed, count, "0/1"):
+            batch, heads, groups, length, columns, causal = size
+            yield Case(
+                f"attention{' causal' * causal} {batch}x{heads}/{groups}x{length}x{columns}",
+                attention, shapes(size), "bfloat16", (causal,), partial(_attention, causal),
+                4.0 * batch * heads * length**2 * columns / (1 + causal),
+            )  # fmt: skip
+        return
     rng = random.Random(seed)
 
     def near(low: int, high: int, step: int = 8) -> int:
@@ -112,7 +125,9 @@ def cases(seed: int, count: int) -> Iterator[Case]:
 def _attention(causal: bool, *given: Any) -> Any:
     import torch
 
-    return torch.nn.functional.scaled_dot_product_attention(*given, is_causal=causal)
+    return torch.nn.functional.scaled_dot_product_attention(
+        *given, is_causal=causal, enable_gqa=given[0].shape[1] != given[1].shape[1]
+    )
 
 
 def _convolution(x: Any, f: Any) -> Any:
@@ -154,10 +169,10 @@ def scheduled(case: Case, chosen: Candidate) -> Any:
 
 
 @cache
-def drawn(seed: int, count: int, best: int) -> list[tuple[Case, list[Candidate]]]:
+def drawn(seed: int, count: int, best: int, family: str) -> list[tuple[Case, list[Candidate]]]:
     """The cases, and the candidates of each that are measured."""
     rng, found = random.Random(seed), []
-    for case in cases(seed, count):
+    for case in cases(seed, count, family):
         # blocks that share steps are no part of a schedule: `default` may have them
         known = [chosen for chosen, _ in ranked(case) if not chosen.shares + chosen.parts]
         rest = known[best:]
@@ -165,8 +180,8 @@ def drawn(seed: int, count: int, best: int) -> list[tuple[Case, list[Candidate]]
     return found
 
 
-def build(seed: int, count: int, best: int, at: int, number: int) -> None:
-    case, chosen = drawn(seed, count, best)[at]
+def build(seed: int, count: int, best: int, family: str, at: int, number: int) -> None:
+    case, chosen = drawn(seed, count, best, family)[at]
     arrays = [np.broadcast_to(np.zeros((), case.dtype), shape) for shape in case.shapes]
     if number == 0:
         case.kernel.on(TARGET).compile(*arrays, *case.settings)
@@ -176,8 +191,8 @@ def build(seed: int, count: int, best: int, at: int, number: int) -> None:
         print(f"{case.name} {label(chosen[number])}: {error.message}", file=sys.stderr)
 
 
-def races(seed: int = 0, count: int = 2, best: int = 8) -> Iterator[Race]:
-    for case, chosen in drawn(seed, count, best):
+def races(seed: int = 0, count: int = 2, best: int = 8, family: str = "all") -> Iterator[Race]:
+    for case, chosen in drawn(seed, count, best, family):
         yield race(case, chosen)
 
 
@@ -227,7 +242,8 @@ def regrets(path: str, every: int = 1) -> Iterator[Regret]:
     seed, count = (
         int(re.search(rf"--{word} (\d+)", told["command"])[1]) for word in ("seed", "count")
     )
-    known = {case.name: case for case in cases(seed, count)}
+    family = "attention" if "--family attention" in told["command"] else "all"
+    known = {case.name: case for case in cases(seed, count, family)}
     for race in [race for race in told["races"] if race.get("contenders")][::every]:
         times = {name: each["ms"] for name, each in race["contenders"].items()}
         peer, case = times.pop("torch"), known[race["race"]]
@@ -262,8 +278,9 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=2)
     parser.add_argument("--best", type=int, default=8)
+    parser.add_argument("--family", choices=("all", "attention"), default="all")
     args = parser.parse_args()
-    told = args.seed, args.count, args.best
+    told = args.seed, args.count, args.best, args.family
     counts = [len(chosen) for _, chosen in drawn(*told)]
     build_ahead(build, [(*told, at, n) for at, many in enumerate(counts) for n in range(many)])
     raise SystemExit(main(__file__, parser))

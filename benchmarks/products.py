@@ -1,13 +1,14 @@
 """Products with nothing chosen, at sizes that a seed draws, against cuBLAS in CUDA graphs.
 
     python benchmarks/products.py --seed 7 --count 100 --out products.json
-    python benchmarks/products.py --seed 7 --count 100 --part 0/4 --out products.json
+    python benchmarks/products.py --seed 7 --count 100 --part 0/4 --kind float32 --out products.json
     python benchmarks/products.py summary products.json ...
 
 M from 1 to 16384, N and K from 256 to 32768, as often small as large, N and K multiples of 8, no
-operand above 1 GB. Contenders: A @ B by the model alone (on a machine that has tuned none of
-them), and PyTorch with B as it is and with its transpose stored. `--part i/n` takes every n-th
-size.
+operand above 1 GB. `--kind odd`: no multiples of 8; `few`: M up to 64, B of 64 MB or more;
+`float32`: as IEEE says, sizes up to 8192. Contenders: A @ B by the model alone (on a machine that
+has tuned none of them), PyTorch with B as it is and with its transpose stored, and a copy of B.
+`--part i/n` takes every n-th size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,54 +25,95 @@ from typing import Any
 import numpy as np
 from race import ROOT, Race, build_ahead, command_line, main, name_of
 
+import tilewright as tw
+import tilewright.language as T
+
 sys.path.insert(0, str(ROOT))
 
 TARGET = "cuda -arch=sm_90a"
-BOUND = 2e-2
 LARGEST = 1 << 29  # elements of an operand
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What sizes a seed draws, of which type, and how far results may be off."""
+
+    dtype: str = "bfloat16"
+    rows: int = 16384  # at most
+    most: int = 32768  # of N and K
+    step: int = 8
+    weights: int = 0  # elements of B at least
+    bound: float = 2e-2
+
+
+KINDS = {
+    "bfloat16": Kind(),
+    "odd": Kind(step=1),
+    "few": Kind(rows=64, weights=1 << 25),
+    "float32": Kind("float32", 8192, 8192, bound=1e-4),
+}
+
+
 @cache
-def drawn(seed: int, count: int, part: str) -> list[tuple[int, int, int]]:
-    rng, found = random.Random(seed), []
+def drawn(seed: int, count: int, part: str, kind: str) -> list[tuple[int, int, int, str]]:
+    rng, found, like = random.Random(seed), list[tuple[int, int, int, str]](), KINDS[kind]
 
     def near(low: int, high: int, step: int) -> int:
-        return max(low, round(low * (high / low) ** rng.random() / step) * step)
+        size = max(low, round(low * (high / low) ** rng.random() / step) * step)
+        return size + (step == 1 and low > 1 and size % 8 == 0)
 
     while len(found) < count:
-        m, n, k = near(1, 16384, 1), near(256, 32768, 8), near(256, 32768, 8)
-        m = m if m < 8 else m // 8 * 8
-        if max(m * k, n * k, m * n) <= LARGEST:
-            found.append((m, n, k))
+        m, n, k = near(1, like.rows, 1), *(near(256, like.most, like.step) for _ in range(2))
+        m = m if m < 8 or like.step == 1 else m // 8 * 8
+        if max(m * k, n * k, m * n) <= LARGEST and n * k >= like.weights:
+            found.append((m, n, k, kind))
     which, of = map(int, part.split("/"))
     return found[which::of]
 
 
-def kernel() -> Any:
-    from zoo.gemm.values import matmul
+@tw.jit
+def matmul(A, B):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K))
+    B: T.Tensor((K, N))
+    C = T.empty((M, N), A.dtype)
+    for m, n in T.tile(M, N):
+        acc = T.zeros((m, n))
+        for k in T.tile(K):
+            acc += A[m, k] @ B[k, n]
+        C[m, n] = acc
+    return C
 
+
+def kernel(kind: str) -> Any:
     return matmul.on(TARGET)
 
 
-def build(m: int, n: int, k: int) -> None:
-    kernel().compile(M=m, N=n, K=k)
+def build(m: int, n: int, k: int, kind: str) -> None:
+    import ml_dtypes  # noqa: F401 (NumPy learns of bfloat16)
+
+    zero = np.zeros((), KINDS[kind].dtype)
+    kernel(kind).compile(*(np.broadcast_to(zero, shape) for shape in ((m, k), (k, n))))
 
 
-def races(seed: int = 0, count: int = 20, part: str = "0/1") -> Iterator[Race]:
-    for m, n, k in drawn(seed, count, part):
-        yield race(m, n, k)
+def races(
+    seed: int = 0, count: int = 20, part: str = "0/1", kind: str = "bfloat16"
+) -> Iterator[Race]:
+    for each in drawn(seed, count, part, kind):
+        yield race(*each)
 
 
-def race(m: int, n: int, k: int) -> Race:
+def race(m: int, n: int, k: int, kind: str) -> Race:
     import torch
 
+    dtype, bound = getattr(torch, KINDS[kind].dtype), KINDS[kind].bound
     made: dict[str, Any] = {}
 
     def runs() -> dict[str, Callable[[], Any]]:
         if not made:
             torch.manual_seed(0)
-            a, b = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in ((m, k), (k, n)))
-            ours = kernel().compile(a, b)
+            a, b = (torch.randn(s, device="cuda", dtype=dtype) for s in ((m, k), (k, n)))
+            ours = kernel(kind).compile(a, b)
             made.update(a=a, b=b, ours=lambda: ours(a, b))
         return {"ours": made["ours"]}
 
@@ -79,12 +122,13 @@ def race(m: int, n: int, k: int) -> Race:
         want = (made["a"].float() @ made["b"].float()).float()
         for name, call in calls.items():
             error = ((call().float() - want).abs().max() / want.abs().max()).item()
-            yield {"contender": name, "ok": error < BOUND, "error": error}
+            yield {"contender": name, "ok": error < bound, "error": error}
 
     def contenders() -> dict[str, Callable[[], Any]]:
         calls, a, b = runs(), made["a"], made["b"]
-        other = b.T.contiguous()
-        return {**calls, "NN": lambda: a @ b, "NT": lambda: a @ other.T}
+        other, copied = b.T.contiguous(), torch.empty_like(b)
+        found = {**calls, "NN": lambda: a @ b, "NT": lambda: a @ other.T}
+        return found | ({"copy": lambda: copied.copy_(b)} if kind == "few" else {})
 
     return Race(name_of("product", (m, n, k)), contenders, checks, work=2.0 * m * n * k,
                 unit="FLOP", ours=["ours"])  # fmt: skip
@@ -100,6 +144,8 @@ def summary(*paths: str) -> None:
                 print(f"{each['race']}: no times")
                 continue
             best = min(times.pop("NN"), times.pop("NT"))
+            if "copy" in times:  # of what a copy moves, B is half
+                times["ours, of a copy"] = 2 * best * times["ours"] / times.pop("copy")
             for name, ms in times.items():
                 ratios.setdefault(name, []).append((best / ms, each["race"]))
             told = ", ".join(f"{name} {best / ms:.3f}" for name, ms in times.items())
@@ -121,6 +167,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--part", default="0/1")
+    parser.add_argument("--kind", choices=KINDS, default="bfloat16")
     args = parser.parse_args()
-    build_ahead(build, drawn(args.seed, args.count, args.part))
+    build_ahead(build, drawn(args.seed, args.count, args.part, args.kind))
     raise SystemExit(main(__file__, parser))
