@@ -226,3 +226,31 @@ def test_indices_that_change_between_two_stores(value, syncs):
     given = parse_program(head + body + "\n}\n}")
     found = map_kernels(given, lambda kernel: insert_syncs(kernel, HOPPER)).kernels[0]
     assert sum(isinstance(op, Sync) for op in walk_ops(found)) == syncs
+
+
+REFILLED = """alloc full: barrier[1] barrier
+    barrier_init full count 1
+    fence barrier_init
+    sync block
+    for k in 0 .. 3 {
+      arrive full bytes=16384
+      copy X -> s barrier=full atom=bulk_load
+      wait full phase k % 2
+      copy s -> f atom=threads
+    }
+    copy f -> Y"""
+
+
+def test_reads_end_before_a_bulk_load_overwrites():
+    """Threads meet while their loads are under way; a fence waits for those."""
+    found = lines(REFILLED)
+    loop = found[next(k for k, line in enumerate(found) if line.startswith("for")) + 1 :]
+    assert loop[:3] == ["fence proxy_async", "sync block", "arrive full bytes=16384"]
+
+
+def test_interpreter_finds_reads_under_way():
+    body = REFILLED.replace("arrive full bytes", "sync block\n arrive full bytes")
+    given = program(HEAD + body + "\n}\n}")
+    args = {"X": numbers(64, 64, dtype=np.float32), "Y": np.zeros((64, 64), np.float32)}
+    with pytest.raises(RunError, match="ordinary reads of s may be under way"):
+        run(given, args, explicit=True)

@@ -13,7 +13,7 @@ from tests.ports.test_warp_roles import (
     taking_turns,
 )
 from tilewright import machine
-from tilewright.ir.op import Gemm, walk_ops
+from tilewright.ir.op import Fence, Gemm, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
 from tilewright.targets.cuda.backend import lower
@@ -73,6 +73,9 @@ def test_every_stage_means_the_same(program, inputs, outputs):
     # gemms are waited for last: in between, nothing says when they are over
     waits = any(walk_ops(trace.after("split_roles").kernels[0], Gemm))
     stages = ("split_roles", "insert_syncs") if waits else STAGES
+    # nor, once engines load, that what threads read of their tiles has been read
+    if any(op.kind == "proxy_async" for op in walk_ops(trace.result.kernels[0], Fence)):
+        stages = tuple(stage for stage in stages if stage != "choose_copies")
     tensors = trace.after("split_roles").tensors
     shapes, results = [*inputs, *outputs], [t.name for t in tensors][len(inputs) :]
     found = []

@@ -60,7 +60,7 @@ class Access:
     span: Any = None
     box: tuple[tuple[int, int], ...] | None = None
     mask: Array | None = None
-    fence: int | None = None  # when the writer made it visible to the async proxy
+    fence: int | None = None  # when it was made visible to the async proxy; of a read, over
 
     def __post_init__(self, where: Where) -> None:
         mem, owners, self.owners = self.mem, self.owners, None
@@ -180,18 +180,25 @@ def _race(old: Access, new: Access) -> RunError:
 
 
 def check_proxy(new: Access, knowledge: Array) -> None:
-    """What an async-proxy op reads or overwrites was written by it, or fenced by the writer
-    before; what was only read may be overwritten."""
+    """What an async-proxy op reads or overwrites was written by it, or fenced by the writer before;
+    ordinary reads of what it overwrites are over."""
     for old in new.mem.storage.accesses:
-        if old.kind == READ or old.proxy != "generic" or not old.overlaps(new):
+        if old.proxy != "generic" or not (old.writes or new.writes) or not old.overlaps(new):
             continue
         if old.fence is None or knowledge[old.agent.each] < old.fence:
+            what, who = "writes to", "writer"
+            where = f"are not visible to this asynchronous {new.kind}"
+            if not old.writes:
+                what, who, where = (
+                    "reads of",
+                    "reader",
+                    "may be under way at this asynchronous write",
+                )
             raise RunError(
-                f"ordinary writes to {new.mem.name} are not visible to this asynchronous "
-                f"{new.kind}",
+                f"ordinary {what} {new.mem.name} {where}",
                 loc=new.loc,
-                notes=(f"written: {old}", f"{new.kind}: {new}"),
-                fix="let the writer execute `Fence proxy_async`, then synchronise, before the "
+                notes=(f"{old.kind}: {old}", f"{new.kind}: {new}"),
+                fix=f"let the {who} execute `Fence proxy_async`, then synchronise, before the "
                 f"{new.kind}",
             )
 

@@ -143,6 +143,7 @@ class Agent:
     groups_of: Callable[[Frame, str, str], list[Groups]]  # of the running threads, of a unit
     note_over: Callable[..., None]  # they have waited for all groups up to a number
     show_writes: Callable[[Frame], None]  # what they wrote, to the async proxy
+    end_reads: Callable[[Party], None]  # they signal a barrier behind them, or fence
 
     def __init__(self, block: Block, crew: Crew) -> None:
         self.block, self.crew = block, crew

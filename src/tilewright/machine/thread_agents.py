@@ -100,6 +100,15 @@ class Marks:
         out: Array = fine.all(axis=1)
         return out
 
+    def ended(self, units: Array, ended: Array) -> Array:
+        """Where none is later than the time that its thread has ended."""
+        if not self.used:
+            return np.ones(units.size, np.bool_)
+        who, at = self.who[units, : self.warps], self.at[units, : self.warps]
+        least = np.minimum.reduceat(ended, np.arange(0, self.clocks.knowers, WARP))
+        out: Array = ((at == 0) | (np.where(who == SEVERAL, least, ended[who]) >= at)).all(axis=1)
+        return out
+
     def least_known(self, actors: Array, warps: Array) -> Array:
         """The time up to which each actor knows of all other threads of a warp."""
         people, place = np.unique(actors, return_inverse=True)
@@ -133,6 +142,7 @@ class Shadow:
         self.by: Array = np.zeros(units, np.int32)
         self.updated: Array = np.zeros(units, np.int32)  # by what op, atomically
         self.reads, self.updates = Marks(clocks, units, slots), Marks(clocks, units)
+        self.ended: Array = np.zeros(clocks.knowers, np.int32)  # when threads ended their reads
         self.ops: list[Op] = []
         self.numbers: dict[int, int] = {}
 
@@ -224,6 +234,19 @@ class Shadow:
             return
         self._overwrite(units, actors, op, entity, NEVER)
         self.generic[units] = False
+
+    def require_ended(self, units: Array, op: Op) -> None:
+        """Threads that have read the units, which the engine is about to write, have fenced that,
+        or signalled a barrier since."""
+        ended = self.reads.ended(units, self.ended)
+        if self.clocks.watching and not ended.all():
+            raise RunError(
+                f"ordinary reads of {self.name(int(units[np.argmin(ended)]) * self.unit)} may be "
+                "under way at this asynchronous write",
+                notes=(f"now written by {describe_op(op)}",),
+                fix="let the reader execute `fence proxy_async`, then synchronise, before the "
+                "write",
+            )
 
     def landed(self, units: Array, entity: int, time: int) -> None:
         """What an asynchronous write brought belongs to `time` of `entity`."""
@@ -465,6 +488,13 @@ class ThreadAgent(Agent):
             agent_block(fr).shadow.shown(units, party.ids)
         if party.whole:
             self.unfenced = []
+        self.end_reads(party)
+
+    def end_reads(self, party: Party) -> None:
+        """A warp's loads are served before what one of its lanes signals behind them."""
+        shadow, warps = typing.cast("ThreadBlock", self.block).shadow, np.unique(party.ids // WARP)
+        threads = (warps[:, None] * WARP + np.arange(WARP)).reshape(-1)
+        shadow.ended[threads[threads < shadow.ended.size]] = self.clocks.now
 
 
 class ThreadBlock(Block):

@@ -46,6 +46,8 @@ def _send(
         block = typing.cast("ThreadBlock", cell.home)
         cell.require_ready(ids, fenced=True)
         units = block.shadow.units(addresses, size)
+        if op.name.startswith("bulk"):
+            block.shadow.require_ended(units, op)
         block.shadow.async_write(units, np.repeat(ids, units.size), cell.entity, op)
         block.incoming.append((cell, units, op))
         block.shared.poison(addresses, size)

@@ -107,6 +107,13 @@ class TileAgent(Agent):
         for access in self.unfenced:
             access.fence = self.clocks.now
         self.unfenced = []
+        self.end_reads(self._all)
+
+    def end_reads(self, party: Party) -> None:
+        for memory in self.block.memories.values():
+            for access in memory.storage.accesses:
+                if access.agent is self and access.kind == READ and access.fence is None:
+                    access.fence = self.clocks.now
 
 
 def tile_agent(fr: Frame) -> TileAgent:

@@ -16,7 +16,10 @@ Who touches memory, and when that is over:
   may write the same elements of a tensor need the wait for the first between them.
 
 What reads through the asynchronous proxy, and a bulk load that overwrites, sees ordinary writes
-only behind a fence by the writers and a barrier after it.
+only behind a fence by the writers and a barrier after it. Ordinary reads are over behind a fence,
+too: threads meet at `__syncthreads` while their loads are under way, and on an H200 a bulk load
+that was issued then has overwritten what they had not read yet. A barrier in shared memory
+(`mbarrier`) is served behind the loads that stand before it, and needs no fence.
 """
 
 from __future__ import annotations
@@ -277,9 +280,6 @@ class Hazards(Flow[State]):
             if self.only and missing not in self.only:
                 continue
             hits = [self.known[k] for k in _bits(self.in_conflict(new, group))]
-            if missing == "fence":
-                # reads matter only where the bytes become another buffer's
-                hits = [x for x in hits if x[0].writes or x[0].buffer != access.buffer]
             if hits:
                 raise _Found(missing, op, hits)
 
@@ -311,9 +311,7 @@ class Hazards(Flow[State]):
         if (part := GROUPS.get(access.kind)) is not None:
             return state._replace(**{part: getattr(state, part) | bit})
         state = state._replace(pending=state.pending | bit)
-        if access.shared and (access.writes or access.root in self.accesses.sharing.values()):
-            state = state._replace(raw=state.raw | bit)
-        return state
+        return state._replace(raw=state.raw | bit) if access.shared else state
 
 
 def _counter(loop: Op) -> Var:

@@ -16,7 +16,7 @@ visible to the engines.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import takewhile
 
@@ -185,6 +185,11 @@ def _meeting_between(kernel: Kernel, hazard: Hazard) -> Path | None:
     return None
 
 
+def _by_warps(op: Op) -> bool:
+    """Whether each warp signals behind its own loads."""
+    return isinstance(op, Arrive) and op.by == "warps"
+
+
 def _missing(hazard: Hazard) -> list[Op]:
     match hazard.missing:
         case "bulk":
@@ -257,18 +262,20 @@ class _Release:
             and not (isinstance(after, Commit) and after.unit == "wgmma")
         )
         self.several = role.warps > GROUP and any(walk_ops(body, NumberedGemm))
-        self.any_writes = any(map(self.writes, body))
+        self.any_writes = any(self.touches(op, written_buffers) for op in body)
+        # reads are over where a warp arrives behind them, not where threads meet
+        self.any_reads = any(self.touches(op, read_buffers) for op in body)
         body = self.body(body, False)
-        end = [Fence("proxy_async")] if self.any_writes and not last else []
+        end = [Fence("proxy_async")] if (self.any_writes or self.any_reads) and not last else []
         return (*body, *end)
 
-    def writes(self, op: Op) -> bool:
-        """Whether ordinary code writes what engines touch."""
+    def touches(self, op: Op, buffers: Callable[[Op], Iterable[Buffer]]) -> bool:
+        """Whether ordinary code reads, or writes, what engines touch."""
         return any(
             b.is_shared and self.roots[b.name] in self.engines
             for o in walk_ops(op)
-            if not (isinstance(o, Copy) and o.atom in _BULK)
-            for b in written_buffers(o)
+            if not (isinstance(o, (Copy, Gemm)) and o.atom in ("wgmma", *_BULK))
+            for b in buffers(o)
         )
 
     def signals(self, op: Op) -> bool:
@@ -284,11 +291,14 @@ class _Release:
         for op in body:
             some = isinstance(op, If) and not apart and self.differs.source(op.cond) is not None
             tells = some and any(map(self.signals, walk_ops(op)))
+            if isinstance(op, Sync) and op.scope == "block" and self.any_reads:
+                result.append(Fence("proxy_async", loc=op.loc))  # for reads by other roles' engines
+                dirty = False
             if tells or self.signals(op):
                 with at(op.loc):
                     if self.numbers and not apart:
                         result.append(Release(self.numbers))
-                    if dirty:
+                    if dirty or (self.any_reads and not _by_warps(op)):
                         result.append(Fence("proxy_async"))
                         dirty = False
                     if tells or (self.several and not apart and isinstance(op, Arrive)):
@@ -296,6 +306,6 @@ class _Release:
             if isinstance(op, (For, If, While)):
                 start = dirty if isinstance(op, If) else self.any_writes
                 op = map_bodies(op, partial(self.body, dirty=start, apart=apart or some))
-            dirty = dirty or self.writes(op)
+            dirty = dirty or self.touches(op, written_buffers)
             result.append(op)
         return tuple(result)
