@@ -6,9 +6,9 @@
 
 M from 1 to 16384, N and K from 256 to 32768, as often small as large, N and K multiples of 8, no
 operand above 1 GB. `--kind odd`: no multiples of 8; `few`: M up to 64, B of 64 MB or more;
-`float32`: as IEEE says, sizes up to 8192. Contenders: A @ B by the model alone (on a machine that
-has tuned none of them), PyTorch with B as it is and with its transpose stored, and a copy of B.
-`--part i/n` takes every n-th size.
+`float32`: as IEEE says, `tf32`: rounded for the tensor core, both up to 8192. Contenders: A @ B by
+the model alone (on a machine that has tuned none of them), PyTorch with B as it is and with its
+transpose stored, and for few rows a copy of B. `--part i/n` takes every n-th size.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Kind:
     step: int = 8
     weights: int = 0  # elements of B at least
     bound: float = 2e-2
+    precision: str = "ieee"
 
 
 KINDS = {
@@ -51,6 +52,7 @@ KINDS = {
     "odd": Kind(step=1),
     "few": Kind(rows=64, weights=1 << 25),
     "float32": Kind("float32", 8192, 8192, bound=1e-4),
+    "tf32": Kind("float32", 8192, 8192, bound=5e-3, precision="tf32"),
 }
 
 
@@ -86,7 +88,7 @@ def matmul(A, B):
 
 
 def kernel(kind: str) -> Any:
-    return matmul.on(TARGET)
+    return matmul.on(f"{TARGET} -precision={KINDS[kind].precision}")
 
 
 def build(m: int, n: int, k: int, kind: str) -> None:
@@ -127,7 +129,14 @@ def race(m: int, n: int, k: int, kind: str) -> Race:
     def contenders() -> dict[str, Callable[[], Any]]:
         calls, a, b = runs(), made["a"], made["b"]
         other, copied = b.T.contiguous(), torch.empty_like(b)
-        found = {**calls, "NN": lambda: a @ b, "NT": lambda: a @ other.T}
+
+        def multiply(x: Any) -> Any:
+            torch.backends.cuda.matmul.allow_tf32 = KINDS[kind].precision == "tf32"
+            made = a @ x
+            torch.backends.cuda.matmul.allow_tf32 = False
+            return made
+
+        found = {**calls, "NN": lambda: multiply(b), "NT": lambda: multiply(other.T)}
         return found | ({"copy": lambda: copied.copy_(b)} if kind == "few" else {})
 
     return Race(name_of("product", (m, n, k)), contenders, checks, work=2.0 * m * n * k,

@@ -120,8 +120,10 @@ class Schedule(Choices):
 
 @dataclass(frozen=True, repr=False)
 class Numerics(Choices):
-    """What may change results: `fast_math` takes approximate functions and division;
-    `deterministic` refuses what may change bits between runs.
+    """What may change results: `fast_math` takes approximate functions and division; `precision`
+    says how float32 operands multiply where the text does not: as IEEE says, or rounded to 10 bits
+    of mantissa by the tensor core (tf32); `deterministic` refuses what may change bits between
+    runs.
 
     >>> import tilewright as tw
     >>> tw.Target.parse("cuda -fast_math").numerics
@@ -129,6 +131,7 @@ class Numerics(Choices):
     """
 
     fast_math: Literal[True, False] = False
+    precision: Literal["ieee", "tf32"] = "ieee"
     deterministic: Literal[True, False] = False
 
 

@@ -522,6 +522,11 @@ CHOSEN: ContextVar[Target] = ContextVar("chosen", default=Target("interp"))  # n
 _CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
 
 
+def precision_of(kind: DType) -> str:
+    """How operands of a product are rounded, where its text does not say."""
+    return CHOSEN.get().numerics.precision if kind.name == "float32" else "ieee"
+
+
 def current(what: str = "") -> Builder:
     """The builder of the running trace; `what` needs it where no word runs."""
     builder = _CURRENT.get()

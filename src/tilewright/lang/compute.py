@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.core import *
-from tilewright.lang.builder import current, current_block, current_kernel
+from tilewright.lang.builder import current, current_block, current_kernel, precision_of
 from tilewright.lang.check import (
     check_dim,
     check_gemm,
@@ -34,16 +34,16 @@ def gemm(
     k_pack: int = 1,
     mbar: Any = None,
     *,
-    precision: str = "ieee",
+    precision: str | None = None,
     wg_wait: int = 0,
 ) -> None:
     """C += op(A) · op(B), accumulated in C's type (C = … with `clear_accum`).
 
     A is M×K and B is K×N, or K×M and N×K with `transpose_A` and `transpose_B`. B is in shared
     memory, A there or in a fragment, C a fragment. `policy` deals warps to rows and columns of
-    C. float32 operands multiply exactly as IEEE says unless `precision="tf32"`. The target's
-    matrix instruction is chosen by the compiler. `k_pack`, `mbar` and `wg_wait` are accepted for
-    porting.
+    C. float32 operands multiply exactly as IEEE says unless `precision="tf32"`, here or of the
+    target (`cuda -precision=tf32`). The target's matrix instruction is chosen by the compiler.
+    `k_pack`, `mbar` and `wg_wait` are accepted for porting.
 
     Example:
         a = T.alloc_shared((64, 64), "float16")
@@ -64,7 +64,7 @@ def _gemm(
     transpose_B: Any,
     policy: GemmWarpPolicy | str,
     clear_accum: Any,
-    precision: str,
+    precision: str | None,
     atom: str | None = None,
     meta: Any = None,
 ) -> None:
@@ -80,6 +80,7 @@ def _gemm(
             )
     check_gemm(a, b, c, bool(transpose_A), bool(transpose_B), sparse=meta is not None)
     fix = 'write precision="tf32", or leave it out'
+    precision = precision_of(a.dtype) if precision is None else precision
     one_of(precision, ("ieee", "tf32"), f"T.{word()}: unknown precision", fix)
     try:
         kind = GemmWarpPolicy(policy)
@@ -114,7 +115,7 @@ def wgmma_gemm(
     policy: GemmWarpPolicy | str = GemmWarpPolicy.Square,
     clear_accum: Any = False,
     *,
-    precision: str = "ieee",
+    precision: str | None = None,
 ) -> None:
     """`gemm` as one asynchronous group: C is complete after `T.wait_wgmma`.
 

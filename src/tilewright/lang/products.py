@@ -9,7 +9,7 @@ from weakref import ref
 
 from tilewright.ir.core import *
 from tilewright.lang.axes import ONE, Axis, shape_text
-from tilewright.lang.builder import Builder, Position, current
+from tilewright.lang.builder import Builder, Position, current, precision_of
 from tilewright.lang.handles import WORDS
 from tilewright.lang.values import Places, Value, again, depends, is_same, new_tile
 
@@ -59,7 +59,9 @@ class Product(Value):
         super().__init__((a.axes[0], b.axes[1]), kind, element, parts)
         builder = current("@")
         sides = a.axes[0], b.axes[1], a.axes[1]
-        builder.products.append((len(builder.kernels), sides, a.kind))
+        self.precision = precision_of(a.kind)
+        multiplied = dtype("tfloat32") if self.precision == "tf32" else a.kind
+        builder.products.append((len(builder.kernels), sides, multiplied))
 
     def plus(self, other: Any) -> Value | None:
         """A sum that starts with `other`."""
@@ -113,7 +115,7 @@ class Product(Value):
         b, flip_b = _operand(self.b, axis, self.position, left=False)
         return Gemm(
             whole(a), whole(b), whole(buffer),
-            transpose_a=flip_a, transpose_b=flip_b, loc=self.loc,
+            transpose_a=flip_a, transpose_b=flip_b, precision=self.precision, loc=self.loc,
         )  # fmt: skip
 
 

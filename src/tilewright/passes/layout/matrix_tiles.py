@@ -71,25 +71,42 @@ def split_of(op: Gemm, threads: int, target: Target) -> Split | None:
 
 @kernel_pass
 def swap_operands(at: Facts) -> Kernel:
-    """Products whose columns, not rows, are a multiple of 64 as Cᵀ = Bᵀ·Aᵀ, which warpgroups
-    multiply in rows of 64 as well. Products of a kernel that reduces what they make stay: rows
-    would lie across warps."""
-    if at.has_roles or any(walk_ops(at.kernel, Reduce, Scan)):
+    """Products that warpgroups cannot multiply as they are written, but otherwise.
+
+    - Cᵀ = Bᵀ·Aᵀ, where columns, not rows, are a multiple of 64.
+    - Types of which instructions want K innermost in shared memory: an A that lies otherwise goes
+      through registers. So does a B, as the A of Cᵀ.
+
+    Where what products make is reduced, operands stay: rows would lie across warps."""
+    if at.has_roles:
         return at.kernel
     laid = {op.buffer for op in walk_ops(at.kernel, Hint)}
-    threads, found = at.kernel.thread_count, dict[int, Gemm]()
+    reduces = any(walk_ops(at.kernel, Reduce, Scan))
+    threads, found = at.kernel.thread_count, dict[int, tuple[Any, ...]]()
+
+    def able(op: Op) -> bool:
+        return isinstance(op, Gemm) and isinstance(_wgmma(op, threads, at.target), Split)
+
     for op in walk_ops(at.kernel, Gemm):
-        tile, turned = op.c.buffer, _swapped(op)
+        tile = op.c.buffer
         plain = op.policy == "square" and op.atom is None and tile.is_fragment
         free = tile.layout is None and tile not in laid
         if not plain or not free or op.a.buffer.is_fragment:
             return at.kernel
-        able = [isinstance(_wgmma(each, threads, at.target), Split) for each in (op, turned)]
-        if able != [False, True]:
+        turned = op if reduces else _swapped(op)
+        ways: list[tuple[Any, ...]] = [(op,), (turned,), _held(op), _held(turned)]
+        body = next((way for way in ways if way and able(way[-1])), None)
+        if body is None or body[-1] is op:
             return at.kernel
-        found[id(op)] = turned
+        # results of several lie the same way: one may go on where another ends
+        if any(other[-1].transpose_c != body[-1].transpose_c for other in found.values()):
+            return at.kernel
+        found[id(op)] = body
         rows, columns, _ = shape_of(op)
-        because(at.kernel.name, op, f"operands swapped: of {rows}×{columns}, columns are whole 64s")
+        why = f"operands swapped: of {rows}×{columns}, columns are whole 64s"
+        if len(body) > 1:
+            why = "an operand through registers: K is not innermost"
+        because(at.kernel.name, op, why)
     return map_ops(at.kernel, lambda op: found.get(id(op)))
 
 
@@ -98,6 +115,21 @@ def _swapped(op: Gemm) -> Gemm:
         op, a=op.b, b=op.a, transpose_a=not op.transpose_b, transpose_b=not op.transpose_a,
         transpose_c=not op.transpose_c,
     )  # fmt: skip
+
+
+def _held(op: Gemm) -> Body:
+    """A product whose A is read into registers first, where K is not innermost and an element fills
+    a register; nothing elsewhere."""
+    kind, region = operand_kind(op, op.a), op.a
+    if kind is None or kind.mn_major or kind.bits != 32 or not op.transpose_a:
+        return ()
+    k, rows = (const(int(e)) for e in region.extents[-2:])
+    tile = Buffer(fresh_name(f"{region.name}_held"), (rows, k), region.dtype, Space.FRAGMENT)
+    i, j = (fresh_var(name) for name in ("i", "j"))
+    *first, down, along = region.starts
+    load = Load(region.buffer, (*first, down + j, along + i))
+    reads = Map((i, j), tile.shape, (Store(tile, (i, j), load),), loc=op.loc)
+    return Alloc(tile), reads, rebuild(op, a=whole(tile), transpose_a=False)
 
 
 def against(op: Gemm, threads: int, target: Target) -> list[str]:

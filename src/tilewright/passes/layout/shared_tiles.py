@@ -89,6 +89,13 @@ def lay_out_shared(kernel: Kernel) -> Kernel:
         if shared.buffer.rank > 1 and shared.buffer.static_shape[-2] >= MATRIX_ROWS
     }
     matrices |= {pair[0].name for op in walk_ops(kernel, Map) if (pair := turned(op))}
+    held = {op.a.name for op in walk_ops(kernel, Gemm) if op.a.buffer.is_fragment}
+    moved = ((op.buffer.name, op.value) for op in walk_ops(kernel, Store))
+    matrices |= {
+        load.buffer.name
+        for name, load in moved
+        if name in held and isinstance(load, Load) and load.buffer.rank > 1
+    }
     viewed = aliases(kernel).viewed
     changes: dict[Buffer, Buffer] = {}
     for op in walk_ops(kernel, Alloc, View):
