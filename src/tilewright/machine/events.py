@@ -186,16 +186,11 @@ def check_proxy(new: Access, knowledge: Array) -> None:
         if old.proxy != "generic" or not (old.writes or new.writes) or not old.overlaps(new):
             continue
         if old.fence is None or knowledge[old.agent.each] < old.fence:
-            what, who = "writes to", "writer"
-            where = f"are not visible to this asynchronous {new.kind}"
+            what, who, how = "writes to", "writer", "are not visible to"
             if not old.writes:
-                what, who, where = (
-                    "reads of",
-                    "reader",
-                    "may be under way at this asynchronous write",
-                )
+                what, who, how = "reads of", "reader", "may be under way at"
             raise RunError(
-                f"ordinary {what} {new.mem.name} {where}",
+                f"ordinary {what} {new.mem.name} {how} this asynchronous {new.kind}",
                 loc=new.loc,
                 notes=(f"{old.kind}: {old}", f"{new.kind}: {new}"),
                 fix=f"let the {who} execute `Fence proxy_async`, then synchronise, before the "

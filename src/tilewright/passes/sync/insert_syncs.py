@@ -292,7 +292,8 @@ class _Release:
             some = isinstance(op, If) and not apart and self.differs.source(op.cond) is not None
             tells = some and any(map(self.signals, walk_ops(op)))
             if isinstance(op, Sync) and op.scope == "block" and self.any_reads:
-                result.append(Fence("proxy_async", loc=op.loc))  # for reads by other roles' engines
+                # engines of other roles may overwrite what was read
+                result.append(Fence("proxy_async", loc=op.loc))
                 dirty = False
             if tells or self.signals(op):
                 with at(op.loc):
