@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
+from tilewright.choose.ranges import launch_sizes, lengths_at
 from tilewright.ir.atoms import MATRIX_TYPES, Feature
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
@@ -101,6 +102,7 @@ def candidates(
     """For one kernel of a text whose sizes have not been chosen; none where it does not multiply,
     or nothing is open. `small`: tiles for when no others fit, and few threads."""
     products = [(sides, kind) for number, sides, kind in builder.products if number == kernel]
+    lengths = builder.lengths | lengths_at(builder, launch_sizes(builder))
     loops: dict[str, _Loop] = {}
     rows: dict[str, int] = {}
     columns: dict[str, int] = {}
@@ -113,7 +115,7 @@ def candidates(
         by_warps = BY_WARPS if matrix is not None else BY_LANES
         ladders = dict(SMALL if small else BY_GROUPS if grouped else by_warps)
         ladders["k"] = tuple(size * 8 // kind.bits for size in (DEEP if matrix else SHALLOW))
-        if matrix is not None and not small and builder.lengths.get(sides[0].key, ROWS) < ROWS:
+        if matrix is not None and not small and lengths.get(sides[0].key, ROWS) < ROWS:
             ladders["m"] = BY_WARPS["m"]
             ladders["k"] = tuple(size * 8 // kind.bits for size in DEEPER)
         for side, axis in zip("mnk", sides, strict=True):
@@ -123,7 +125,7 @@ def candidates(
             if loop in builder.open_tiles:
                 found = loops.setdefault(loop[1], _Loop({}))
                 found.allowed[side] = ladders[side]
-                found.length = builder.lengths.get(axis.key)
+                found.length = lengths.get(axis.key)
                 found.even |= side == "m" and grouped and not small
     told = target.schedule.threads
     if not products or (not loops and told != "auto"):

@@ -24,6 +24,7 @@ from tilewright.choose.candidates import (
     shared,
     steps_of,
 )
+from tilewright.choose.ranges import at_sizes, launch_sizes
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.lang.builder import Builder, Sizes
@@ -73,7 +74,7 @@ def choose(
 
     if target.kind != "cuda" and not measured.is_there():
         return Choice(sizes)
-    program = traced(sizes)
+    program, ends = traced(sizes), launch_sizes(builder)
     times = measured.known(Opened(program, target, asked))
     ranks: dict[int, Ranked] = {}
     for number, found in times.items():
@@ -83,18 +84,27 @@ def choose(
     is_measured = bool(ranks)
     left = {number: found for number, found in asked.items() if number not in ranks}
     if left and target.kind == "cuda":
-        ranks |= _modelled(target, builder, traced, sizes, program, left)
+        at = partial(_traced_at, ends, traced)
+        ranks |= _modelled(target, builder, at, sizes, at_sizes(program, ends), left)
     default, why, deepest = sizes, {}, max(map(len, ranks.values()), default=0)
     for number, best in ranks.items():
         if best:
             sizes = _with(sizes, number, best[min(rank, len(best) - 1)][0])
-            why[number] = "; ".join(told for _, told in best[rank:] or best[-1:])
+            said = [text for _, text in best[rank:] or best[-1:]]
+            said += [f"chosen for {var.name} up to {end}" for var, end in ends.items()]
+            why[number] = "; ".join(said)
     if rank >= deepest:
         return Choice(default)
     return Choice(sizes, why, True, is_measured)
 
 
 Ranked = list[tuple[Candidate, str]]  # the best first, with what the model says
+
+
+def _traced_at(
+    ends: Mapping[Var, int], traced: Callable[[Sizes], Program], sizes: Sizes
+) -> Program:
+    return at_sizes(traced(sizes), ends)
 
 
 def open_choices(target: Target, builder: Builder, sizes: Sizes) -> dict[int, list[Candidate]]:

@@ -122,6 +122,7 @@ class Builder:
         self.axes: dict[Any, TileLoop] = {}  # the loop of each axis
         self.pinned: set[Any] = set()  # those of these whose sizes the text says
         self.lengths: dict[Any, int] = {}  # of the ranges of these, where they are known
+        self.spans: dict[Any, Expr] = {}  # where launches give them
         # kernel, axes of a value, along which one, arrays in registers
         self.scanned: list[tuple[int, Any, Any, int]] = []
         self.footprints: list[tuple[Any, ...]] = []  # the axes of values that were kept

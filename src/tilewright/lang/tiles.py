@@ -236,6 +236,8 @@ def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool
         length = span.high - span.low
         if isinstance(length, Const):
             builder.lengths[found.axis.key] = int(length.value)
+        else:
+            builder.spans[found.axis.key] = length
     return found
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from tilewright.choose.candidates import Candidate, Opened
 from tilewright.choose.pick import Choice, choose, open_choices, ranked_all
+from tilewright.choose.ranges import range_end
 from tilewright.ir.core import *
 from tilewright.lang.builder import Builder, Sizes
 from tilewright.lang.sizes import choose_sizes
@@ -65,6 +66,7 @@ class Direct:
         self.context = context
         self._scalars: dict[Any, frozenset[str]] = {}  # run-time scalars, by context once traced
         self._open: dict[Any, dict[str, tuple[bool, ...]]] = {}
+        self._chosen: dict[Any, bool] = {}  # whether choices depend on sizes that launches give
         self.tune = tune
         self._recent: dict[Any, tuple[CompiledKernel, tuple[Any, ...]]] = {}
 
@@ -242,7 +244,9 @@ class Direct:
                 self.tune(bound, sizes)
             traced, kernel = self._made(bound, sizes)
             self._scalars[context] = frozenset(s.name for s in traced.program.scalars)
-            self._open[about, self._kinds(bound, context)] = open_axes(traced.program)
+            kinds = self._kinds(bound, context)
+            self._open[about, kinds] = open_axes(traced.program)
+            self._chosen[about, kinds] = bool(traced.why)
             found = self.kernels.setdefault(
                 (about, self._key(bound, about)), _Known(kernel, tuple(traced.arguments))
             )
@@ -284,6 +288,9 @@ class Direct:
         scalars = self._scalars.get(context, ())
         arrays = {n: v for n, v in bound.items() if _is_array(v) and n not in scalars}
         sizes = [closed(v.shape, free.get(n, ())) for n, v in arrays.items()]
+        if self._chosen.get((about, kinds)):
+            shapes = zip((v.shape for v in arrays.values()), sizes, strict=True)
+            sizes = [tuple(map(_ranged, shape, each)) for shape, each in shapes]
         return kinds, tuple(sizes)
 
     def _kinds(self, bound: Mapping[str, Any], context: Any) -> Any:
@@ -320,6 +327,11 @@ def closed(shape: Any, free: tuple[bool, ...]) -> tuple[int, ...]:
     """The sizes that a kernel is compiled for, and -1 in place of the others."""
     free = free if len(free) == len(shape) else (False,) * len(shape)
     return tuple(-1 if is_free else int(s) for s, is_free in zip(shape, free, strict=True))
+
+
+def _ranged(size: int, known: int) -> int:
+    """A size that a kernel is compiled for, or less than 0: the range that it is chosen for."""
+    return known if known >= 0 else -range_end(int(size))
 
 
 def key_of(fn: Callable[..., Any], name: str, value: Any) -> Key:
