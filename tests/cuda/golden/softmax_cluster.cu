@@ -192,69 +192,71 @@ softmax_cluster_main(
         tw::wait_bulk_read<1>();
       }
 #line 67 "softmax_cluster.tw"
-      tw::sync_named(1, 128);
+      tw::fence_proxy_async();
 #line 68 "softmax_cluster.tw"
-      if (tile + 2 * clusters < tiles) {
+      tw::sync_named(1, 128);
 #line 69 "softmax_cluster.tw"
+      if (tile + 2 * clusters < tiles) {
+#line 70 "softmax_cluster.tw"
         if (leader) {
           tw::arrive_expect(full + 8 * (s), 8192);
-#line 70 "softmax_cluster.tw"
+#line 71 "softmax_cluster.tw"
           bulk_load_2d(tw::address(in + s * 2048), &X_map, full + 8 * (s), rank * 256, clusters * 16 + tile * 8);
         }
       }
-#line 74 "softmax_cluster.tw"
-      tw::wait_cluster_shared(got + 8 * (s), phase);
 #line 75 "softmax_cluster.tw"
-      const int i_2_1 = thread >> 4;
+      tw::wait_cluster_shared(got + 8 * (s), phase);
 #line 76 "softmax_cluster.tw"
+      const int i_2_1 = thread >> 4;
+#line 77 "softmax_cluster.tw"
       all_top[0] = slots[i_2_1 + s * 64];
       #pragma unroll
-#line 77 "softmax_cluster.tw"
-      for (int peer_1 = 1; peer_1 < 4; ++peer_1) {
 #line 78 "softmax_cluster.tw"
+      for (int peer_1 = 1; peer_1 < 4; ++peer_1) {
+#line 79 "softmax_cluster.tw"
         const int i_3_1 = thread >> 4;
-#line 80 "softmax_cluster.tw"
+#line 81 "softmax_cluster.tw"
         all_top[0] = fmaxf(all_top[0], slots[i_3_1 + peer_1 * 16 + s * 64]);
       }
       #pragma unroll
-#line 83 "softmax_cluster.tw"
+#line 84 "softmax_cluster.tw"
       for (int v_12 = 0; v_12 < 1; ++v_12) {
         all_sum[v_12] = 0.0f;
       }
       #pragma unroll
-#line 84 "softmax_cluster.tw"
-      for (int peer_2 = 0; peer_2 < 4; ++peer_2) {
 #line 85 "softmax_cluster.tw"
-        const int i_4_1 = thread >> 4;
+      for (int peer_2 = 0; peer_2 < 4; ++peer_2) {
 #line 86 "softmax_cluster.tw"
+        const int i_4_1 = thread >> 4;
+#line 87 "softmax_cluster.tw"
         all_sum[0] = all_sum[0] + slots[i_4_1 + peer_2 * 16 + s * 64 + 8] * tw::exp2((slots[i_4_1 + peer_2 * 16 + s * 64] - all_top[0]) * scale);
       }
       #pragma unroll
-#line 90 "softmax_cluster.tw"
-      for (int v_14 = 0; v_14 < 16; ++v_14) {
 #line 91 "softmax_cluster.tw"
+      for (int v_14 = 0; v_14 < 16; ++v_14) {
+#line 92 "softmax_cluster.tw"
         x[v_14] = x[v_14] * tw::exp2((top[0] - all_top[0]) * scale) / all_sum[0];
       }
-#line 93 "softmax_cluster.tw"
+#line 94 "softmax_cluster.tw"
       const int at_3 = (thread & 15) * 4 + (thread >> 4) * 256;
       #pragma unroll
       for (int v_16 = 0; v_16 < 4; ++v_16) {
         tw::store_shared<tw::float32, 4>(tw::address(out + at_3 + s * 2048 + v_16 * 64), x + v_16 * 4);
       }
-#line 94 "softmax_cluster.tw"
-      tw::fence_proxy_async();
 #line 95 "softmax_cluster.tw"
-      tw::sync_named(1, 128);
+      tw::fence_proxy_async();
 #line 96 "softmax_cluster.tw"
+      tw::sync_named(1, 128);
+#line 97 "softmax_cluster.tw"
       if (leader) {
         bulk_store_2d(&Y_map, tw::address(out + s * 2048), rank * 256, tile * 8);
-#line 97 "softmax_cluster.tw"
+#line 98 "softmax_cluster.tw"
         tw::commit_bulk();
       }
-#line 98 "softmax_cluster.tw"
+#line 99 "softmax_cluster.tw"
       it = it + 1;
     }
-#line 100 "softmax_cluster.tw"
+#line 101 "softmax_cluster.tw"
     if (leader) {
       tw::wait_bulk_read<0>();
     }

@@ -114,8 +114,10 @@ softmax_cluster_wide_main(
         after = next[tw::wrap_add(it, 1) & 1];
       }
 #line 72 "softmax_cluster_wide.tw"
-      __syncwarp();
+      tw::fence_proxy_async();
 #line 73 "softmax_cluster_wide.tw"
+      __syncwarp();
+#line 74 "softmax_cluster_wide.tw"
       if (leader) {
         tw::fence_cluster_shared();
       }
@@ -125,25 +127,25 @@ softmax_cluster_wide_main(
           tw::arrive_expect_remote(tw::remote(got + 8 * (turn), peer), 8);
         }
       }
-#line 74 "softmax_cluster_wide.tw"
-      if (after < m) {
 #line 75 "softmax_cluster_wide.tw"
+      if (after < m) {
+#line 76 "softmax_cluster_wide.tw"
         if (leader) {
           tw::arrive_expect(full + 8 * (g), 4096);
-#line 76 "softmax_cluster_wide.tw"
+#line 77 "softmax_cluster_wide.tw"
           bulk_load_4d(tw::address(tile + g * 2048), &X_map, full + 8 * (g), 0, 0, g + rank * 16, after);
         }
       }
-#line 78 "softmax_cluster_wide.tw"
+#line 79 "softmax_cluster_wide.tw"
       if (rank * 16 + g >= groups) {
         #pragma unroll
-#line 79 "softmax_cluster_wide.tw"
-        for (int v_2 = 0; v_2 < 64; ++v_2) {
 #line 80 "softmax_cluster_wide.tw"
+        for (int v_2 = 0; v_2 < 64; ++v_2) {
+#line 81 "softmax_cluster_wide.tw"
           x[v_2] = __uint_as_float(0xff800000u);
         }
       }
-#line 82 "softmax_cluster_wide.tw"
+#line 83 "softmax_cluster_wide.tw"
       float part_part[8];
       #pragma unroll
       for (int d = 0; d < 8; ++d) {
@@ -160,7 +162,7 @@ softmax_cluster_wide_main(
       for (int d_2 = 0; d_2 < 8; ++d_2) {
         part[d_2] = part_part[d_2];
       }
-#line 83 "softmax_cluster_wide.tw"
+#line 84 "softmax_cluster_wide.tw"
       float top_part[1];
       #pragma unroll
       for (int d_3 = 0; d_3 < 1; ++d_3) {
@@ -187,15 +189,15 @@ softmax_cluster_wide_main(
         const float other_4 = __shfl_xor_sync(~0u, own_4, 16);
         top[d_5] = tw::max_nan(own_4, other_4);
       }
-#line 85 "softmax_cluster_wide.tw"
+#line 86 "softmax_cluster_wide.tw"
       factor[0] = top[0] > __uint_as_float(0xff800000u) ? top[0] * scale : 0.0f;
       #pragma unroll
-#line 87 "softmax_cluster_wide.tw"
-      for (int v_6 = 0; v_6 < 64; ++v_6) {
 #line 88 "softmax_cluster_wide.tw"
+      for (int v_6 = 0; v_6 < 64; ++v_6) {
+#line 89 "softmax_cluster_wide.tw"
         x[v_6] = tw::exp2(x[v_6] * scale - factor[0]);
       }
-#line 90 "softmax_cluster_wide.tw"
+#line 91 "softmax_cluster_wide.tw"
       float part_part_1[8];
       #pragma unroll
       for (int d_6 = 0; d_6 < 8; ++d_6) {
@@ -212,7 +214,7 @@ softmax_cluster_wide_main(
       for (int d_8 = 0; d_8 < 8; ++d_8) {
         part[d_8] = part_part_1[d_8];
       }
-#line 91 "softmax_cluster_wide.tw"
+#line 92 "softmax_cluster_wide.tw"
       float sum_part[1];
       #pragma unroll
       for (int d_9 = 0; d_9 < 1; ++d_9) {
@@ -240,42 +242,42 @@ softmax_cluster_wide_main(
         sum[d_11] = own_9 + other_9;
       }
       #pragma unroll
-#line 92 "softmax_cluster_wide.tw"
-      for (int peer_1 = 0; peer_1 < 2; ++peer_1) {
 #line 93 "softmax_cluster_wide.tw"
+      for (int peer_1 = 0; peer_1 < 2; ++peer_1) {
+#line 94 "softmax_cluster_wide.tw"
         const int at_1 = 0;
         if (thread == 0) {
           tw::store_remote<1>(tw::remote(tw::address(pairs + at_1 + g + rank * 16 + turn * 64), peer_1), top, tw::remote(got + 8 * (turn), peer_1));
         }
-#line 95 "softmax_cluster_wide.tw"
+#line 96 "softmax_cluster_wide.tw"
         const int at_2 = 0;
         if (thread == 0) {
           tw::store_remote<1>(tw::remote(tw::address(pairs + at_2 + g + rank * 16 + turn * 64 + 32), peer_1), sum, tw::remote(got + 8 * (turn), peer_1));
         }
       }
-#line 99 "softmax_cluster_wide.tw"
-      if (rank == 0 && g == 0) {
 #line 100 "softmax_cluster_wide.tw"
-        const int taken = tw::from_lane_0([&] { return tw::atomic_add(counter, 1); });
+      if (rank == 0 && g == 0) {
 #line 101 "softmax_cluster_wide.tw"
+        const int taken = tw::from_lane_0([&] { return tw::atomic_add(counter, 1); });
+#line 102 "softmax_cluster_wide.tw"
         if (taken == m - 1) {
           counter[0] = 0;
         }
-#line 102 "softmax_cluster_wide.tw"
-        if (after < m) {
 #line 103 "softmax_cluster_wide.tw"
-          id[0] = tw::wrap_add(taken, 2 * clusters);
+        if (after < m) {
 #line 104 "softmax_cluster_wide.tw"
+          id[0] = tw::wrap_add(taken, 2 * clusters);
+#line 105 "softmax_cluster_wide.tw"
           if (leader) {
             tw::fence_cluster_shared();
           }
           #pragma unroll
           for (int peer_2 = 0; peer_2 < 2; ++peer_2) {
-#line 105 "softmax_cluster_wide.tw"
+#line 106 "softmax_cluster_wide.tw"
             if (leader) {
               tw::arrive_expect_remote(tw::remote(tick + 8 * (it & 1), peer_2), 4);
             }
-#line 106 "softmax_cluster_wide.tw"
+#line 107 "softmax_cluster_wide.tw"
             const int at_3 = 0;
             if (thread == 0) {
               tw::store_remote<1>(tw::remote(tw::address(next + at_3 + (it & 1)), peer_2), id, tw::remote(tick + 8 * (it & 1), peer_2));
@@ -283,15 +285,15 @@ softmax_cluster_wide_main(
           }
         }
       }
-#line 111 "softmax_cluster_wide.tw"
-      tw::wait_cluster_shared(got + 8 * (turn), (it >> 1) & 1);
 #line 112 "softmax_cluster_wide.tw"
+      tw::wait_cluster_shared(got + 8 * (turn), (it >> 1) & 1);
+#line 113 "softmax_cluster_wide.tw"
       const int at_4 = thread;
       tops[0] = pairs[at_4 + turn * 64];
-#line 113 "softmax_cluster_wide.tw"
+#line 114 "softmax_cluster_wide.tw"
       const int at_5 = thread;
       sums[0] = pairs[at_5 + turn * 64 + 32];
-#line 114 "softmax_cluster_wide.tw"
+#line 115 "softmax_cluster_wide.tw"
       float all_top_part[1];
       #pragma unroll
       for (int d_12 = 0; d_12 < 1; ++d_12) {
@@ -311,9 +313,9 @@ softmax_cluster_wide_main(
         const float other_14 = __shfl_xor_sync(~0u, own_14, 16);
         all_top[d_14] = tw::max_nan(own_14, other_14);
       }
-#line 116 "softmax_cluster_wide.tw"
+#line 117 "softmax_cluster_wide.tw"
       sums[0] = sums[0] * tw::exp2((tops[0] - all_top[0]) * scale);
-#line 118 "softmax_cluster_wide.tw"
+#line 119 "softmax_cluster_wide.tw"
       float all_sum_part[1];
       #pragma unroll
       for (int d_15 = 0; d_15 < 1; ++d_15) {
@@ -333,17 +335,17 @@ softmax_cluster_wide_main(
         const float other_19 = __shfl_xor_sync(~0u, own_19, 16);
         all_sum[d_17] = own_19 + other_19;
       }
-#line 120 "softmax_cluster_wide.tw"
+#line 121 "softmax_cluster_wide.tw"
       factor[0] = tw::exp2((top[0] - all_top[0]) * scale) / all_sum[0];
       #pragma unroll
-#line 122 "softmax_cluster_wide.tw"
-      for (int v_24 = 0; v_24 < 64; ++v_24) {
 #line 123 "softmax_cluster_wide.tw"
+      for (int v_24 = 0; v_24 < 64; ++v_24) {
+#line 124 "softmax_cluster_wide.tw"
         x[v_24] = x[v_24] * factor[0];
       }
-#line 125 "softmax_cluster_wide.tw"
-      if (rank * 16 + g < groups) {
 #line 126 "softmax_cluster_wide.tw"
+      if (rank * 16 + g < groups) {
+#line 127 "softmax_cluster_wide.tw"
         const int i1_4_1 = thread * 8;
         #pragma unroll
         for (int v_26 = 0; v_26 < 8; ++v_26) {
@@ -352,9 +354,9 @@ softmax_cluster_wide_main(
           }
         }
       }
-#line 128 "softmax_cluster_wide.tw"
-      row = after;
 #line 129 "softmax_cluster_wide.tw"
+      row = after;
+#line 130 "softmax_cluster_wide.tw"
       it = tw::wrap_add(it, 1);
     }
   }
