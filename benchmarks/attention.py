@@ -4,10 +4,10 @@
     python benchmarks/attention.py --seed 7 --count 40 --part 0/4 --out attention.json
     python benchmarks/attention.py summary attention.json ...
 
-Heads of 64 to 256 columns, 128 to 32768 queries and as many keys, as often small as large, one to
-16 heads of queries for each of keys, every second one causal. Contenders: `zoo/attention/values.py`
-by the model alone (on a machine that has tuned none of them), and PyTorch's cuDNN and Flash
-backends. `--part i/n` takes every n-th size.
+Heads of 64 to 256 columns, 128 to 32768 queries and as many keys, as often small as large, one, 4
+or 8 heads of queries for each of keys, as often causal as not. Contenders:
+`zoo/attention/values.py` by the model alone (on a machine that has tuned none of them), and
+PyTorch's cuDNN and Flash backends. `--part i/n` takes every n-th size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from race import ROOT, Race, build_ahead, command_line, main
+from race import ROOT, Race, build_ahead, main, seeded, tell_ratios
 
 sys.path.insert(0, str(ROOT))
 
@@ -124,21 +124,14 @@ def summary(*paths: str) -> None:
             ratios.append((best / ours, each["race"]))
             told = ", ".join(f"{name} {ms / ours:.3f}" for name, ms in times.items())
             print(f"{each['race']}: {told}, {1e3 * ours:.1f} µs")
-    values = np.array([ratio for ratio, _ in ratios])
-    low, where = min(ratios)
-    print(f"{len(ratios)} sizes: {np.exp(np.log(values).mean()):.3f}, least {low:.3f} ({where})")
-    print(f"  below 0.92: {(values < 0.92).sum()}, at least 1: {(values >= 1).sum()}")
+    tell_ratios("ours", ratios, 0.92)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["summary"]:
         summary(*sys.argv[2:])
         raise SystemExit
-    parser = command_line(__doc__)
-    parser.set_defaults(backend="graph", rounds=4, burst_ms=1.0, warmup_ms=2.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--part", default="0/1")
+    parser = seeded(__doc__)
     args = parser.parse_args()
     build_ahead(build, drawn(args.seed, args.count, args.part))
     raise SystemExit(main(__file__, parser))

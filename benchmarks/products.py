@@ -23,10 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from race import ROOT, Race, build_ahead, command_line, main, name_of
-
-import tilewright as tw
-import tilewright.language as T
+from choices import product
+from race import ROOT, Race, build_ahead, main, name_of, seeded, tell_ratios
 
 sys.path.insert(0, str(ROOT))
 
@@ -73,22 +71,8 @@ def drawn(seed: int, count: int, part: str, kind: str) -> list[tuple[int, int, i
     return found[which::of]
 
 
-@tw.jit
-def matmul(A, B):
-    M, N, K = T.const("M, N, K")
-    A: T.Tensor((M, K))
-    B: T.Tensor((K, N))
-    C = T.empty((M, N), A.dtype)
-    for m, n in T.tile(M, N):
-        acc = T.zeros((m, n))
-        for k in T.tile(K):
-            acc += A[m, k] @ B[k, n]
-        C[m, n] = acc
-    return C
-
-
 def kernel(kind: str) -> Any:
-    return matmul.on(f"{TARGET} -precision={KINDS[kind].precision}")
+    return product.on(f"{TARGET} -precision={KINDS[kind].precision}")
 
 
 def build(m: int, n: int, k: int, kind: str) -> None:
@@ -160,22 +144,14 @@ def summary(*paths: str) -> None:
             told = ", ".join(f"{name} {best / ms:.3f}" for name, ms in times.items())
             print(f"{each['race']}: {told}, {1e3 * best:.1f} µs")
     for name, found in ratios.items():
-        values = np.array([ratio for ratio, _ in found])
-        low, where = min(found)
-        mean = np.exp(np.log(values).mean())
-        print(f"{name}, {len(found)} sizes: {mean:.3f}, least {low:.3f} ({where})")
-        print(f"  below 0.88: {(values < 0.88).sum()}, at least 1: {(values >= 1).sum()}")
+        tell_ratios(name, found, 0.88)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["summary"]:
         summary(*sys.argv[2:])
         raise SystemExit
-    parser = command_line(__doc__)
-    parser.set_defaults(backend="graph", rounds=4, burst_ms=1.0, warmup_ms=2.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--part", default="0/1")
+    parser = seeded(__doc__)
     parser.add_argument("--kind", choices=KINDS, default="bfloat16")
     args = parser.parse_args()
     build_ahead(build, drawn(args.seed, args.count, args.part, args.kind))

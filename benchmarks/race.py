@@ -26,7 +26,7 @@ from tilewright.profiler import Race, rotate  # noqa: E402
 
 __all__ = [
     "Race", "Schedule", "build_ahead", "command_line", "load", "main", "name_of", "rotate",
-    "same_every_time", "sets_for", "shape", "summary",
+    "same_every_time", "seeded", "sets_for", "shape", "summary", "tell_ratios",
 ]  # fmt: skip
 
 
@@ -165,6 +165,26 @@ def command_line(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], help="races of these names")
     parser.add_argument("--force", action="store_true", help="time what failed its check, too")
     return parser
+
+
+def seeded(doc: str | None) -> argparse.ArgumentParser:
+    """The options of a script whose sizes a seed draws, and which it times in CUDA graphs."""
+    parser = command_line(doc)
+    parser.set_defaults(backend="graph", rounds=4, burst_ms=1.0, warmup_ms=2.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--part", default="0/1")
+    return parser
+
+
+def tell_ratios(name: str, found: Sequence[tuple[float, str]], bar: float) -> None:
+    """Of ratios and the races that they are of: the mean, the least, and how many are below."""
+    ratios, (low, where) = [ratio for ratio, _ in found], min(found)
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    print(f"{name}, {len(found)} sizes: {mean:.3f}, least {low:.3f} ({where})")
+    print(
+        f"  below {bar}: {sum(r < bar for r in ratios)}, at least 1: {sum(r >= 1 for r in ratios)}"
+    )
 
 
 _COMMON = {"out", "rounds", "burst_ms", "warmup_ms", "timeout", "backend", "only", "force"}

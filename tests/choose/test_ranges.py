@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -21,31 +23,20 @@ H200 = "cuda -arch=sm_90a"
 M, W = T.dynamic("M"), T.dynamic("W", multiple_of=8)
 
 
-@tw.jit
-def linear(A, B):
-    N, K = T.const("N, K")
-    A: T.Tensor((M, K), "bfloat16")
-    B: T.Tensor((K, N), "bfloat16")
-    C = T.empty((M, N), "float32")
-    for m, n in T.tile(M, N):
-        acc = T.zeros((m, n))
-        for k in T.tile(K):
-            acc += A[m, k] @ B[k, n]
-        C[m, n] = acc
-    return C
+def product(M, N, K):
+    @tw.jit
+    def multiply(A, B):
+        A: T.Tensor((M, K), "bfloat16")
+        B: T.Tensor((K, N), "bfloat16")
+        C = T.empty((M, N), "float32")
+        for m, n in T.tile(M, N):
+            acc = T.zeros((m, n))
+            for k in T.tile(K):
+                acc += A[m, k] @ B[k, n]
+            C[m, n] = acc
+        return C
 
-
-@tw.jit
-def square(A, B):
-    A: T.Tensor((M, W), "bfloat16")
-    B: T.Tensor((W, M), "bfloat16")
-    C = T.empty((M, M), "float32")
-    for m, n in T.tile(M, M):
-        acc = T.zeros((m, n))
-        for k in T.tile(W):
-            acc += A[m, k] @ B[k, n]
-        C[m, n] = acc
-    return C
+    return multiply.on(H200)
 
 
 def zeros(*shape):
@@ -58,70 +49,56 @@ def test_ranges():
     ]  # fmt: skip
 
 
+def chosen(kernel, a, b):
+    """A trace for arrays of these shapes."""
+    return kernel.calls._trace({"A": zeros(*a), "B": zeros(*b)})
+
+
 def test_a_kernel_for_each_range():
-    kernel = linear.on(H200)
+    kernel = product(M, 1024, 1024)
     made = {m: kernel.compile(zeros(m, 1024), zeros(1024, 1024)) for m in (1, 16, 17, 60, 3000)}
     assert made[1] is made[16] and made[17] is made[60]
     assert len({id(each) for each in made.values()}) == 3
     for m, each in made.items():
         assert f"chosen for M up to {range_end(m)}" in each.explain()
-    rows = [dict(tiles_of(linear, (m, 1024), (1024, 1024)))["m"] for m in (1, 16, 3000)]
-    assert rows[0] == rows[1] < rows[2]
-
-
-def tiles_of(kernel, *shapes):
-    traced = kernel.on(H200).calls._trace(dict(zip("AB", map(zeros_of, shapes), strict=True)))
-    (why,) = traced.why.values()
-    return [(each.split()[0], int(each.split()[1])) for each in why.split(", ")[:3]]
-
-
-def zeros_of(shape):
-    return zeros(*shape)
+    rows = {m: int(re.search(r"tiles: m (\d+)", each.explain())[1]) for m, each in made.items()}
+    assert rows[1] <= 16 < 128 <= rows[3000]
 
 
 def test_without_arrays_a_size_is_taken_as_large():
-    said = linear.on(H200).compile(N=1024, K=1024).explain()
+    said = product(M, 1024, 1024).compile().explain()
     assert "chosen for M" not in said and "tiles: m 128" in said
 
 
 def test_no_more_than_the_contract_allows():
-    n = T.dynamic("n", max=300)
-
-    @tw.jit
-    def narrow(A, B):
-        K = T.const("K")
-        A: T.Tensor((n, K), "bfloat16")
-        B: T.Tensor((K, 64), "bfloat16")
-        C = T.empty((n, 64), "float32")
-        for m in T.tile(n):
-            acc = T.zeros((m, 64))
-            for k in T.tile(K):
-                acc += A[m, k] @ B[k, :]
-            C[m, :] = acc
-        return C
-
-    (why,) = narrow.on(H200).calls._trace({"A": zeros(280, 128), "B": zeros(128, 64)}).why.values()
+    (why,) = chosen(product(T.dynamic("n", max=300), 64, 128), (280, 128), (128, 64)).why.values()
     assert why.endswith("chosen for n up to 300")
 
 
 def test_what_is_pinned_has_one_kernel():
-    kernel = linear.on(H200).with_schedule(tiles={"m": 64, "n": 64, "k": 64}, threads=128)
+    kernel = product(M, 256, 256).with_schedule(tiles={"m": 64, "n": 64, "k": 64}, threads=128)
     few, many = (kernel.compile(zeros(m, 256), zeros(256, 256)) for m in (1, 3000))
     assert few is many
 
 
 @pytest.mark.parametrize(
-    ("kernel", "called"), [(linear, 3), (linear, 50), (linear, 200), (square, 3), (square, 1000)]
-)
-def test_right_for_all_sizes(kernel, called):
+    ("sizes", "called"),
+    [
+        ((M, 192, 128), 3), ((M, 192, 128), 50), ((M, 192, 128), 200), ((M, M, W), 3),
+        ((M, M, W), 1000),
+    ],
+)  # fmt: skip
+def test_right_for_all_sizes(sizes, called):
     """Thread code that was chosen for one range computes sizes of others."""
-    given = {"A": zeros(called, 128), "B": zeros(128, called if kernel is square else 192)}
-    program = kernel.on(H200).calls._trace(given).program
+
+    def shapes(m):
+        return (m, 128), (128, m if sizes[1] is M else sizes[1])
+
+    program = chosen(product(*sizes), *shapes(called)).program
     threads = lower(program, Target.parse(H200)).result
     rng = np.random.default_rng(0)
     for m in (1, 37, 130):
-        a = rng.integers(-3, 4, (m, 128)).astype(ml_dtypes.bfloat16)
-        b = rng.integers(-3, 4, (128, m if kernel is square else 192)).astype(ml_dtypes.bfloat16)
+        a, b = (rng.integers(-3, 4, each).astype(ml_dtypes.bfloat16) for each in shapes(m))
         args = {"A": a, "B": b}
         out = next(t.name for t in program.tensors if t.name not in args)
         args[out] = np.full((m, b.shape[1]), np.nan, np.float32)
@@ -131,9 +108,10 @@ def test_right_for_all_sizes(kernel, called):
 
 def test_the_model_sees_the_end_of_the_range():
     """As it would where the text says the size."""
+    text = product(M, 1024, 512).fn
     pinned = Target.parse(f"{H200} -tiles=m:128,n:128,k:64 -threads=256")
     with compiled_for(pinned):
-        program = trace_direct(linear.fn, (zeros(4096, 512), zeros(512, 1024))).program
+        program = trace_direct(text, (zeros(4096, 512), zeros(512, 1024))).program
     (dim,) = program.dims
     found = at_sizes(program, {dim.var: 4096})
     (kernel,) = found.kernels
