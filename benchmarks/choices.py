@@ -5,10 +5,10 @@
     python benchmarks/choices.py regret choices.json ...
 
 Of each kernel family, `--count` sizes that the seed draws; or of attention with more lengths, heads
-and columns, those of `attention.py`. Contenders: the `--best` candidates that
-the model ranks first, as many of the others drawn at random, and PyTorch. `regret` ranks the
-measured candidates by the model as it is now, on any machine, and compares: the time of the first,
-and of the best of the first eight, by the least time of all.
+and columns, those of `attention.py`, and of one query, those of `decode.py`. Contenders: the
+`--best` candidates that the model ranks first, as many of the others drawn at random, and PyTorch.
+`regret` ranks the measured candidates by the model as it is now, on any machine, and compares: the
+time of the first, and of the best of the first eight, by the least time of all.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from attention import drawn as attentions
 from attention import shapes
+from decode import drawn as decodes
+from decode import shapes as decode_shapes
 from race import ROOT, Race, build_ahead, command_line, main, name_of
 
 import tilewright as tw
@@ -74,7 +77,7 @@ class Case:
 
 
 def cases(seed: int, count: int, family: str = "all") -> Iterator[Case]:
-    from zoo.attention.values import attention
+    from zoo.attention.values import attention, decode
     from zoo.gemm.values import convolution, matmul_batched
 
     if family == "attention":
@@ -85,6 +88,13 @@ def cases(seed: int, count: int, family: str = "all") -> Iterator[Case]:
                 attention, shapes(size), "bfloat16", (causal,), partial(_attention, causal),
                 4.0 * batch * heads * length**2 * columns / (1 + causal),
             )  # fmt: skip
+        return
+    if family == "decode":
+        for *size, paged in decodes(seed, 2 * count, "0/2"):
+            given = decode_shapes((*size, paged))
+            work = 4.0 * prod(given[0]) * size[-1]
+            told = name_of("decode", size)
+            yield Case(told, decode, given, "bfloat16", (), partial(_attention, False), work)
         return
     rng = random.Random(seed)
 
@@ -159,12 +169,12 @@ def label(chosen: Candidate) -> str:
     told = [f"{name}{size}" for name, size in chosen.tiles] + [f"t{chosen.threads}"]
     told += [f"c{chosen.cluster}"] * (chosen.cluster > 1)
     told += [f"{name}/{blocks}" for name, blocks in chosen.shares]
-    return " ".join(told + [f"{name}:{blocks}" for name, blocks in chosen.parts])
+    return " ".join(told + [f"{name}:{blocks}" for name, blocks in chosen.parts + chosen.numbers])
 
 
 def scheduled(case: Case, chosen: Candidate) -> Any:
     return case.kernel.on(TARGET).with_schedule(
-        tiles=dict(chosen.tiles), threads=chosen.threads, cluster=chosen.cluster
+        tiles=dict(chosen.tiles + chosen.numbers), threads=chosen.threads, cluster=chosen.cluster
     )
 
 
@@ -242,7 +252,7 @@ def regrets(path: str, every: int = 1) -> Iterator[Regret]:
     seed, count = (
         int(re.search(rf"--{word} (\d+)", told["command"])[1]) for word in ("seed", "count")
     )
-    family = "attention" if "--family attention" in told["command"] else "all"
+    family = (re.search(r"--family (\w+)", told["command"]) or ["", "all"])[1]
     known = {case.name: case for case in cases(seed, count, family)}
     for race in [race for race in told["races"] if race.get("contenders")][::every]:
         times = {name: each["ms"] for name, each in race["contenders"].items()}
@@ -278,7 +288,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=2)
     parser.add_argument("--best", type=int, default=8)
-    parser.add_argument("--family", choices=("all", "attention"), default="all")
+    parser.add_argument("--family", choices=("all", "attention", "decode"), default="all")
     args = parser.parse_args()
     told = args.seed, args.count, args.best, args.family
     counts = [len(chosen) for _, chosen in drawn(*told)]

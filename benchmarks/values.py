@@ -295,7 +295,6 @@ def mla(rng: random.Random) -> Iterator[Race]:
 
     for splits, batches in ((1, (64, 129)), (4, (4, 17))):
         batch, length = rng.randrange(*batches), rng.randrange(16, 65) * 128
-        run = -(-length // (splits * 64)) * 64
 
         def expected(q: Any, q_rope: Any, kv: Any, k_rope: Any) -> Any:
             scores = q.float() @ kv.float().mT + q_rope.float() @ k_rope.float().mT
@@ -307,11 +306,12 @@ def mla(rng: random.Random) -> Iterator[Race]:
                 normal(batch, 128, 512), normal(batch, 128, 64),
                 normal(batch, length, 512), normal(batch, length, 64),
             ),
-            values.mla_decode.with_schedule(tiles={"h": 64, "j": 64}, threads=256),
+            values.mla_decode.with_schedule(
+                tiles={"h": 64, "j": 64, "runs": splits}, threads=256
+            ),
             mla_decode(batch, 128, length, splits=splits, dtype="bfloat16"),
             expected,
             2.0 * batch * 128 * length * (2 * 512 + 64),
-            settings=(run,),
             rival=False,
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ PAGES = (
          "What stands around a kernel: its function, its parameters, its sizes.", {
         "Functions": "prim_func macro",
         "Parameters": "Tensor StridedTensor Buffer SharedBuffer FragmentBuffer LocalBuffer Ref",
-        "Sizes": "dynamic const empty ceildiv",
+        "Sizes": "dynamic const chosen empty ceildiv",
         "Element types": "dtype PrimExpr",
     }),
     Page("launch", "Launch", "T", "A kernel, its blocks and its threads.", {

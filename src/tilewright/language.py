@@ -190,7 +190,7 @@ from tilewright.lang.move import (
     transpose,
     view,
 )
-from tilewright.lang.params import const, empty
+from tilewright.lang.params import chosen, const, empty
 from tilewright.lang.reductions import (
     all,
     any,

@@ -36,3 +36,14 @@ def test_window(target):
         seen = slice(row + 20 - 8, row + 21)
         want = flash.reference(q[:, :, row : row + 1], k[:, :, seen], v[:, :, seen])
         np.testing.assert_allclose(found[:, :, row : row + 1], want, atol=2e-2)
+
+
+@pytest.mark.parametrize("heads, keys, tiles", [(4, 100, {}), (6, 70, {"splits": 3, "j": 16})])
+def test_decode(target, heads, keys, tiles):
+    kind = ml_dtypes.bfloat16
+    q = normal(2, 3, heads, 32, dtype=kind, seed=1)
+    k, v = (normal(2, 3, keys, 32, dtype=kind, seed=s) for s in (2, 3))
+    got = np.asarray(values.decode.on(target).with_schedule(tiles=tiles)(q, k, v))
+    # of heads of queries that share keys, each is a query of one head of keys
+    want = flash.reference(q, k, v, False)
+    np.testing.assert_allclose(got.astype(np.float64), want, atol=2e-2)

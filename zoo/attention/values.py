@@ -111,9 +111,47 @@ def attention_gradients(Q, K, V, O, dO, sums, causal=True):
     return dQ, dK, dV
 
 
+@T.macro
+def combine(part, lse, O):
+    """What the blocks of a query have found, weighed by their log-sum-exp."""
+    B, G, _, H, _ = part.shape
+    for b, g, h in T.tile(T.each(B), T.each(G), T.each(H)):
+        w = T.load(lse[b, g, :, h])
+        w = T.exp(w - T.max(w, dim=0))
+        O[b, g, h, :] = T.sum(part[b, g, :, h, :] * w[:, None], dim=0) / T.sum(w, dim=0)
+
+
 @tw.jit
-def paged_decode(Q, K, V, table, lens, splits: int):
-    """Attention of one query over pages of keys, in `splits` parts with their log-sum-exp."""
+def decode(Q, K, V):
+    """Attention of one query over keys. Blocks share the keys of a query."""
+    B, G, H, D, L = T.const("B, G, H, D, L")
+    Q: T.Tensor((B, G, H, D), "bfloat16")
+    K: T.Tensor((B, G, L, D), "bfloat16")
+    V: T.Tensor((B, G, L, D), "bfloat16")
+    O = T.empty((B, G, H, D), "bfloat16")
+    splits = T.chosen("splits", most=128)
+    part = T.alloc_global((B, G, splits, H, D), "float32")
+    lse = T.alloc_global((B, G, splits, H), "float32")
+    run = T.ceildiv(L, splits)
+    for b, g, s in T.tile(T.each(B), T.each(G), T.each(splits)):
+        q = T.load(Q[b, g, :, :])
+        top, total, acc = T.full((H,), -1e30), T.zeros((H,)), T.zeros((H, D))
+        for j in T.tile((s * run, T.min(s * run + run, L))):
+            x = q @ K[b, g, j, :].T * D**-0.5
+            new = T.maximum(top, T.max(x, dim=1))
+            p, fix = T.exp(x - new[:, None]), T.exp(top - new)
+            total = total * fix + T.sum(p, dim=1)
+            acc = acc * fix[:, None] + T.cast(p, V.dtype) @ V[b, g, j, :]
+            top = new
+        part[b, g, s, :, :] = T.where(total[:, None] > 0, acc / total[:, None], 0)
+        lse[b, g, s, :] = top + T.log(total)
+    combine(part, lse, O)
+    return O
+
+
+@tw.jit
+def paged_decode(Q, K, V, table, lens):
+    """Attention of one query over pages of keys. Blocks share the keys of a query."""
     B, G, H, D = T.const("B, G, H, D")
     pages, P, most = T.const("pages, P, most")
     Q: T.Tensor((B, G, H, D), "bfloat16")
@@ -121,8 +159,10 @@ def paged_decode(Q, K, V, table, lens, splits: int):
     V: T.Tensor((pages, P, G, D), "bfloat16")
     table: T.Tensor((B, most), "int32")
     lens: T.Tensor((B,), "int32")
-    part = T.empty((B, G, splits, H, D), "float32")
-    lse = T.empty((B, G, splits, H), "float32")
+    O = T.empty((B, G, H, D), "bfloat16")
+    splits = T.chosen("splits", most=128)
+    part = T.alloc_global((B, G, splits, H, D), "float32")
+    lse = T.alloc_global((B, G, splits, H), "float32")
     for b, g, s in T.tile(T.each(B), T.each(G), T.each(splits)):
         run, q = T.ceildiv(lens[b], splits), T.load(Q[b, g, :, :])
         top, total, acc = T.full((H,), -1e30), T.zeros((H,)), T.zeros((H, D))
@@ -131,11 +171,10 @@ def paged_decode(Q, K, V, table, lens, splits: int):
             x = q @ K[page, slot, g, :].T * D**-0.5
             new = T.maximum(top, T.max(x, dim=1))
             p, fix = T.exp(x - new[:, None]), T.exp(top - new)
-            total, top, acc = (
-                total * fix + T.sum(p, dim=1),
-                new,
-                acc * fix[:, None] + T.cast(p, V.dtype) @ V[page, slot, g, :],
-            )
+            total = total * fix + T.sum(p, dim=1)
+            acc = acc * fix[:, None] + T.cast(p, V.dtype) @ V[page, slot, g, :]
+            top = new
         part[b, g, s, :, :] = T.where(total[:, None] > 0, acc / total[:, None], 0)
         lse[b, g, s, :] = top + T.log(total)
-    return part, lse
+    combine(part, lse, O)
+    return O

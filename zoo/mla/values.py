@@ -8,15 +8,15 @@ LOG2E = 1.4426950408889634
 
 
 @tw.jit
-def mla_decode(Q, Q_rope, KV, K_rope, run: int):
-    """A key is a latent part and a rotary part; the value is the latent part. `run`: keys that a
-    block takes."""
+def mla_decode(Q, Q_rope, KV, K_rope):
+    """A key is a latent part and a rotary part; the value is the latent part."""
     B, H, L, D, R = T.const("B, H, L, D, R")
     Q: T.Tensor((B, H, D), "bfloat16")
     Q_rope: T.Tensor((B, H, R), "bfloat16")
     KV: T.Tensor((B, L, D), "bfloat16")
     K_rope: T.Tensor((B, L, R), "bfloat16")
     O = T.empty((B, H, D), "bfloat16")
+    run = -(-L // (64 * T.chosen("runs", most=64))) * 64  # keys of a block
     runs, scale = -(-L // run), (D + R) ** -0.5 * LOG2E
     part = T.alloc_global((B, runs, H, D), "float32")
     weight = T.alloc_global((B, runs, H), "float32")

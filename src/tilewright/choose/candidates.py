@@ -25,6 +25,7 @@ PAIR = 2  # blocks of a cluster
 SHARES = (2, 4, 8)  # blocks that have steps of a loop each
 MOST_PARTS = 16  # of a loop, whose sums a second kernel adds up
 FEWEST = 2  # steps of such a block
+WAVES = (1, 2, 3, 4, 6, 8)  # blocks of a multiprocessor, by numbers that are open
 WASTE = 16  # at most one in so many steps lies behind the end
 STEPS = 2  # powers of two by which sizes of targets without a model differ from the default
 MOST = 160  # candidates of a kernel; with more, ladders have powers of two alone
@@ -47,20 +48,22 @@ SMALL = {"m": (16, 32), "n": (16, 32)}  # where nothing else fits
 class Candidate:
     """Sizes by loop variable, threads of a block (0: the default), blocks that share what they
     load, and blocks that share the steps of a loop, by its variable: those of a cluster, or of the
-    grid, whose sums a second kernel adds up."""
+    grid, whose sums a second kernel adds up; numbers of `T.chosen`."""
 
     tiles: tuple[tuple[str, int], ...]
     threads: int
     cluster: int = 1
     shares: tuple[tuple[str, int], ...] = ()
     parts: tuple[tuple[str, int], ...] = ()
+    numbers: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         told = [f"{name} {size}" for name, size in self.tiles]
         told += [f"{self.threads} threads"] * bool(self.threads)
         told += [f"clusters of {self.cluster}"] * (self.cluster > 1)
         told += [f"{blocks} blocks share {name}" for name, blocks in self.shares]
-        return ", ".join([*told, *(f"{name} in {blocks} parts" for name, blocks in self.parts)])
+        told += [f"{name} in {blocks} parts" for name, blocks in self.parts]
+        return ", ".join([*told, *(f"{name} {number}" for name, number in self.numbers)])
 
 
 class Opened(NamedTuple):
@@ -128,7 +131,7 @@ def candidates(
                 found.length = lengths.get(axis.key)
                 found.even |= side == "m" and grouped and not small
     told = target.schedule.threads
-    if not products or (not loops and told != "auto"):
+    if not products or not (loops or told == "auto" or open_numbers(builder, target)):
         return []
     ladders_of = [loop.sizes() for loop in loops.values()]
     if prod(map(len, ladders_of)) > MOST:
@@ -210,6 +213,23 @@ def parted(found: Mapping[Candidate, int], steps: Steps, there: int) -> Iterator
         name, trips = steps(each) or ("", 1)
         able = {min(MOST_PARTS, waves * there // tiles, trips // FEWEST) for waves in (1, 2)}
         yield from (replace(each, parts=((name, n),)) for n in sorted(able) if n > 1)
+
+
+def open_numbers(builder: Builder, target: Target) -> dict[str, int]:
+    """Of `T.chosen`, those that no schedule says, and what they are at most."""
+    told = dict(target.schedule.tiles)
+    return {name: most for name, most in builder.numbers.items() if name not in told}
+
+
+def numbered(
+    found: Mapping[Candidate, int], numbers: Mapping[str, int], there: int
+) -> Iterator[Candidate]:
+    """The same, with so many tiles each, with numbers by which each of the multiprocessors that are
+    `there` has some blocks."""
+    for each, tiles in found.items():
+        for name, most in numbers.items():
+            able = {min(most, waves * there // tiles) for waves in WAVES}
+            yield from (replace(each, numbers=((name, n),)) for n in sorted(able) if n > 1)
 
 
 def _threads(height: int, width: int, is_grouped: bool) -> list[int]:

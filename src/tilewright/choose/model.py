@@ -24,7 +24,7 @@ from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP, WARPGROUP
+from tilewright.ir.warps import WARPGROUP
 from tilewright.passes.grid.order_blocks import CACHED
 from tilewright.passes.grid.persist_blocks import asked_cluster, cluster_axis
 from tilewright.passes.layout.matrix_tiles import (
@@ -44,10 +44,10 @@ from tilewright.passes.overlap.stages import ROOM, STAGED
 from tilewright.support.errors import CompileError
 
 UNKNOWN = 4096  # a size that is known at launch only
-SAMPLES = 16  # blocks whose loops are looked at
+SAMPLES = 32  # blocks whose loops are looked at
+SPREAD = 0.8191725  # along the axes of a grid, so that blocks lie on no line (Roberts' sequence)
 START = 1500  # cycles of a launch, before the first load and after the last store
 ADDRESSES = 48  # registers of a thread, where threads address tensors themselves
-ROWS = 16  # of a product by a warp
 INSTRUCTIONS = 2  # of a load from shared memory, with its address
 REGISTERS = 255  # of a thread at most
 CONTROL = 26  # of a thread, besides the results of a wgmma: what the assembler asks for
@@ -59,6 +59,7 @@ CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
 MEETING = 2400  # cycles until blocks of a cluster have met and told each other: 1464×432×6312
 ROLES = 1500  # cycles until a producer and its consumers are set up: attention of short rows
 STEP = 150  # cycles from a product to what threads make of it and back: attention by 16 and 32 keys
+EXCHANGE = 80  # cycles until warps have told each other: decoding 16 keys a warp by 1 to 4 warps
 TAIL = 0.2  # tiles of the mean length at the end of a grid whose longest come first
 WARPS = 0.8  # of the issue slots, what four warps fill: 16 rows by `mma`, by 128 and 256 threads
 PEERS = 50  # cycles of an iteration: 4096³ by tiles of 128×128 takes 182 µs, by pairs of blocks 199
@@ -123,7 +124,9 @@ class Work:
     threads: Any = 0.0
     products: Any = 0.0  # of threads: a warp has enough of them to keep its part of the unit busy
     shared: Any = 0.0  # memory, which products read
+    reads: Any = 0.0  # of these those by threads, which count as theirs too
     chain: Any = 0.0  # of products by a warp, one behind the other
+    exchanges: Any = 0.0  # of warps that share rows
     gathers: Any = 0.0  # by a warpgroup
     meetings: Any = 0.0  # of the blocks of a cluster
     steps: Any = 0.0  # products, of which the next waits for what threads make of the last
@@ -203,9 +206,9 @@ class Block:
         self.moved: list[Moved] = []
         self.data: set[Var] = set()  # what depends on tensors
         self.grid = [max(1, int(self.number(size))) for size in kernel.grid]
-        at = np.unique(np.linspace(0, prod(self.grid) - 1, SAMPLES).astype(np.int64))
-        for var, size in zip(kernel.blocks, self.grid, strict=True):
-            self.values[var], at = at % size, at // size
+        for number, (var, size) in enumerate(zip(kernel.blocks, self.grid, strict=True)):
+            at = (np.arange(SAMPLES) * SPREAD ** (number + 1) + 0.5) % 1
+            self.values[var] = (at * size).astype(np.int64)
             self.depends[var] = frozenset({var})
         if kernel.rank is not None:  # blocks of a cluster have parts of what the others have
             self.values[kernel.rank] = np.int64(0)
@@ -217,6 +220,7 @@ class Block:
         self.addresses = False  # whether threads compute those of tensors
         self.gathers = False  # into shared memory
         self.reduces = any(walk_ops(kernel, Reduce))
+        self.shares_rows = any(s and s.atom == "mma" and s.columns > 1 for s in self.splits())
         self.loops: list[tuple[Work, Any]] = []
         self.ends = self.work(kernel.body)
         self.ping_pong = self.halved = False  # whether warpgroups have tiles, blocks half the room
@@ -286,6 +290,9 @@ class Block:
                     self.product(op, found)
                 case Copy():
                     self.copy(op, found)
+                case Reduce():
+                    found.threads = found.threads + rates.cycles(op)
+                    found.exchanges += self.shares_rows
                 case Sync(scope="cluster"):
                     found.meetings += MEETING
                 case _:
@@ -298,6 +305,8 @@ class Block:
         trips = np.maximum(0, -((start - stop) // np.maximum(step, 1)))
         self.values[op.var] = start
         self.depends[op.var] = self.asked(op.start) | {op.var}
+        if self.is_data(op.start) or self.is_data(op.stop):
+            trips = np.full(1, self.trips_to_read(op))
         self.trips[op.var] = max(1.0, float(np.mean(trips)))
         before = len(self.loops)
         inside = self.work(op.body)
@@ -306,6 +315,16 @@ class Block:
             self.loops.append((inside, trips))
         else:
             found.add(inside, trips)
+
+    def trips_to_read(self, op: For) -> float:
+        """Of a loop whose end tensors say: so that all blocks together read once what it reads."""
+        moved, loops = len(self.moved), len(self.loops)
+        self.trips[op.var] = 1.0
+        self.work(op.body)
+        found, self.moved = self.moved[moved:], self.moved[:moved]
+        self.loops = self.loops[:loops]
+        sizes = [prod(map(_size, each.tensor.shape)) / each.elements for each in found]
+        return max(1.0, max(sizes, default=1.0) / prod(self.grid))
 
     def product(self, op: Gemm, found: Work) -> None:
         m, n, k = shape_of(op)
@@ -324,12 +343,12 @@ class Block:
             read = m / 64 * n / split.n * k * (split.n + 64 * in_shared) * bits / 8
             found.shared += read / rates.SHARED_BYTES
         elif split.atom == "mma":
-            if self.reduces and self.kernel.thread_count // WARP * ROWS > m:
-                raise Infeasible("warps would share rows, and exchange what they find in them")
+            found.exchanges += self.reduces and split.columns > 1
             found.tensor += m * n * k / chip.warp_products * bits / 16
             found.chain += k / (256 // bits) * CHAIN
             read = (m * split.columns + n * split.rows) * k * bits / 8  # by warps
             found.threads += read / rates.SHARED_BYTES
+            found.reads += read / rates.SHARED_BYTES
             found.shared += read / rates.SHARED_BYTES
         elif operand_kind(op, op.a) is not None and Feature.MMA in self.target.features:
             raise Infeasible("such tiles would be multiplied without the tensor core")
@@ -394,8 +413,9 @@ class Block:
             own = inside.tensor * together, threads, loads
             busy = np.maximum(own[0], own[1]) if groups > 1 else own[0] + own[1]
             # a warpgroup makes one step after the other, of which others hide a part only
-            alone = (inside.tensor + inside.threads) / self.groups
+            alone = (inside.tensor + inside.threads - inside.reads) / self.groups + inside.reads
             alone = alone + inside.steps * STEP if np.any(inside.threads) else 0.0
+            alone = alone + inside.exchanges * EXCHANGE
             busy = np.maximum(np.maximum(busy, inside.chain), alone)
             if self.cluster > 1:  # a slot is free when all blocks have read it
                 busy = busy + PEERS
@@ -444,6 +464,8 @@ class Block:
             raise Infeasible(f"tiles take {self.shared} bytes of shared memory")
         many = prod(self.grid) > chip.multiprocessors
         self.halved = groups <= 1 and many
+        if any(np.any(work.gathers) and self.stages(work) < 2 for work, _ in self.loops):
+            raise Infeasible("what threads gather has one slot, so that nothing is loaded ahead")
         if not self.by_groups:
             taken = int(words / threads + self.operands) + plain
             rings = [(self.stages(work) - 1) * self.slot(work) for work, _ in self.loops]

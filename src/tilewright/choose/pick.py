@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
-from math import log
+from math import log, prod
 from typing import TYPE_CHECKING
 
 from tilewright.choose.candidates import (
@@ -20,6 +20,8 @@ from tilewright.choose.candidates import (
     around,
     candidates,
     clustered,
+    numbered,
+    open_numbers,
     parted,
     shared,
     steps_of,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 SAME = 1.005  # estimates closer than this are equal
 CLUSTERED = 12  # candidates that are considered with clusters, too
 SHARED, PARTED = 12, 12  # and with blocks that share steps, by clusters and by memory
+FILLED = 4  # blocks of a multiprocessor, where nothing but memory limits them
 TRIED = 4  # candidates that are kept, and shown
 
 
@@ -69,7 +72,7 @@ def choose(
         sizes = _with(sizes, number, chosen)
     asked = {} if given is not None else open_choices(target, builder, sizes)
     if not asked:
-        return Choice(sizes)
+        return Choice(sizes if given is not None else _filled(target, builder, traced, sizes))
     from tilewright.choose import measured  # which imports what digests need
 
     if target.kind != "cuda" and not measured.is_there():
@@ -96,6 +99,23 @@ def choose(
     if rank >= deepest:
         return Choice(default)
     return Choice(sizes, why, True, is_measured)
+
+
+def _filled(
+    target: Target, builder: Builder, traced: Callable[[Sizes], Program], sizes: Sizes
+) -> Sizes:
+    """Numbers of a text that does not multiply: each multiprocessor has some of the blocks of the
+    kernels whose grids grow with them."""
+    for name, most in open_numbers(builder, target).items() if target.kind == "cuda" else ():
+        counts = [
+            [prod(int(n.value) if isinstance(n, Const) else 1 for n in kernel.grid) for kernel in
+             traced(replace(sizes, numbers=sizes.numbers | {name: number})).kernels]
+            for number in (1, 2)
+        ]  # fmt: skip
+        grown = [few for few, more in zip(*counts, strict=False) if few < more]
+        enough = min(FILLED * target.chip.multiprocessors // max(grown, default=1), most)
+        sizes = replace(sizes, numbers=sizes.numbers | {name: max(1, enough)})
+    return sizes
 
 
 Ranked = list[tuple[Candidate, str]]  # the best first, with what the model says
@@ -178,6 +198,10 @@ def ranking(
     tiles = {candidate: e.tiles for candidate, e in idle[:PARTED]}
     steps = partial(steps_of, builder, number, target)
     more = [*clustered(first, target), *shared(few[:SHARED], steps), *parted(tiles, steps, there)]
+    numbers = open_numbers(builder, target)
+    by_work = sorted(ranked if numbers else [], key=lambda each: each[1].inside * each[1].tiles)
+    tiles = {candidate: e.tiles for candidate, e in by_work[:PARTED]}
+    more += numbered(tiles, numbers, there)
     return sorted([*ranked, *guess(more)], key=_order)
 
 
@@ -197,7 +221,8 @@ def estimates(
             if each.shares and not _writes_once(kernel, kernel.body):
                 continue
             time = estimate(kernel, target)
-            yield each, behind(time, program, target) if each.parts else time
+            is_first = each.parts or len(program.kernels) > number + 1
+            yield each, behind(time, program, target) if is_first else time
         except (Infeasible, CompileError):
             continue
 
@@ -227,6 +252,7 @@ def _with(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
         clusters=sizes.clusters | {number: chosen.cluster},
         shares=sizes.shares | {(number, name): blocks for name, blocks in chosen.shares},
         parts=sizes.parts | {(number, name): blocks for name, blocks in chosen.parts},
+        numbers=sizes.numbers | dict(chosen.numbers),
     )
 
 

@@ -61,8 +61,9 @@ class Sizes:
     """What is chosen for a text: sizes of loops over tiles, of kernels by their numbers the threads
     and the blocks that are resident at least, and those of a cluster that share what they load, how
     whole dimensions are cut, what loops over rows align (`Split.align`), how many steps of a loop
-    are loaded ahead, and how many blocks share the steps of one that adds up products: those of a
-    cluster, or `parts` of the grid, where `is_rest` is a trace of what adds up their sums."""
+    are loaded ahead, how many blocks share the steps of one that adds up products: those of a
+    cluster, or `parts` of the grid, where `is_rest` is a trace of what adds up their sums, and
+    numbers of `T.chosen`."""
 
     tiles: dict[TileLoop, int] = field(default_factory=dict)
     threads: dict[int, int] = field(default_factory=dict)
@@ -73,6 +74,7 @@ class Sizes:
     stages: dict[TileLoop, int] = field(default_factory=dict)
     shares: dict[TileLoop, int] = field(default_factory=dict)
     parts: dict[TileLoop, int] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
     is_rest: bool = False
 
 
@@ -117,6 +119,7 @@ class Builder:
         self.carried: set[str] = set()  # names whose values loops change
         self.making: list[Position] = []  # of values that are being put into memory
         self.open_tiles: dict[TileLoop, None] = {}  # loops over tiles whose size was left open
+        self.numbers: dict[str, int] = {}  # of `T.chosen`: what they are at most
         # of `@`: the kernel, the axes M, N and K, the type of the operands
         self.products: list[tuple[int, tuple[Any, Any, Any], DType]] = []
         self.axes: dict[Any, TileLoop] = {}  # the loop of each axis

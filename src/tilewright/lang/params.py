@@ -11,7 +11,7 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Bin, Const, Expr, Var, loads, variables, wrap
 from tilewright.ir.op import Dim
-from tilewright.lang.builder import Builder, current
+from tilewright.lang.builder import CHOSEN, Builder, current
 from tilewright.lang.handles import Tile
 from tilewright.lang.types import (
     Extent,
@@ -22,6 +22,7 @@ from tilewright.lang.types import (
     shape_tuple,
     size_expr,
     split_names,
+    static_int,
 )
 from tilewright.support.errors import CompileError, Repair, current_loc, swap
 
@@ -314,3 +315,48 @@ def const(names: str, dtype: Any = None) -> Any:
             )
         found.append(Extent(builder.consts[name], name))
     return tuple(found) if len(found) > 1 else found[0]
+
+
+def chosen(name: str, most: int) -> int:
+    """A number from 1 to `most` that the compiler chooses, such as how many blocks share the keys
+    of a query. A schedule names it as it names tiles. It is 1 where no model says more.
+
+    >>> @tw.jit
+    ... def total(X):
+    ...     N = T.const("N")
+    ...     X: T.Tensor((N,), "float32")
+    ...     Y = T.empty((1,), "float32")
+    ...     parts = T.chosen("parts", most=64)
+    ...     sums, run = T.alloc_global((parts,), "float32"), T.ceildiv(N, parts)
+    ...     for p in T.tile(T.each(parts)):
+    ...         found = T.zeros(())
+    ...         for n in T.tile((p * run, T.min(p * run + run, N))):
+    ...             found += T.sum(X[n], dim=0)
+    ...         sums[p] = found
+    ...     for _ in T.tile(T.each(1)):
+    ...         Y[0] = T.sum(sums[:], dim=0)
+    ...     return Y
+    >>> total(np.ones(100, np.float32)).tolist()
+    [100.0]
+    >>> total.with_schedule(tiles={"parts": 3})(np.ones(100, np.float32)).tolist()
+    [100.0]
+    """
+    builder = current()
+    if builder.kernel is not None:
+        raise CompileError(
+            "T.chosen inside a kernel",
+            expected="a number that is known before any kernel begins",
+            fix="call it before the first `for … in T.tile(…)`",
+        )
+    if builder.probing:
+        return 1
+    builder.numbers[name] = static_int(most, "most of T.chosen", 1)
+    told = dict(CHOSEN.get().schedule.tiles).get(name, builder.sizes.numbers.get(name, 1))
+    if told > most:
+        raise CompileError(
+            f"the schedule has {told} for {name!r}",
+            expected=f"at most {most}, as the text says",
+            fix="choose a smaller number, or leave it open",
+            code="too-large",
+        )
+    return told

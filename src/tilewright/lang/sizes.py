@@ -14,11 +14,11 @@ step in registers. Columns are loaded some steps ahead, where there are enough o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil, gcd, log2, prod
 from typing import Any
 
-from tilewright.ir.atoms import Feature
+from tilewright.ir.atoms import MATRIX_TYPES, Feature
 from tilewright.ir.chips import CHIPS, Chip
 from tilewright.ir.expr import Const, variables
 from tilewright.ir.target import Target
@@ -28,6 +28,7 @@ from tilewright.lang.builder import CHOSEN, Builder, Sizes, TileLoop
 from tilewright.support.errors import CompileError, suggest
 
 MATRIX = 64  # along each side of a matrix product
+ROWS, COLUMNS, DEPTH = 16, 8, 256  # of an `mma`, of which DEPTH is in bits
 ELEMENTS = 4096  # of the largest value that a block keeps
 LONGEST = 1024  # elements of a tile along an axis
 RUN = 256  # elements that lie side by side, before other axes have some
@@ -55,15 +56,29 @@ def choose_sizes(builder: Builder) -> Sizes:
             _choose_lines(builder, kernel, lines, found)
         elif rows is not None:
             _choose_rows(builder, kernel, rows, found)
+    _fill_products(builder, found)
     found.tiles = {**_tile_sizes(builder), **found.tiles}
     return found
+
+
+def beside_products(sizes: Sizes, builder: Builder) -> Sizes:
+    """`sizes` of kernels that multiply, and for the others what suits `builder`, a first trace with
+    the numbers that were chosen."""
+    found: dict[str, Any] = {}
+    others = choose_sizes(builder)
+    for each in (f.name for f in fields(Sizes) if f.name not in ("numbers", "is_rest")):
+        for one, multiplies in ((sizes, True), (others, False)):
+            for at, value in getattr(one, each).items():
+                if _multiplies(builder, at[0] if isinstance(at, tuple) else at) is multiplies:
+                    found.setdefault(each, {})[at] = value
+    return Sizes(**found, numbers=sizes.numbers, is_rest=sizes.is_rest)
 
 
 def check_chosen(builder: Builder) -> None:
     """A schedule names loop variables and whole dimensions of the text."""
     whole = [name for _, name in builder.extents]
     over = (name for _, name in (*builder.axes.values(), *builder.open_tiles))
-    known = list(dict.fromkeys([*over, *whole]))
+    known = list(dict.fromkeys([*over, *whole, *builder.numbers]))
     for name in dict(CHOSEN.get().schedule.tiles):
         if known and name not in known:
             fix, _ = suggest(name, known, "name the variable of a loop over tiles")
@@ -108,6 +123,21 @@ def _shares(builder: Builder, axes: dict[Any, Axis], room: int) -> dict[TileLoop
                 max(1, min(share, limit // found[loop], most[loop] // found[loop]))
             )
     return found
+
+
+def _fill_products(builder: Builder, found: Sizes) -> None:
+    """Whole dimensions that tensor cores multiply have as many places as instructions do."""
+    target = CHOSEN.get()
+    for kernel, sides, kind in builder.products:
+        if target.kind == "cpu" or kind.name not in MATRIX_TYPES or kernel in builder.uncut:
+            continue
+        for axis, step in zip(sides, (ROWS, COLUMNS, DEPTH // kind.bits), strict=True):
+            at = kernel, axis.name
+            if axis.key in builder.axes or at not in builder.extents:
+                continue
+            size = max(-(-axis.size // step) * step, found.splits.get(at, Split(0)).part)
+            if size != axis.size:
+                found.splits[at] = Split(size)
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────

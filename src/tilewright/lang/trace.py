@@ -31,7 +31,7 @@ from tilewright.lang.params import add_parameter
 from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
 from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
 from tilewright.lang.shares import add_rest, rest_sizes
-from tilewright.lang.sizes import check_chosen, choose_sizes
+from tilewright.lang.sizes import beside_products, check_chosen, choose_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.values import Value, again
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
@@ -278,13 +278,13 @@ def _with_sizes(
     """Run the function; where it leaves sizes of tiles open, once to see what they are for, and
     again with the sizes chosen."""
 
-    def run(sizes: Sizes | None, last: Builder | None) -> tuple[Builder, Any]:
+    def run(sizes: Sizes | None, last: Any, is_sized: bool = True) -> tuple[Builder, Any]:
         while True:
             builder = fresh()
             if last is not None:
                 builder.carried, builder.kept = last.carried, last.kept
             if sizes is not None:
-                builder.sizes, builder.is_sized = sizes, True
+                builder.sizes, builder.is_sized = sizes, is_sized
             try:
                 return builder, _run(function, builder, functools.partial(call, builder))
             except TracedAgain:
@@ -293,6 +293,8 @@ def _with_sizes(
     first, _ = found = run(None, None)
     if first.open_tiles or first.extents or first.products:
         sizes = pick(first, lambda sizes: run(sizes, first)[0].finish())
+        if sizes.numbers:
+            sizes = beside_products(sizes, run(Sizes(numbers=sizes.numbers), first, False)[0])
         if sizes != Sizes() or first.scanned:
             found = run(sizes, first)
         if sizes.parts:
