@@ -80,7 +80,8 @@ def _atomic(op: str, dst: Any, value: Any, order: str | None, return_prev: bool)
         raise CompileError(
             f"T.{word()} works on integers", got=str(to.dtype), fix="keep the bits in an int32"
         )
-    builder.emit(Atomic(op, to, fitting(value, to.buffer), result=result, order=_order(order)))
+    made = Atomic(op, to, fitting(value, to.buffer), result=result, order=_order(order))
+    builder.emit_once(made, to.buffer)
     return result
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
 from tilewright.lang.builder import current
+from tilewright.lang.joined import places_of
 from tilewright.lang.types import Extent
 
 LARGEST = 1 << 24  # elements of a dimension of which a launch gives the size
@@ -51,6 +52,7 @@ class Axis:
     split: Split | None = None
     total: int = 0
     shift: Var | None = None
+    said: int = 0  # the size of a whole dimension in the text
 
     @property
     def is_long(self) -> bool:
@@ -120,17 +122,19 @@ def extent_axis(size: Any) -> Axis:
     name = size.name if isinstance(size, Extent) else str(expr.value)
     builder, total = current("a value"), int(expr.value)
     key = (len(builder.kernels), name)
-    split, found = builder.sizes.splits.get(key), Axis(name, total, ("extent", name))
+    total = places_of(builder, name, said := total)
+    split = builder.sizes.splits.get(key)
+    found = Axis(name, total, ("extent", name), said=said)
     if split is None:  # a value may have it twice
         builder.extents.setdefault(key, found)
         return found
     if key not in builder.extents:
-        builder.extents[key] = _cut(name, total, split)
+        builder.extents[key] = _cut(name, total, said, split)
     cut: Axis = builder.extents[key]
     return cut
 
 
-def _cut(name: str, total: int, split: Split) -> Axis:
+def _cut(name: str, total: int, said: int, split: Split) -> Axis:
     builder = current()
     rank = builder.require_kernel().rank
     start = const(0) if rank is None else rank * split.part
@@ -138,7 +142,7 @@ def _cut(name: str, total: int, split: Split) -> Axis:
     if shift is not None:
         start = start - shift
     limit = const(total) if split.size * split.blocks != total else None
-    return Axis(name, split.size, ("extent", name), start, limit, None, split, total, shift)
+    return Axis(name, split.size, ("extent", name), start, limit, None, split, total, shift, said)
 
 
 def has_places(axis: Axis) -> bool:

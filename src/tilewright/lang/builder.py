@@ -56,6 +56,9 @@ class Position(NamedTuple):
 TileLoop: TypeAlias = tuple[int, str]  # over tiles: the number of its kernel, and its variable
 
 
+Joined: TypeAlias = tuple[tuple[str, int], ...]
+
+
 @dataclass
 class Sizes:
     """What is chosen for a text: sizes of loops over tiles, of kernels by their numbers the threads
@@ -63,7 +66,8 @@ class Sizes:
     whole dimensions are cut, what loops over rows align (`Split.align`), how many steps of a loop
     are loaded ahead, how many blocks share the steps of one that adds up products: those of a
     cluster, or `parts` of the grid, where `is_rest` is a trace of what adds up their sums, and
-    numbers of `T.chosen`."""
+    numbers of `T.chosen`; and, by kernel, whole dimensions that are one (`joined.py`), by name with
+    their sizes."""
 
     tiles: dict[TileLoop, int] = field(default_factory=dict)
     threads: dict[int, int] = field(default_factory=dict)
@@ -75,6 +79,7 @@ class Sizes:
     shares: dict[TileLoop, int] = field(default_factory=dict)
     parts: dict[TileLoop, int] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
+    joined: dict[int, tuple[Joined, ...]] = field(default_factory=dict)
     is_rest: bool = False
 
 
@@ -135,6 +140,7 @@ class Builder:
         self.tiled: set[int] = set()  # kernels that `T.tile` opened
         self.met: list[Kernel] = []  # those whose clusters have met
         self.undivided: set[int] = set()  # kernels whose rows one block must have
+        self.told: set[tuple[int, Buffer]] = set()  # by kernel, what is written one by one
         self.uncut: set[int] = set()  # kernels whose rows are tiles of other words, too
         self.shifts: dict[Var, Expr] = {}  # of axes: the element that the row begins with
         self.shift_of: dict[tuple[int, str], Var] = {}  # loops along rows, by kernel and name
@@ -194,6 +200,17 @@ class Builder:
         op = self._counted(op, seen)
         self.bodies[-1].ops.append(op)
         self.trail.append(op)
+
+    def emit_once(self, op: Store | Atomic, buffer: Buffer) -> None:
+        """An effect on one element: of the blocks of a cluster that have a row, one has it."""
+        number, rank = len(self.kernels), self.kernel.rank if self.kernel else None
+        self.told.add((number, buffer))
+        if isinstance(op, Atomic) and op.result is not None:
+            self.undivided.add(number)  # all need what was there
+        if rank is None or number not in self.tiled or not buffer.is_global:
+            self.emit(op)
+        else:
+            self.emit(If(compare("==", rank, const(0)), (with_loc(op, locate()),)))
 
     def _counted(self, op: Op, seen: bool = True) -> Op:
         """`op`, with what it writes remembered, and its place given to what a word put in it."""

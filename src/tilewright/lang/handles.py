@@ -481,7 +481,8 @@ def store(target: Access, value: Any) -> None:
     if updates and WORDS["store_as_update"](target, wrap(value)):
         return
     builder.require_kernel("Kernel")
-    builder.emit(Store(target.buffer, target.indices, fitting(value, target.buffer)))
+    made = Store(target.buffer, target.indices, fitting(value, target.buffer))
+    builder.emit_once(made, target.buffer)
 
 
 def region_of(value: Any) -> Region:

@@ -15,6 +15,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, has_places, shape_text
 from tilewright.lang.builder import Builder, TracedAgain, current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
+from tilewright.lang.joined import check_joined, seen_joined
 from tilewright.lang.pieces import once, over, spans, walking
 from tilewright.lang.products import Product
 from tilewright.lang.types import integer
@@ -36,7 +37,7 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
     """`keys`: a scalar, a tile index, a slice or an integer value for each dimension."""
     keys = [k.as_expr() if isinstance(k, (Access, Variable)) else k for k in keys]
     keys = [value_of(k) if isinstance(k, Tiles) else k for k in keys]
-    buffer = tile.buffer
+    buffer = seen_joined(current("an index"), tile.buffer, tile.extents, keys)
     gathers = [k for k in keys if isinstance(k, Value)]
     where = [at for at, k in enumerate(keys) if isinstance(k, Value)]
     if where and where != list(range(where[0], where[-1] + 1)):
@@ -114,6 +115,7 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
         region = Region(buffer, tuple(starts), extents)
         if any(axis is not None and axis.shift is not None for axis in along):
             region, along = _flat(region, along)
+    check_joined(current(), [axis.name for axis in axes])
     return Box(tile, keys, tuple(axes), indices, region, along, tuple(loose), tuple(gathers))
 
 

@@ -13,6 +13,7 @@ from tilewright.ir.expr import Bin, Const, Expr, Var, loads, variables, wrap
 from tilewright.ir.op import Dim
 from tilewright.lang.builder import CHOSEN, Builder, current
 from tilewright.lang.handles import Tile
+from tilewright.lang.scalar import OPERATORS
 from tilewright.lang.types import (
     Extent,
     ScalarType,
@@ -360,3 +361,32 @@ def chosen(name: str, most: int) -> int:
             code="too-large",
         )
     return told
+
+
+class Undeclared:
+    """An array argument before its declaration, or an argument that was left out."""
+
+    def __init__(self, name: str, missing: bool = False) -> None:
+        self.__dict__["_name"] = name
+        self.__dict__["_missing"] = missing
+
+    def _fail(self, *_: Any) -> Any:
+        if self._missing:
+            raise CompileError(
+                f"argument {self._name!r} is missing",
+                fix=f"pass {self._name}=…, or declare it if it is an array: "
+                f'{self._name}: T.Tensor((M, N), "float32")',
+            )
+        raise CompileError(
+            f"array argument {self._name!r} is used before it is declared",
+            fix=f'declare it first: {self._name}: T.Tensor((M, N), "float32")',
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            return object.__getattribute__(self, name)
+        return self._fail()
+
+
+for _name in (*OPERATORS, "getitem", "setitem", "iter"):
+    setattr(Undeclared, f"__{_name}__", Undeclared._fail)

@@ -159,7 +159,7 @@ def exchanged(
     assert kernel.rank is not None
     slots = _slots(builder, mine, (const(blocks), *mine.shape), kind, since)
     told = mine
-    if mine.dtype != kind:
+    if mine.dtype != kind or not mine.is_fragment:
         told = Buffer(builder.fresh(mine.name), mine.shape, kind, Space.FRAGMENT)
         builder.emit(Alloc(told))
         builder.emit(Copy(whole(mine), whole(told)))

@@ -21,6 +21,8 @@ from typing import Any
 from tilewright.ir.atoms import MATRIX_TYPES, Feature
 from tilewright.ir.chips import CHIPS, Chip
 from tilewright.ir.expr import Const, variables
+from tilewright.ir.marks import walk_ops
+from tilewright.ir.op import Atomic, read_buffers
 from tilewright.ir.target import Target
 from tilewright.ir.warps import WARP
 from tilewright.lang.axes import Axis, Split
@@ -49,7 +51,7 @@ UNKNOWN = 1 << 20  # lines, or elements of one, where nothing says how many
 
 def choose_sizes(builder: Builder) -> Sizes:
     """A size for all that was left open, legal for every shape."""
-    found = Sizes()
+    found = Sizes(joined=builder.sizes.joined)
     for kernel in sorted(builder.tiled):
         lines, rows = _lines(builder, kernel), _rows(builder, kernel)
         if lines is not None:
@@ -64,14 +66,15 @@ def choose_sizes(builder: Builder) -> Sizes:
 def beside_products(sizes: Sizes, builder: Builder) -> Sizes:
     """`sizes` of kernels that multiply, and for the others what suits `builder`, a first trace with
     the numbers that were chosen."""
-    found: dict[str, Any] = {}
+    said = ("numbers", "joined", "is_rest")
+    found: dict[str, Any] = {f.name: {} for f in fields(Sizes) if f.name not in said}
     others = choose_sizes(builder)
-    for each in (f.name for f in fields(Sizes) if f.name not in ("numbers", "is_rest")):
+    for each in found:
         for one, multiplies in ((sizes, True), (others, False)):
             for at, value in getattr(one, each).items():
                 if _multiplies(builder, at[0] if isinstance(at, tuple) else at) is multiplies:
-                    found.setdefault(each, {})[at] = value
-    return Sizes(**found, numbers=sizes.numbers, is_rest=sizes.is_rest)
+                    found[each][at] = value
+    return replace(sizes, **found)
 
 
 def check_chosen(builder: Builder) -> None:
@@ -230,11 +233,16 @@ def _choose_rows(builder: Builder, kernel: int, rows: Rows, found: Sizes) -> Non
     chip = _chip(target)
     room = chip.shared_per_sm // RESIDENT - chip.reserved
     divisible = kernel not in builder.undivided and Feature.CLUSTER in target.features
+    told = {buffer for number, buffer in builder.told if number == kernel}  # by one block of them
+    reading = [op for op in walk_ops(builder.kernels[kernel]) if not isinstance(op, Atomic)]
+    divisible = divisible and not any(told & {*read_buffers(op)} for op in reading)
     most = chip.cluster if divisible else 1
     blocks = 1 if chosen.cluster == "auto" else min(chosen.cluster, most)
     while True:
         threads = _threads(ceil(total / blocks) * rows.height // vector, chosen.threads)
         step = pinned or threads * vector
+        if rows.height > 1 and not pinned:
+            step = max(vector, _power(step // rows.height))
         part, align = _part(total, blocks, step, rows.narrowest, shifts)
         if rows.is_written and blocks > 1:
             part = ceil(part / step) * step

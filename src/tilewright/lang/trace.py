@@ -26,10 +26,11 @@ from tilewright.lang.carry import named
 from tilewright.lang.check import check_program
 from tilewright.lang.env import Env
 from tilewright.lang.handles import Access, Tile, Variable, describe
+from tilewright.lang.joined import find_joined
 from tilewright.lang.meanings import explained
-from tilewright.lang.params import add_parameter
+from tilewright.lang.params import Undeclared, add_parameter
 from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
-from tilewright.lang.scalar import OPERATORS, is_runtime, not_lost
+from tilewright.lang.scalar import is_runtime, not_lost
 from tilewright.lang.shares import add_rest, rest_sizes
 from tilewright.lang.sizes import beside_products, check_chosen, choose_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
@@ -291,10 +292,13 @@ def _with_sizes(
                 last = builder
 
     first, _ = found = run(None, None)
+    if joined := find_joined(first):
+        first, _ = found = run(Sizes(joined=joined), first, False)
     if first.open_tiles or first.extents or first.products:
         sizes = pick(first, lambda sizes: run(sizes, first)[0].finish())
         if sizes.numbers:
-            sizes = beside_products(sizes, run(Sizes(numbers=sizes.numbers), first, False)[0])
+            open_ones = Sizes(numbers=sizes.numbers, joined=sizes.joined)
+            sizes = beside_products(sizes, run(open_ones, first, False)[0])
         if sizes != Sizes() or first.scanned:
             found = run(sizes, first)
         if sizes.parts:
@@ -565,35 +569,6 @@ def _find_sizes(
 
 
 MISSING = object()
-
-
-class Undeclared:
-    """An array argument before its declaration, or an argument that was left out."""
-
-    def __init__(self, name: str, missing: bool = False) -> None:
-        self.__dict__["_name"] = name
-        self.__dict__["_missing"] = missing
-
-    def _fail(self, *_: Any) -> Any:
-        if self._missing:
-            raise CompileError(
-                f"argument {self._name!r} is missing",
-                fix=f"pass {self._name}=…, or declare it if it is an array: "
-                f'{self._name}: T.Tensor((M, N), "float32")',
-            )
-        raise CompileError(
-            f"array argument {self._name!r} is used before it is declared",
-            fix=f'declare it first: {self._name}: T.Tensor((M, N), "float32")',
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            return object.__getattribute__(self, name)
-        return self._fail()
-
-
-for _name in (*OPERATORS, "getitem", "setitem", "iter"):
-    setattr(Undeclared, f"__{_name}__", Undeclared._fail)
 
 
 def _is_array(value: Any) -> bool:

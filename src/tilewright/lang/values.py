@@ -21,6 +21,7 @@ from tilewright.ir.core import *
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
 from tilewright.lang.builder import Builder, Position, TracedAgain, current, current_block
 from tilewright.lang.handles import WORDS, Tile, Tiles, no_operator
+from tilewright.lang.joined import check_joined
 from tilewright.lang.pieces import apart, in_piece, over, spans, walk_of, walking
 from tilewright.lang.scalar import Scalar
 from tilewright.lang.types import ScalarType, integer
@@ -91,6 +92,7 @@ class Value:
         self, axes: tuple[Axis, ...], dtype: DType, at: At, parts: Iterable[Value] = ()
     ) -> None:
         builder = current("a value")
+        check_joined(builder, [axis.name for axis in axes])
         self.axes, self.at = axes, at
         self.kind, self.parts = dtype, tuple(parts)
         self.position = builder.position()
@@ -113,7 +115,7 @@ class Value:
 
     dtype = property(lambda self: ScalarType(self.kind))
     ndim = property(lambda self: len(self.axes))
-    shape = property(lambda self: tuple(axis.size for axis in self.axes))
+    shape = property(lambda self: tuple(axis.said or axis.size for axis in self.axes))
 
     @property
     def T(self) -> Value:
