@@ -8,10 +8,11 @@ from typing import Any
 from weakref import ref
 
 from tilewright.ir.core import *
+from tilewright.lang import reductions
 from tilewright.lang.axes import ONE, Axis, shape_text
 from tilewright.lang.builder import Builder, Position, current, precision_of
 from tilewright.lang.handles import WORDS
-from tilewright.lang.values import Places, Value, again, depends, is_same, new_tile
+from tilewright.lang.values import Places, Value, again, depends, is_same, lift, new_tile
 
 
 class Product(Value):
@@ -20,33 +21,6 @@ class Product(Value):
     is_formula = False
 
     def __init__(self, a: Value, b: Value, init: Value | None = None) -> None:
-        for value, side in ((a, "left"), (b, "right")):
-            if len(value.axes) != 2 or ONE in value.axes:
-                raise CompileError(
-                    f"the {side} side of @ is no matrix",
-                    expected="two dimensions",
-                    got=f"a value of shape {shape_text(value.axes)}",
-                    fix="index the others with scalars, and keep two",
-                    code="shape",
-                )
-        if a.axes[1].key != b.axes[0].key:
-            raise CompileError(
-                "@: the shapes do not multiply",
-                expected="the last dimension of the left and the first of the right are one axis",
-                got=f"{shape_text(a.axes)} @ {shape_text(b.axes)}",
-                fix="transpose one: B[n, k].T",
-                code="shape",
-            )
-        eight = all(v.kind.is_float and v.kind.bits == 8 for v in (a, b))
-        if a.kind != b.kind and not eight:
-            raise CompileError(
-                "@: the sides have different types",
-                expected="one type",
-                got=f"{a.kind} @ {b.kind}",
-                fix="cast one: T.cast(p, V.dtype)",
-                code="dtype",
-            )
-        kind = a.kind if a.kind.name == "float64" else FLOAT32 if a.kind.is_float else INT32
         self.a, self.b, self.init = a, b, init
         parts = (a, b) if init is None else (a, b, init)
         own = ref(self)  # a value ends with the last name for it
@@ -56,7 +30,7 @@ class Product(Value):
             assert found is not None
             return Load(found.hold(), places, found.loc)
 
-        super().__init__((a.axes[0], b.axes[1]), kind, element, parts)
+        super().__init__((a.axes[0], b.axes[1]), _sum_kind(a), element, parts)
         builder = current("@")
         sides = a.axes[0], b.axes[1], a.axes[1]
         self.precision = precision_of(a.kind)
@@ -144,4 +118,56 @@ def _lies_there(value: Value, from_registers: bool) -> bool:
     return held and value.region == whole(buffer)
 
 
-WORDS["product"] = Product
+def _sum_kind(side: Value) -> DType:
+    """The type that products of such a side are added up in."""
+    if side.kind.name == "float64":
+        return side.kind
+    return FLOAT32 if side.kind.is_float else INT32
+
+
+def product(a: Value, b: Value) -> Value:
+    """`a @ b`. Matrix instructions would pad a side of 1: one row or one column is multiplied
+    element by element and summed."""
+    for value, side in ((a, "left"), (b, "right")):
+        if len(value.axes) != 2:
+            raise CompileError(
+                f"the {side} side of @ is no matrix",
+                expected="two dimensions",
+                got=f"a value of shape {shape_text(value.axes)}",
+                fix="index the others with scalars, and keep two",
+                code="shape",
+            )
+    if a.axes[1].key != b.axes[0].key:
+        raise CompileError(
+            "@: the shapes do not multiply",
+            expected="the last dimension of the left and the first of the right are one axis",
+            got=f"{shape_text(a.axes)} @ {shape_text(b.axes)}",
+            fix="transpose one: B[n, k].T",
+            code="shape",
+        )
+    eight = all(v.kind.is_float and v.kind.bits == 8 for v in (a, b))
+    if a.kind != b.kind and not eight:
+        raise CompileError(
+            "@: the sides have different types",
+            expected="one type",
+            got=f"{a.kind} @ {b.kind}",
+            fix="cast one: T.cast(p, V.dtype)",
+            code="dtype",
+        )
+    if ONE not in (*a.axes, *b.axes):
+        return Product(a, b)
+    kind, inner, is_column = _sum_kind(a), a.axes[1], b.axes[1] is ONE
+    if inner is not ONE:
+        a, b = (a, _turned(b)) if is_column else (_turned(a), b)
+    terms: Value = lift(lambda x, y: cast(x, kind) * cast(y, kind), a, b)
+    return terms if inner is ONE else reductions.sum(terms, dim=int(is_column), keepdim=True)
+
+
+def _turned(line: Value) -> Value:
+    """A row as a column, or the reverse: it lies in memory as before."""
+    if line.base is not None:
+        return line.base
+    return Value(line.axes[::-1], line.kind, lambda places: line.element(places[::-1]), (line,))
+
+
+WORDS["product"] = product
