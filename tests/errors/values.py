@@ -448,3 +448,146 @@ def a_slice_from_the_end():
             Y[m] = T.sum(X[m, -2:], dim=1)
 #                        ^^^^^^^^^
 #+          Y[m] = T.sum(X[m, 6:8], dim=1)
+
+
+@case(CompileError, "the right side of @ is no matrix", "(64,)", "T.sum(A[m, :] * x[:], dim=1)")
+def a_matrix_times_a_vector():
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float32"), x: T.Tensor((64,), "float32"), Y: T.Tensor((8,))):
+        for m in T.tile(8):
+            Y[m] = A[m, :] @ x[:]
+#                  ^^^^^^^^^^^^^^
+#+          Y[m] = T.sum(A[m, :] * x[:], dim=1)
+
+
+@case(CompileError, "the left side of @ is no matrix", "T.sum(x[:, None] * A[:, n], dim=0)")
+def a_vector_times_a_matrix():
+    @T.prim_func
+    def main(x: T.Tensor((64,), "float32"), A: T.Tensor((64, 8), "float32"), Y: T.Tensor((8,))):
+        for n in T.tile(8):
+            Y[n] = x[:] @ A[:, n]
+#                  ^^^^^^^^^^^^^^
+#+          Y[n] = T.sum(x[:, None] * A[:, n], dim=0)
+
+
+@case(CompileError, "the left side of @ is no matrix", "T.sum(x[:] * y[:], dim=0)")
+def a_vector_times_a_vector():
+    @T.prim_func
+    def main(x: T.Tensor((64,), "float32"), Y: T.Tensor((1,), "float32")):
+        for _ in T.tile():
+            Y[0] = x[:] @ x[:]
+#                  ^^^^^^^^^^^
+#+          Y[0] = T.sum(x[:] * x[:], dim=0)
+
+
+@case(CompileError, "the left side of @ is no matrix", "(s, m, k)", "for s, m, n in T.tile(T.each(")
+def a_tile_of_a_batch_under_a_product():
+    @T.prim_func
+    def main(A: T.Tensor((4, 64, 64), "float32"), C: T.Tensor((4, 64, 64), "float32")):
+        for s, m, n in T.tile(4, 64, 64):
+#+      for s, m, n in T.tile(T.each(4), 64, 64):
+            acc = T.zeros((s, m, n))
+#+          acc = T.zeros((m, n))
+            for k in T.tile(64):
+                acc += A[s, m, k] @ A[s, k, n]
+#                      ^^^^^^^^^^^^^^^^^^^^^^^
+            C[s, m, n] = acc
+
+
+@case(CompileError, "an index of a value is a tile", "X[m.index, L[m]] takes an element")
+def an_element_of_each_row_of_a_value():
+    @T.prim_func
+    def main(X: T.Tensor((64, 8), "float32"), L: T.Tensor((64,), "int64"), Y: T.Tensor((64,))):
+        for m in T.tile(64):
+            x = T.load(X[m, :])
+            Y[m] = x[m.index, L[m]]
+#                  ^^^^^^^^^^^^^^^^
+#+          Y[m] = X[m.index, L[m]]
+
+
+@case(CompileError, "more dimensions than the place", "(m, m)", "X[m.index, L[m]]")
+def a_tile_index_beside_an_integer_value():
+    @T.prim_func
+    def main(X: T.Tensor((64, 8), "float32"), L: T.Tensor((64,), "int64"), Y: T.Tensor((64,))):
+        for m in T.tile(64):
+            Y[m] = X[m, L[m]]
+#           ^^^^
+#+          Y[m] = X[m.index, L[m]]
+
+
+@case(CompileError, "`<`: the shapes do not broadcast", "T.where(cond, a, b)", "takes one number")
+def a_branch_over_indices():
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
+        for m, n in T.tile(64, 64):
+            if m.index < n.index:
+#              ^^^^^^^^^^^^^^^^^
+#+          Y[m, n] = T.where(m.index[:, None] < n.index, X[m, n], 0)
+                Y[m, n] = X[m, n]
+#-
+
+
+@case(CompileError, "'total' is rebound inside a run-time loop", "total = T.full((), 0.0)")
+def a_carried_float():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((1,), "float32")):
+        for _ in T.tile():
+            total = 0.0
+            for m in T.tile(64):
+                total += T.sum(X[m], dim=0)
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+            Y[0] = total
+
+
+@case(CompileError, "'count' is rebound inside a run-time loop", 'count = T.full((), 0, "int32")')
+def a_carried_integer():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((1,), "int32")):
+        for _ in T.tile():
+            count = 0
+            for m in T.tile(64):
+                count += T.sum(X[m] > 0, dim=0)
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+            Y[0] = count
+
+
+@case(CompileError, "Y has 0 dimensions", "write Y[()]")
+def a_colon_of_a_scalar():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((), "float32")):
+        for _ in T.tile():
+            Y[:] = T.sum(X[:], dim=0)
+#           ^^^^
+#+          Y[()] = T.sum(X[:], dim=0)
+
+
+@case(CompileError, "argument 'X' is used before it is declared", 'M, N = T.const("M, N")')
+def sizes_from_a_shape():
+    @tw.jit(target="interp")
+    def double(X):
+        M, N = X.shape
+#              ^^^^^^^
+#+      M, N = T.const("M, N")
+#+      X: T.Tensor((M, N), "float32")
+        Y = T.empty((M, N), "float32")
+        for m, n in T.tile(M, N):
+            Y[m, n] = X[m, n] * 2
+        return Y
+
+    double(np.ones((4, 4), np.float32))
+
+
+@case(CompileError, "name 'M' is not defined", 'M, K = T.const("M, K")')
+def sizes_without_names():
+    @tw.jit(target="interp")
+    def double(X):
+        X: T.Tensor((M, 4, K), "float32")
+#                    ^
+#+      M, K = T.const("M, K")
+#+      X: T.Tensor((M, 4, K), "float32")
+        Y = T.empty((M, 4, K), "float32")
+        for m in T.tile(M):
+            Y[m, :, :] = X[m, :, :] * 2
+        return Y
+
+    double(np.ones((4, 4, 4), np.float32))

@@ -169,6 +169,9 @@ def broadcast(shapes: Sequence[tuple[Axis, ...]], what: str) -> tuple[Axis, ...]
             said = [shape_text(each) for each in dict.fromkeys(shapes)]
             fix = "line the axes up: v[:, None] adds a dimension of 1; sizes that happen to be "
             fix += "equal do not match"
+            if what.strip("`") in CMP_OPS:
+                fix = "line the axes up: m.index[:, None] < n.index; and choose elements by it "
+                fix += "with T.where(cond, a, b): an `if` takes one number"
             if len({*said}) < len(said):
                 fix = "use one tile index for both: what `within` gives is another one"
             raise CompileError(

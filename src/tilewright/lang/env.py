@@ -274,11 +274,15 @@ class Env(Logic, PythonWords):
     def _refuse_rebinding(self, name: str, old: Binding, top: Frame | None) -> None:
         kind = KINDS.get(top.kind if top else "", "loop")
         where = f"bound outside it, on line {old.loc.line}" if old.loc else "a parameter"
-        dtype = _type_name(old.value)
+        dtype, own = _type_name(old.value), self.builder
 
         def declare(text: str) -> str | None:
             found = re.fullmatch(rf"{name}\s*=\s*([^=].*)", text)
-            return f'{name} = T.alloc_var("{dtype}", init={found.group(1)})' if found else None
+            made = f'T.alloc_var("{dtype}", init={found.group(1)})' if found else ""
+            if found and len(own.kernels) in own.tiled and type(old.value) in (int, float):
+                kind = "" if dtype == "float32" else f', "{dtype}"'
+                made = f"T.full((), {found.group(1)}{kind})"
+            return f"{name} = {made}" if found else None
 
         if isinstance(old.value, Tile):
             raise CompileError(

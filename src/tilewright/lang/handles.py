@@ -358,11 +358,12 @@ def expand_key(buffer: Buffer, key: Any) -> list[Any]:
         at = next(i for i, k in enumerate(given) if k is Ellipsis)
         given[at : at + 1] = [slice(None)] * (buffer.rank - len(given) + 1)
     if len(given) > buffer.rank:
+        fix = "drop an index" if buffer.rank else f"write {buffer.name}[()]"
         raise CompileError(
             f"{buffer.name} has {buffer.rank} dimension{'s' * (buffer.rank != 1)}",
             expected=f"at most {buffer.rank} ind{'ices' if buffer.rank != 1 else 'ex'}",
             got=str(len(given)),
-            fix=f"drop an index, or declare {buffer.name} with more dimensions",
+            fix=f"{fix}, or declare {buffer.name} with more dimensions",
         )
     return given + [slice(None)] * (buffer.rank - len(given))
 

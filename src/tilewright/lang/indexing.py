@@ -271,12 +271,16 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
 def _check_fits(box: Box, made: Value, what: str) -> None:
     axes = broadcast([box.axes, made.axes], what)
     if [a.key for a in axes] != [a.key for a in box.axes]:
+        fix = "index the tensor with a tile index for each dimension of the value, or reduce "
+        fix += "the value first: T.sum(x, dim=…)"
+        twice = [a.name for k, a in enumerate(made.real) if a in made.real[:k]]
+        if twice:  # X[m, L[m]]
+            fix = "read an element for each index: " + "X[{0}.index, L[{0}]]".format(*twice)
         raise CompileError(
             f"{what}: the value has more dimensions than the place",
             expected=shape_text(box.axes),
             got=shape_text(made.axes),
-            fix="index the tensor with a tile index for each dimension of the value, or reduce "
-            "the value first: T.sum(x, dim=…)",
+            fix=fix,
             code="shape",
         )
 
@@ -401,7 +405,8 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
             raise CompileError(
                 "an index of a value is a tile",
                 expected="a number, a slice with constant bounds, or None",
-                fix="index the tensor that it was read from: X[m, L[:]]",
+                fix="index the tensor that it was read from: X[m.index, L[m]] takes an element of "
+                "each row, X[m, L[:]] the columns L",
                 code="index",
             )
         if not has_places(axis):

@@ -311,7 +311,7 @@ def _explained(error: Exception, loc: Loc | None, frame: FrameType | None) -> Co
         fix, repair = _INDICES.get(name, ""), None
         if not fix:
             theirs = (k for k in known if not k.startswith("_tw_"))
-            fix, repair = suggest(name, theirs, f"define {name} before it is used")
+            fix, repair = suggest(name, theirs, _how_to_define(name, known, loc, frame))
         return CompileError(message, fix=fix, code="unknown-name", repair=repair)
     if isinstance(error, AttributeError) and name:
         return _bad_attribute(error, name)
@@ -336,6 +336,16 @@ def _explained(error: Exception, loc: Loc | None, frame: FrameType | None) -> Co
         fix=fix or "change the line, or what it is computed from",
         code="python",
     )
+
+
+def _how_to_define(name: str, known: list[str], loc: Loc | None, frame: FrameType) -> str:
+    """What to do about an unknown name: sizes in the declaration of an argument are named first."""
+    found = re.match(r"\s*(\w+):.*Tensor\(\(([^)]*)\)", loc.source if loc else "")
+    sizes = [n for n in re.findall(r"[^\W\d]\w*", found[2]) if n not in known] if found else []
+    if found is None or found[1] not in frame.f_locals or name not in sizes:
+        return f"define {name} before it is used"
+    text = ", ".join(dict.fromkeys(sizes))
+    return f'name the sizes that the arrays give: {text} = T.const("{text}")'
 
 
 # indices that other languages have without asking

@@ -30,7 +30,7 @@ def arithmetic(op: str) -> Callable[[Any, Any], Any]:
         x, y = _computed(a, b)
         if op == "/" and x.dtype.is_int:
             x, y = cast(x, FLOAT32), cast(y, FLOAT32)
-        return wrap(compare(op, x, y) if op in COMPARED else OPERATORS[op](x, y))
+        return wrap(compare(op, x, y) if op in CMP_OPS else OPERATORS[op](x, y))
 
     return compute
 
@@ -49,7 +49,6 @@ def logical(op: str) -> Callable[[Any, Any], Any]:
     return compute
 
 
-COMPARED = ("<", "<=", "==", "!=", ">", ">=")
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
     "/": lambda a, b: a / b, "//": lambda a, b: a // b, "%": lambda a, b: a % b,

@@ -379,7 +379,8 @@ class Undeclared:
             )
         raise CompileError(
             f"array argument {self._name!r} is used before it is declared",
-            fix=f'declare it first: {self._name}: T.Tensor((M, N), "float32")',
+            fix='declare its sizes and it first: M, N = T.const("M, N"); '
+            f'{self._name}: T.Tensor((M, N), "float32")',
         )
 
     def __getattr__(self, name: str) -> Any:

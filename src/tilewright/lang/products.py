@@ -128,15 +128,15 @@ def _sum_kind(side: Value) -> DType:
 def product(a: Value, b: Value) -> Value:
     """`a @ b`. Matrix instructions would pad a side of 1: one row or one column is multiplied
     element by element and summed."""
-    for value, side in ((a, "left"), (b, "right")):
-        if len(value.axes) != 2:
-            raise CompileError(
-                f"the {side} side of @ is no matrix",
-                expected="two dimensions",
-                got=f"a value of shape {shape_text(value.axes)}",
-                fix="index the others with scalars, and keep two",
-                code="shape",
-            )
+    if len(a.axes) != 2 or len(b.axes) != 2:
+        side, value = ("left", a) if len(a.axes) != 2 else ("right", b)
+        raise CompileError(
+            f"the {side} side of @ is no matrix",
+            expected="two dimensions",
+            got=f"a value of shape {shape_text(value.axes)}",
+            fix=_of_matrices(a, b),
+            code="shape",
+        )
     if a.axes[1].key != b.axes[0].key:
         raise CompileError(
             "@: the shapes do not multiply",
@@ -161,6 +161,20 @@ def product(a: Value, b: Value) -> Value:
         a, b = (a, _turned(b)) if is_column else (_turned(a), b)
     terms: Value = lift(lambda x, y: cast(x, kind) * cast(y, kind), a, b)
     return terms if inner is ONE else reductions.sum(terms, dim=int(is_column), keepdim=True)
+
+
+def _of_matrices(a: Value, b: Value) -> str:
+    """What to write for sides of @ of which one is no matrix."""
+    match len(a.axes), len(b.axes):
+        case 2, 1:
+            return "multiply and sum: T.sum(A[m, :] * x[:], dim=1)"
+        case 1, 2:
+            return "multiply and sum: T.sum(x[:, None] * A[:, n], dim=0)"
+        case (1 | 0, 1 | 0):
+            return "multiply and sum: T.sum(x[:] * y[:], dim=0); `*` multiplies by a number"
+    batch = max(a, b, key=lambda value: len(value.axes)).axes[0].name
+    batch = batch if batch.isidentifier() else "b"
+    return f"index it with scalars: for {batch}, m, n in T.tile(T.each(…), M, N) counts by ones"
 
 
 def _turned(line: Value) -> Value:
