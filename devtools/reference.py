@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from tilewright.lang.meanings import DTYPE_NAMES
+from tilewright.runtime.jit import Jit
 
 # how users write the names of a module
 MODULES = {"T": "tilewright.language", "tw": "tilewright", "layout": "tilewright.layout"}
@@ -35,6 +36,9 @@ def example(
     with T.Kernel(1, threads=128):
         ...
 """
+
+# what a function gives whose members users need, and no public name has
+GIVEN = {"tw.jit": Jit}
 
 # names that `tilewright.language` needs itself
 _NO_WORDS = {"annotations", "Any", "DTYPE_NAMES", "as_entries", "unknown_word", "entry", "inf"}
@@ -370,7 +374,9 @@ def _entry(page: Page, name: str) -> list[str]:
             out += ["```pycon" if part.kind == "doctest" else "```python", part.code, "```", ""]
         else:
             out += [part, ""]
-    return out + _members(thing)
+    if title in GIVEN:
+        out += ["The function that it gives has:", ""]
+    return out + _members(GIVEN.get(title, thing))
 
 
 def _members(thing: Any) -> list[str]:

@@ -37,6 +37,14 @@ def test_command(tmp_path):
     assert not CliRunner().invoke(main, ["reference", str(tmp_path)]).output  # nothing changed
 
 
+def test_what_a_jitted_function_can_do_is_there():
+    page = next(page for page in reference.PAGES if page.file == "python")
+    entry = reference.render(page).split("### `tw.compile`")[0]
+    for method in ("compile", "on", "with_schedule"):
+        assert f"- `.{method}(" in entry
+    assert ".explain()" in entry
+
+
 @pytest.mark.parametrize("prefix", ["T", "tw", "layout"])
 def test_every_name_is_there_once(prefix):
     pages = [page for page in reference.PAGES if page.prefix == prefix]

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tests.roads  # noqa: F401  (cuda_threads)
 import tilewright as tw
 import tilewright.language as T
 
@@ -86,7 +87,7 @@ def test_a_line_times_a_matrix(kernel, kind):
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, shape).astype(TYPES[kind]) for shape in KERNELS[kernel])
     want = a.astype(np.float32) @ (b.T if kernel is transposed else b).astype(np.float32)
-    for target in ("interp -sanitize", "cpu"):
+    for target in ("interp -sanitize", "cpu", "cuda_threads"):
         assert (np.asarray(kernel.on(target)(a, b)) == want).all()
     assert kernel.on("cuda -arch=sm_90a").compile(a, b).ptx
 

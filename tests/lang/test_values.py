@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tests.roads  # noqa: F401  (cuda_threads)
 import tilewright as tw
 import tilewright.language as T
 from zoo import values
@@ -596,6 +597,26 @@ def test_default_tiles_of_what_is_only_stored():
     (kernel,) = scattered.on("interp").compile(x).program.kernels
     assert np.prod([int(n) for n in kernel.grid]) >= 10
     assert (scattered.on("interp")(x) == np.arange(40)).all()
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "cuda_threads"])
+def test_a_range_whose_end_lies_before_its_start_is_empty(target):
+    @tw.jit
+    def triangle(X):
+        N = T.const("N")
+        X: T.Tensor((N, N), "float32")
+        Y = T.empty((N, N), "float32")
+        for m, n in T.tile(N, N):
+            acc, none = T.zeros((m, n)), T.zeros((m,))
+            for k in T.tile((m.start, n.stop)):
+                acc += X[m, k] @ X[k, n]
+            for k in T.tile((5, 2)):
+                none += T.sum(X[m, k], dim=1)
+            Y[m, n] = acc + none[:, None]
+        return Y
+
+    x = np.triu(np.random.default_rng(0).integers(-3, 4, (20, 20)).astype(np.float32))
+    assert (np.asarray(run(triangle, target, {"m": 8, "n": 8, "k": 4}, x)) == x @ x).all()
 
 
 def test_a_loop_over_two_axes_of_which_one_is_empty():

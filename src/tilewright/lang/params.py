@@ -250,7 +250,8 @@ def _multiple(size: Any) -> tuple[str | None, int]:
 
 
 def empty(*shape: Any, dtype: Any = None, partial: bool = False) -> Tile:
-    """An output tensor that the call allocates and the function returns, uninitialised.
+    """An output tensor that the call allocates and the function returns, uninitialised. One of
+    shape `()` is a scalar: `Y[()] = total`.
 
     What nothing wrote must not be read, nor added to by an atomic: the sanitizer reports it. It
     warns of elements that no block writes; `partial=True` says that this is meant.

@@ -179,7 +179,7 @@ def where(cond: Any, a: Any, b: Any) -> Any:
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """The larger of two, element by element.
+    """The larger of two, element by element; of a number and a NaN, the number.
 
     Example:
         Y[:, :] = T.maximum(X[:, :], 2)
@@ -189,7 +189,7 @@ def maximum(a: Any, b: Any) -> Any:
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """The smaller of two, element by element.
+    """The smaller of two, element by element; of a number and a NaN, the number.
 
     Example:
         Y[:, :] = T.minimum(X[:, :], 2)

@@ -115,10 +115,11 @@ def tile(*axes: Any, size: Any = None) -> Loop:
     """A loop over tiles: outermost the grid of a kernel, inside it a sequential loop whose loads
     may run ahead.
 
-    An axis is `n`, `(low, high)` or `T.each(n)`; `T.tile()` is one block. How many elements a tile
-    has is left open, or pinned by `size`, a number or one for each axis. The last tile is shorter,
-    or the first one where nothing is pinned: no word sees what lies outside the range. Several axes
-    of known lengths are one loop. `reversed(T.tile(n))` begins with the last tile.
+    An axis is `n`, `(low, high)`, empty where low >= high, or `T.each(n)`; `T.tile()` is one block.
+    How many elements a tile has is left open, or pinned by `size`, a number or one for each axis.
+    The last tile is shorter, or the first one where nothing is pinned: no word sees what lies
+    outside the range. Several axes of known lengths are one loop. `reversed(T.tile(n))` begins with
+    the last tile.
 
     >>> @tw.jit
     ... def double(X):

@@ -212,10 +212,10 @@ class Jit:
 
     @entry
     def compile(self, *args: Any, **kwargs: Any) -> CompiledKernel:
-        """The kernel for these arguments, without running it.
-
-        Of a kernel written directly, arrays may be left out and `T.const` sizes given by name:
-        `rms_norm.compile(M=1024, N=512, blk_m=4)`.
+        """The compiled kernel for these arguments, without running it. Of a kernel written
+        directly, arrays may be without data (PyTorch's device "meta"), or left out and `T.const`
+        sizes given by name: `rms_norm.compile(M=1024, N=512, blk_m=4)`. Its `.explain()` says what
+        was chosen.
         """
         if self.direct:
             sizes = {n: v for n, v in kwargs.items() if n not in self.signature.parameters}
@@ -235,17 +235,13 @@ class Jit:
         return self.compile(*args, **kwargs).get_kernel_source()
 
     def on(self, target: str | Target) -> Jit:
-        """The same function for another target.
-
-        >>> softmax.on("interp -sanitize")(64, 128)     # doctest: +SKIP
-        """
+        """The same function for another target: `softmax.on("interp -sanitize")(x)`."""
         return self if target == self.target else self._other(target, {})
 
     def with_schedule(self, schedule: Schedule | None = None, **fields: Any) -> Jit:
-        """The same function with the fields of a schedule that are chosen.
-
-        >>> matmul.with_schedule(Schedule.load("fast.json"), stages=4)     # doctest: +SKIP
-        """
+        """The same function with the fields of a schedule that are chosen, the others left open:
+        `matmul.with_schedule(tiles={"m": 128}, stages=4)`, or those of a file,
+        `matmul.with_schedule(Schedule.load("fast.json"))`."""
         told = schedule.told() if schedule is not None else {}
         known = [field.name for field in dataclasses.fields(Schedule)]
         for name in fields:
@@ -378,8 +374,24 @@ def jit(
     with those of later calls is refused.
 
     On a factory that returns a `prim_func`, calling it gives the compiled kernel; on a function
-    that *is* the kernel (it opens `T.Kernel` itself), calling it runs it and returns what it
-    returns.
+    that *is* the kernel (it opens `T.tile` or `T.Kernel` itself), calling it runs it and returns
+    what it returns.
+
+    >>> @tw.jit
+    ... def double(X):
+    ...     N = T.const("N")
+    ...     X: T.Tensor((N,), "float32")
+    ...     Y = T.empty((N,), "float32")
+    ...     for n in T.tile(N):
+    ...         Y[n] = X[n] * 2
+    ...     return Y
+    >>> double(np.arange(3, dtype=np.float32)).tolist()
+    [0.0, 2.0, 4.0]
+    >>> kernel = double.on("cpu").with_schedule(tiles={"n": 64}).compile(N=1000)
+    >>> print(kernel.explain())
+    double for cpu
+      kernel double: grid 16, 128 threads
+    ...
 
     >>> @tw.jit(out_idx=[-1], target="interp")
     ... def scale(N, by):
