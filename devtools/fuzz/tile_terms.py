@@ -461,12 +461,17 @@ class Terms:
         return f"T.load({text})" if text[-1] == "]" else text
 
     def product(self, dims: tuple[str, ...], depth: int, kind: str) -> Term:
-        """`a @ b`: sides of one type."""
+        """`a @ b`: sides of one type, perhaps one of them a row or a column."""
         r = self.r
         inner = self.extra(dims)
         dtype = r.choice(FLOATS) if kind == "f" else r.choice(("int8", "int32"))
-        sides = []
-        for two in ((dims[0], inner), (inner, dims[1])):
+        sides, thin = [], r.randrange(2) if self.chance(0.25) else None
+        for at, two in enumerate(((dims[0], inner), (inner, dims[1]))):
+            if at == thin:
+                line = self.cut(self.read((inner,), dtype), 32)
+                key = "None, :" if at == 0 else ":, None"
+                sides.append(f"{self.valued(line.text)}[{key}]")
+                continue
             flip = self.chance(0.4)
             wanted = two[::-1] if flip else two
             if self.chance(0.6):
@@ -479,7 +484,10 @@ class Terms:
             a = self.cut(a, 32)
             sides.append(f"{a.text}.T" if flip else a.text)
         wide = "float32" if kind == "f" else "int32"
-        return Term(f"({sides[0]} @ {sides[1]})", dims, wide, 32 * 32 * self.most(inner))
+        made = Term(f"({sides[0]} @ {sides[1]})", dims, wide, 32 * 32 * self.most(inner))
+        if thin is None:
+            return made
+        return replace(made, text=f'({made.text} + T.zeros({shape(dims)}, "{wide}"))')
 
     def part(self, dims: tuple[str, ...], depth: int, kind: str, exact: bool) -> Term:
         """One place of a dimension that is left out, or a slice of a longer one."""
