@@ -408,7 +408,7 @@ def a_value_outside_a_grid():
     main(np.ones(4, np.float32))
 
 
-@case(CompileError, "a slice of X with bounds that are known only at run time", "(low, high)")
+@case(CompileError, "a slice of X whose length is known only at run time", "(low, high)")
 def a_slice_with_bounds_of_data():
     @T.prim_func
     def main(X: T.Tensor((64, 8), "float32"), L: T.Tensor((1,), "int32"), Y: T.Tensor((64,))):

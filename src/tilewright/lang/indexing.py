@@ -166,10 +166,16 @@ def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]
             return const(0), size.axis
         axis = extent_axis(size)
         return axis.start, axis
+    if key.step is None and key.start is not None and key.stop is not None:
+        low, high = (integer(bound, f"a bound of {tile.name}") for bound in (key.start, key.stop))
+        length = simplify(high - low)
+        if isinstance(length, Const) and length.value > 0 and not isinstance(low, Const):
+            axis = extent_axis(int(length.value))
+            return axis.start + current("an index").snapshot(low), axis
     given = [wrap(bound) for bound in (key.start, key.stop) if bound is not None]
     if key.step is not None or not all(isinstance(bound, Const) for bound in given):
         raise CompileError(
-            f"a slice of {tile.name} with bounds that are known only at run time, or a step",
+            f"a slice of {tile.name} whose length is known only at run time, or with a step",
             fix="loop over the range: `for n in T.tile((low, high)):`; shift a tile index: "
             "X[m + s, :]; or index with integer values: X[T.arange(n) * 2]",
             code="index",
