@@ -371,3 +371,13 @@ def test_the_answer_does_not_depend_on_the_order_of_visiting(seed: int):
     solve(first)
     solve(other)
     assert first.known == other.known
+
+
+@pytest.mark.parametrize("shift, vector", [("0", 4), ("1", 1), ("2", 2), ("tx", 1), ("4", 4)])
+def test_neighbouring_threads_where_vectors_do_not_begin_on_16_bytes(shift, vector):
+    body = f"""    alloc x: float32[32, 64] fragment
+    map (i, j) in (32, 64) {{ x[i, j] = X[i, j + {shift}] }}"""
+    _, after = laid(body, columns=68)
+    run = layouts(after)["x"].table()[0]  # of the first thread
+    assert np.array_equal(run[:vector] - run[0], np.arange(vector))
+    assert run[vector] - run[0] > vector

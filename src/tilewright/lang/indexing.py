@@ -268,6 +268,7 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     box = box_of(tile, keys)
     made = value_of(value)
     builder.lasts |= _last(box)
+    builder.stored |= {(len(builder.kernels), axis.key) for axis in box.axes}
     _check_fits(box, made, f"a store to {tile.name}")
     _read_first(builder, box, made)
     with once(builder, box.axes), walking(builder, box.axes, made.goes_backward):

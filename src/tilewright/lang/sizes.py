@@ -311,6 +311,7 @@ class Lines:
     is_single: bool  # which row it is depends on the block alone, where there is one
     matrices: int  # that blocks count besides, by `T.each`
     is_written: bool  # one of the tensors: then nothing of it is loaded ahead
+    is_folded: bool  # nothing is scanned or stored along it
 
 
 @dataclass(frozen=True)
@@ -354,9 +355,12 @@ def _lines(builder: Builder, kernel: int) -> Lines | None:
     grid = zip(builder.kernels[kernel].blocks, builder.kernels[kernel].grid, strict=True)
     each = prod(int(n.value) for var, n in grid if var in counted and isinstance(n, Const))
     is_written = any(builder.writes(box.buffer) for box in boxes)
+    kept = any(number == kernel for number, *_ in builder.scanned)
+    is_folded = not kept and (kernel, along.key) not in builder.stored
     return Lines(
-        along, others, across, by_rows, least, most, column, arrays, is_single, each, is_written
-    )
+        along, others, across, by_rows, least, most, column, arrays, is_single, each, is_written,
+        is_folded,
+    )  # fmt: skip
 
 
 def _columns(builder: Builder, kernel: int, boxes: Sequence[Any]) -> list[Any]:
@@ -468,6 +472,12 @@ def _column_form(
     ring = _ring_form(lines, total, length, others, fixed) if is_free else None
     if ring is not None:
         return ring
+    rough = lines.is_folded and is_free and length * lines.narrowest % VECTOR != 0
+    if rough:
+        width = _power(WIDE // (lines.widest * fixed))
+        enough = 2 * chip.multiprocessors
+        while width * lines.widest > LINE and ceil(length / width) * others < enough:
+            width //= 2
     while ceil(length / width) * others > resident * chip.multiprocessors and width < length:
         if width * fixed * lines.widest >= WIDE:
             break
@@ -478,7 +488,8 @@ def _column_form(
             break
         width //= 2
     blocks = ceil(ceil(length / width) * others / chip.multiprocessors)
-    warps = min(max(most // WARP // blocks, FEWEST), most // WARP)
+    fewest = 2 * FEWEST if rough else FEWEST
+    warps = min(max(most // WARP // blocks, fewest), most // WARP)
     if length * lines.narrowest % 4 and blocks > 1:  # loads of 2 bytes: more of them a thread
         warps = FEWEST
     threads = pinned if isinstance(pinned, int) else warps * WARP
@@ -502,6 +513,8 @@ def _ring_form(lines: Lines, total: int, length: int, others: int, fixed: int) -
     width = _power(WIDE // (lines.widest * fixed))
     if lines.is_written or width * lines.widest < LINE:
         return None
+    if lines.is_folded and length * lines.narrowest % VECTOR:
+        return None  # other blocks hide loads of 4 bytes better
     while width * lines.widest > LINE and 2 * ceil(length / width) * others < chip.multiprocessors:
         width //= 2
     blocks = ceil(length / width) * others

@@ -502,7 +502,7 @@ def element_width(place: Load, nest: Map, ranges: Ranges, anywhere: bool = False
     *others, index = place.indices
     if stride_of(index, last) != 1 or any(last in variables(i) for i in others):
         return 0
-    return _widest(place.buffer, ranges, anywhere)
+    return _widest(place.buffer, ranges, anywhere, multiple_of(index - last, ranges))
 
 
 # ── the result ───────────────────────────────────────────────────────────────────────────────
