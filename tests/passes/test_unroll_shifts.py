@@ -1,5 +1,7 @@
 """Loops whose variable says which registers of a fragment are meant."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -159,3 +161,38 @@ def test_values_wrap_in_a_loop_that_is_written_out(target):
     a, o = np.full((16, 32), 2**31 - 1, np.int32), np.zeros((8, 32), np.int32)
     tw.compile(main, target=target)(a, o)
     assert (o == -(2**30)).all()
+
+
+def window(size, tap):
+    """The sum of `size` neighbours, or of elements `tap` apart."""
+
+    @tw.jit
+    def sums(X):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        for n in T.tile(N):
+            found = T.zeros((n,))
+            for d in range(size):
+                found += X[n + d * tap - 1]
+            Y[n] = found
+        return Y
+
+    return sums
+
+
+@each_target
+@pytest.mark.parametrize("size, tap", [(3, 1), (4, 1), (9, 1), (3, 2)])
+def test_windows(target, size, tap):
+    x = np.random.default_rng(0).integers(-9, 9, 1000).astype(np.float32)
+    wide = np.pad(x, (1, size * tap))
+    want = sum(wide[d * tap : d * tap + 1000] for d in range(size))
+    assert (np.asarray(window(size, tap).on(target)(x)) == want).all()
+
+
+@pytest.mark.parametrize("size, tap, whole", [(4, 1, True), (9, 1, False), (4, 2, False)])
+def test_short_loops_over_neighbours_are_unrolled(size, tap, whole):
+    kernel = window(size, tap).on("cuda -arch=sm_90a")
+    text = kernel.compile(np.broadcast_to(np.float32(0), 1000)).get_kernel_source()
+    found = re.findall(r"#pragma unroll( \d+)?\n(?:#line.*\n)?\s*for \(int d ", text)
+    assert found and {not times for times in found} == {whole}
