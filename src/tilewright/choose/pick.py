@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from math import log, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewright.choose.candidates import (
     PAIR,
@@ -149,7 +149,8 @@ def _modelled(
     """The first candidates by the model, from disk if another process has asked for them."""
     from tilewright.targets.entries import Kept  # which imports what digests need
 
-    open_ones = {str(number): [*map(astuple, found)] for number, found in asked.items()}
+    open_ones: dict[str, Any] = {str(n): [*map(astuple, found)] for n, found in asked.items()}
+    open_ones["numbers"] = open_numbers(builder, target)
     kept = Kept(program, target, open_ones, lines=False, folder="choose/")
     if known := kept.get():
         told = known[0]["ranks"].items()

@@ -205,7 +205,7 @@ class Builder:
     def emit_once(self, op: Store | Atomic, buffer: Buffer) -> None:
         """An effect on one element: of the blocks of a cluster that have a row, one has it."""
         number, rank = len(self.kernels), self.kernel.rank if self.kernel else None
-        self.told.add((number, buffer))
+        self.told |= {(number, buffer)} if buffer.is_global else set()
         if isinstance(op, Atomic) and op.result is not None:
             self.undivided.add(number)  # all need what was there
         if rank is None or number not in self.tiled or not buffer.is_global:

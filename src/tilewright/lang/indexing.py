@@ -115,7 +115,7 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
         region = Region(buffer, tuple(starts), extents)
         if any(axis is not None and axis.shift is not None for axis in along):
             region, along = _flat(region, along)
-    check_joined(current(), [axis.name for axis in axes])
+    check_joined(current(), [axis.key for axis in axes])
     return Box(tile, keys, tuple(axes), indices, region, along, tuple(loose), tuple(gathers))
 
 

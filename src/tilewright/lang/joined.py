@@ -44,12 +44,12 @@ def places_of(builder: Builder, name: str, size: int) -> int:
     return size
 
 
-def check_joined(builder: Builder, names: Sequence[str]) -> None:
-    """Those of a value's dimensions: of what is one, all in their order or none."""
+def check_joined(builder: Builder, keys: Sequence[Any]) -> None:
+    """Those of a value's axes: of what is one, all in their order or none."""
     for run in builder.sizes.joined.get(len(builder.kernels), ()):
-        own = [name for name, _ in run]
-        at = [k for k, name in enumerate(names) if name in own]
-        if (at and [*names[at[0] : at[0] + len(own)]] != own) or len(at) > len(own):
+        own = [("extent", name) for name, _ in run]
+        at = [k for k, key in enumerate(keys) if key in own]
+        if (at and [*keys[at[0] : at[0] + len(own)]] != own) or len(at) > len(own):
             give_up(builder)
 
 

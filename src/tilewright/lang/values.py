@@ -92,7 +92,7 @@ class Value:
         self, axes: tuple[Axis, ...], dtype: DType, at: At, parts: Iterable[Value] = ()
     ) -> None:
         builder = current("a value")
-        check_joined(builder, [axis.name for axis in axes])
+        check_joined(builder, [axis.key for axis in axes])
         self.axes, self.at = axes, at
         self.kind, self.parts = dtype, tuple(parts)
         self.position = builder.position()
