@@ -51,3 +51,18 @@ def test_outside_is_zero(target):
 
     got = shifted.on(target)(np.arange(1, 6, dtype=np.int32), np.array([-2, 3], np.int32))
     assert got.tolist() == [[0, 0, 1, 2], [4, 5, 0, 0]]
+
+
+@pytest.mark.parametrize("target", ["interp -sanitize", "cpu"])
+def test_the_shape_of_a_tensor_keeps_the_names_of_sizes(target):
+    @tw.jit
+    def doubled(X):
+        N, H, W = T.const("N, H, W")
+        X: T.Tensor((N, H, W), "int32")
+        Y = T.empty(X.shape, "int32")
+        for n in T.tile(N):
+            Y[n, :, :] = X[n, :, :] * 2
+        return Y
+
+    x = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    assert (doubled.on(target)(x) == 2 * x).all()

@@ -10,7 +10,7 @@ from tilewright.ir.core import *
 from tilewright.lang.builder import current
 from tilewright.lang.check import difference
 from tilewright.lang.scalar import Read, Scalar, not_lost
-from tilewright.lang.types import ScalarType, integer
+from tilewright.lang.types import Extent, ScalarType, integer
 from tilewright.lang.where import locate
 from tilewright.support.errors import swap, word
 
@@ -46,8 +46,13 @@ class Tile(Handle):
         self.buffer, self.kernel = buffer, kernel
         self.extents = declared or tuple(map(plain, buffer.shape))  # sizes by name, where declared
 
-    shape = property(lambda self: tuple(plain(self.region.extents[axis]) for axis in self.axes))
     ndim = property(lambda self: len(self.axes))
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Sizes of `T.const` keep their names."""
+        sizes = [(plain(self.region.extents[axis]), self.extents[axis]) for axis in self.axes]
+        return tuple(e if isinstance(e, Extent) and e == size else size for size, e in sizes)
 
     @property
     def strides(self) -> tuple[Any, ...]:

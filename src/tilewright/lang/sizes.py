@@ -27,6 +27,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.warps import WARP
 from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN, Builder, Sizes, TileLoop
+from tilewright.lang.cpu_sizes import product_sizes
 from tilewright.support.errors import CompileError, suggest
 
 MATRIX = 64  # along each side of a matrix product
@@ -59,7 +60,8 @@ def choose_sizes(builder: Builder) -> Sizes:
         elif rows is not None:
             _choose_rows(builder, kernel, rows, found)
     _fill_products(builder, found)
-    found.tiles = {**_tile_sizes(builder), **found.tiles}
+    by_product = product_sizes(builder) if CHOSEN.get().kind == "cpu" else {}
+    found.tiles = {**_tile_sizes(builder), **by_product, **found.tiles}
     return found
 
 
