@@ -11,6 +11,7 @@ import tilewright.language as T
 from tilewright.choose import measured
 from tilewright.choose.candidates import Candidate
 from tilewright.ir.text import print_program
+from tilewright.lang import sizes
 from tilewright.support.errors import LaunchError, RunError
 from tilewright.tune.search import MOST, _inputs, tune
 
@@ -67,6 +68,7 @@ class Told:
 def nothing_is_known(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(measured, "_here", {})
+    monkeypatch.setattr(sizes, "product_sizes", lambda builder: {})  # searches begin at 64 each
     yield
     forget(product)
 
