@@ -12,16 +12,14 @@ PyTorch's cuDNN and Flash backends. `--part i/n` takes every n-th size.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from race import ROOT, Race, build_ahead, main, seeded, tell_ratios
+from race import ROOT, Race, build_ahead, main, seeded, tell_ratios, timed
 
 sys.path.insert(0, str(ROOT))
 
@@ -113,17 +111,12 @@ def race(size: Size) -> Race:
 def summary(*paths: str) -> None:
     """The speed of ours over that of cuDNN, or of Flash where cuDNN has none."""
     ratios: list[tuple[float, str]] = []
-    for path in paths:
-        for each in json.loads(Path(path).read_text())["races"]:
-            times = {name: found["ms"] for name, found in each.get("contenders", {}).items()}
-            ours = times.pop("ours", None)
-            if ours is None or not times:
-                print(f"{each['race']}: no times")
-                continue
-            best = times.get("cuDNN", times.get("Flash"))
-            ratios.append((best / ours, each["race"]))
-            told = ", ".join(f"{name} {ms / ours:.3f}" for name, ms in times.items())
-            print(f"{each['race']}: {told}, {1e3 * ours:.1f} µs")
+    for race, times in timed(paths):
+        ours = times.pop("ours")
+        best = times.get("cuDNN", times.get("Flash"))
+        ratios.append((best / ours, race))
+        told = ", ".join(f"{name} {ms / ours:.3f}" for name, ms in times.items())
+        print(f"{race}: {told}, {1e3 * ours:.1f} µs")
     tell_ratios("ours", ratios, 0.92)
 
 

@@ -13,17 +13,15 @@ that move as many bytes, of which the fastest counts. `--part i/n` takes every n
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from copies import copies
-from race import ROOT, Race, build_ahead, main, seeded, tell_ratios
+from race import ROOT, Race, build_ahead, main, seeded, tell_ratios, timed
 
 sys.path.insert(0, str(ROOT))
 
@@ -123,18 +121,11 @@ def race(size: Size) -> Race:
 def summary(*paths: str) -> None:
     """The speed of ours over that of the fastest copy."""
     ratios: dict[str, list[tuple[float, str]]] = {}
-    for path in paths:
-        for each in json.loads(Path(path).read_text())["races"]:
-            times = {name: found["ms"] for name, found in each.get("contenders", {}).items()}
-            ours = times.pop("ours", None)
-            if ours is None:
-                print(f"{each['race']}: no times")
-                continue
-            best = min(times.values())
-            ratios.setdefault(each["race"].rsplit(" ", 1)[0], []).append(
-                (best / ours, each["race"])
-            )
-            print(f"{each['race']}: {best / ours:.3f} of a copy, {1e3 * ours:.1f} µs")
+    for race, times in timed(paths):
+        ours = times.pop("ours")
+        best = min(times.values())
+        ratios.setdefault(race.rsplit(" ", 1)[0], []).append((best / ours, race))
+        print(f"{race}: {best / ours:.3f} of a copy, {1e3 * ours:.1f} µs")
     for name, found in ratios.items():
         tell_ratios(name, found, 0.85)
 

@@ -11,13 +11,11 @@ Triton kernels. Products are as IEEE says on all sides.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from race import Race, command_line, main, tell_ratios
+from race import Race, command_line, main, tell_ratios, timed
 
 import tilewright as tw
 import tilewright.language as T
@@ -458,17 +456,12 @@ def race(name: str, shapes: Shapes, ours: Any, theirs: Any, triton: bool) -> Rac
 def summary(*paths: str) -> None:
     """The speed of ours over that of each other contender."""
     ratios: dict[str, list[tuple[float, str]]] = {}
-    for path in paths:
-        for each in json.loads(Path(path).read_text())["races"]:
-            times = {name: found["ms"] for name, found in each.get("contenders", {}).items()}
-            ours = times.pop("ours", None)
-            if ours is None:
-                print(f"{each['race']}: no times")
-                continue
-            for name, ms in times.items():
-                ratios.setdefault(name, []).append((ms / ours, each["race"]))
-            told = ", ".join(f"{name} {ms / ours:.2f}" for name, ms in times.items())
-            print(f"{each['race']}: {told}, {1e3 * ours:.0f} µs")
+    for race, times in timed(paths):
+        ours = times.pop("ours")
+        for name, ms in times.items():
+            ratios.setdefault(name, []).append((ms / ours, race))
+        told = ", ".join(f"{name} {ms / ours:.2f}" for name, ms in times.items())
+        print(f"{race}: {told}, {1e3 * ours:.0f} µs")
     for name, found in ratios.items():
         tell_ratios(f"ours over {name}", found, 1.0)
 

@@ -14,19 +14,17 @@ every n-th size.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from choices import product
 from copies import copies
-from race import ROOT, Race, build_ahead, main, name_of, seeded, tell_ratios
+from race import ROOT, Race, build_ahead, main, name_of, seeded, tell_ratios, timed
 
 sys.path.insert(0, str(ROOT))
 
@@ -132,20 +130,15 @@ def race(m: int, n: int, k: int, kind: str) -> Race:
 def summary(*paths: str) -> None:
     """The speed of ours over the best of cuBLAS."""
     ratios: dict[str, list[tuple[float, str]]] = {}
-    for path in paths:
-        for each in json.loads(Path(path).read_text())["races"]:
-            times = {name: found["ms"] for name, found in each.get("contenders", {}).items()}
-            if not times:
-                print(f"{each['race']}: no times")
-                continue
-            best = min(times.pop("NN"), times.pop("NT"))
-            copied = [times.pop(name) for name in [*times] if name.startswith("copy")]
-            if copied:  # of what a copy moves, B is half
-                times["ours, of a copy"] = 2 * best * times["ours"] / min(copied)
-            for name, ms in times.items():
-                ratios.setdefault(name, []).append((best / ms, each["race"]))
-            told = ", ".join(f"{name} {best / ms:.3f}" for name, ms in times.items())
-            print(f"{each['race']}: {told}, {1e3 * best:.1f} µs")
+    for race, times in timed(paths):
+        best = min(times.pop("NN"), times.pop("NT"))
+        copied = [times.pop(name) for name in [*times] if name.startswith("copy")]
+        if copied:  # of what a copy moves, B is half
+            times["ours, of a copy"] = 2 * best * times["ours"] / min(copied)
+        for name, ms in times.items():
+            ratios.setdefault(name, []).append((best / ms, race))
+        told = ", ".join(f"{name} {best / ms:.3f}" for name, ms in times.items())
+        print(f"{race}: {told}, {1e3 * best:.1f} µs")
     for name, found in ratios.items():
         tell_ratios(name, found, 0.88)
 

@@ -26,7 +26,7 @@ from tilewright.profiler import Race, rotate  # noqa: E402
 
 __all__ = [
     "Race", "Schedule", "build_ahead", "command_line", "load", "main", "name_of", "rotate",
-    "same_every_time", "seeded", "sets_for", "shape", "summary", "tell_ratios",
+    "same_every_time", "seeded", "sets_for", "shape", "summary", "tell_ratios", "timed",
 ]  # fmt: skip
 
 
@@ -175,6 +175,17 @@ def seeded(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--part", default="0/1")
     return parser
+
+
+def timed(paths: Iterable[str]) -> Iterator[tuple[str, dict[str, float]]]:
+    """The races of results in which ours was timed, with the milliseconds of all contenders."""
+    for path in paths:
+        for each in json.loads(Path(path).read_text())["races"]:
+            times = {name: found["ms"] for name, found in each.get("contenders", {}).items()}
+            if "ours" in times:
+                yield each["race"], times
+            else:
+                print(f"{each['race']}: no times")
 
 
 def tell_ratios(name: str, found: Sequence[tuple[float, str]], bar: float) -> None:

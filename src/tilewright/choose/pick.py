@@ -106,13 +106,15 @@ def _filled(
 ) -> Sizes:
     """Numbers of a text that does not multiply: each multiprocessor has some of the blocks of the
     kernels whose grids grow with them."""
+
+    def grids(name: str, number: int) -> list[int]:
+        program = traced(replace(sizes, numbers=sizes.numbers | {name: number}))
+        known = ([n.value for n in k.grid if isinstance(n, Const)] for k in program.kernels)
+        return [int(prod(each)) for each in known]
+
     for name, most in open_numbers(builder, target).items() if target.kind == "cuda" else ():
-        counts = [
-            [prod(int(n.value) if isinstance(n, Const) else 1 for n in kernel.grid) for kernel in
-             traced(replace(sizes, numbers=sizes.numbers | {name: number})).kernels]
-            for number in (1, 2)
-        ]  # fmt: skip
-        grown = [few for few, more in zip(*counts, strict=False) if few < more]
+        pairs = zip(grids(name, 1), grids(name, 2), strict=False)
+        grown = [few for few, more in pairs if few < more]
         enough = min(FILLED * target.chip.multiprocessors // max(grown, default=1), most)
         sizes = replace(sizes, numbers=sizes.numbers | {name: max(1, enough)})
     return sizes

@@ -471,10 +471,11 @@ def _column_form(
     along = (lines.along, *lines.others)
     named = {builder.axes.get(a.key, (0, a.name))[1] for a in along}
     is_free = width > 1 and not named & dict(CHOSEN.get().schedule.tiles).keys()
-    ring = _ring_form(lines, total, length, others, fixed) if is_free else None
+    # loads of 4 and 8 bytes, in one pass: other blocks hide them better than a ring does
+    rough = is_free and lines.is_folded and length * lines.narrowest % VECTOR != 0
+    ring = _ring_form(lines, total, length, others, fixed) if is_free and not rough else None
     if ring is not None:
         return ring
-    rough = lines.is_folded and is_free and length * lines.narrowest % VECTOR != 0
     if rough:
         width = _power(WIDE // (lines.widest * fixed))
         enough = 2 * chip.multiprocessors
@@ -515,8 +516,6 @@ def _ring_form(lines: Lines, total: int, length: int, others: int, fixed: int) -
     width = _power(WIDE // (lines.widest * fixed))
     if lines.is_written or width * lines.widest < LINE:
         return None
-    if lines.is_folded and length * lines.narrowest % VECTOR:
-        return None  # other blocks hide loads of 4 bytes better
     while width * lines.widest > LINE and 2 * ceil(length / width) * others < chip.multiprocessors:
         width //= 2
     blocks = ceil(length / width) * others
