@@ -1,5 +1,6 @@
 """Products that no matrix instruction does: threads load parts of both factors, and multiply."""
 
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tilewright import machine
-from tilewright.ir.op import For, Gemm, walk_ops
+from tilewright.ir.analysis.points import evaluate
+from tilewright.ir.expr import loads, variables
+from tilewright.ir.op import For, Gemm, Let, Store, walk_ops
 from tilewright.ir.target import Target
 from tilewright.passes.layout.choose_gemms import UNROLLED, choose_gemms
 from tilewright.passes.layout.matrix_tiles import fragments_of, split_of
@@ -129,3 +132,54 @@ def test_code_is_not_long(shape):
         (op,) = walk_ops(loop, Gemm)
         assert int(loop.stop) * m * n * int(op.a.extents[-1]) // threads <= UNROLLED
     assert len(loops) == 1
+
+
+@pytest.mark.parametrize("turn", ORIENTATIONS)
+@pytest.mark.parametrize("shape", [(128, 128, 256), (64, 128, 128), (64, 32, 64)])
+def test_four_neighbours_read_two_places_of_each_factor(turn, shape):
+    """Shared memory takes two turns for such a load of 16 bytes, not four."""
+    *tile, threads = shape
+    (op,) = walk_ops(product(*tile, 16, threads, turn=turn).kernels[0], Gemm)
+    held = fragments_of(op, split_of(op, threads, CUDA))
+    for name in "ab":
+        table = held[name].table()
+        assert all(len(np.unique(table[lane : lane + 4, 0])) == 2 for lane in range(0, threads, 4))
+
+
+def in_turns(program):
+    """Of a thread's sums, in the order in which products are added: indices of both factors."""
+    loop = next(
+        op
+        for op in walk_ops(lower(program, CUDA).result.kernels[0], For)
+        if [type(inner) for inner in op.body] == [Let, Store]
+    )
+    turn, add = loop.body
+    factors = [load.indices[0] for load in loads(add.value) if load.buffer != add.buffer]
+    for w in range(int(loop.stop)):
+        at = {loop.var: w, **{v: 0 for e in factors for v in variables(e) if v != turn.var}}
+        at[turn.var] = evaluate(turn.value, at)
+        yield int(at[turn.var]), *(int(evaluate(e, at)) for e in factors)
+
+
+@pytest.mark.parametrize("turn", ORIENTATIONS)
+def test_a_factor_stays_from_each_product_to_the_next(turn):
+    """An operand that stays is not read again: two banks give two operands a cycle."""
+    order = list(in_turns(product(128, 128, 32, 256, turn=turn)))
+    assert sorted(value for value, *_ in order) == list(range(64))
+    for (_, *last), (_, *now) in pairwise(order):
+        assert sum(a == b for a, b in zip(last, now, strict=True)) == 1
+
+
+@pytest.mark.parametrize("turn", ORIENTATIONS)
+def test_tiles_are_swizzled_only_where_rows_would_meet_in_a_bank(turn):
+    """Addresses in rows one behind the other differ by constants: a swizzle's are computed."""
+    text = tw.compile(product(128, 128, 32, 256, turn=turn), target="cuda -arch=sm_90a").explain()
+    along_rows = turn[0] + (not turn[1])  # factors of which a load takes several rows or columns
+    assert text.count("only threads and engines touch it") == along_rows
+    assert text.count("swizzled, so that rows") == 2 - along_rows
+
+
+def test_sums_are_stored_from_other_registers():
+    """A vector is stored from four registers in a row: sums that lay so would meet in banks."""
+    source = tw.compile(product(), target="cuda -arch=sm_90a").get_kernel_source()
+    assert "tw::store_global<tw::float32, 4, tw::normal, true>" in source

@@ -243,7 +243,7 @@ def _fma(op: Gemm, threads: int, target: Target) -> Split | str:
         return f": it accumulates in {', '.join(FMA_TYPES)}"
     m, n, _ = shape_of(op)
     warp = min(threads, WARP) if threads % WARP == 0 or threads < WARP else 1
-    high, wide = _runs(op)
+    high, wide = runs_of(op)
     ways = [
         (rows, columns, (lanes, warp // lanes))
         for rows, columns in ((r, threads // r) for r in divisors(threads))
@@ -264,7 +264,7 @@ def _fma(op: Gemm, threads: int, target: Target) -> Split | str:
     return Split("fma", threads, rows, columns, n // columns, lanes=lanes)
 
 
-def _runs(op: Gemm) -> tuple[int, int]:
+def runs_of(op: Gemm) -> tuple[int, int]:
     """Elements of 16 bytes along the rows and the columns of C, where factors lie so."""
     high, wide = (max(1, RUN * 8 // region.dtype.bits) for region in (op.a, op.b))
     return high if op.transpose_a else 1, 1 if op.transpose_b else wide
@@ -326,23 +326,26 @@ def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
 
 def _fma_fragments(op: Gemm, split: Split) -> dict[str, Fragment]:
     """Lanes of a warp lie side by side, each with a run that one load takes, so that loads of a
-    warp meet no conflict."""
+    warp meet no conflict; warps lie beside each other, and the thread's next run is behind all of
+    them, where the swizzle of a row is often the same. Four lanes in a row are a square: a load of
+    16 bytes takes four turns of shared memory where four neighbours read different ones, else two.
+    """
     m, n, k = shape_of(op)
-    (high, wide), (own_m, own_n) = split.lanes, (m // split.rows, n // split.columns)
-    run_m, run_n = (gcd(own, run) for own, run in zip((own_m, own_n), _runs(op), strict=True))
+    (high, wide), own = split.lanes, (m // split.rows, n // split.columns)
+    run_m, run_n = (gcd(size, run) for size, run in zip(own, runs_of(op), strict=True))
     warps_m, warps_n = split.rows // high, split.columns // wide
-    times_m, times_n = own_m // run_m, own_n // run_n
-    lanes_m = repeat(times_m, 1) * spatial(high, 1) * repeat(run_m, 1).replicate(wide)
-    lanes_n = repeat(1, times_n) * (spatial(1, wide) * repeat(1, run_n)).replicate(high)
-    deep = repeat(1, k)
-    a = deep * lanes_m if op.transpose_a else lanes_m * deep
-    deep = repeat(k, 1)
-    b = lanes_n * deep if op.transpose_b else deep * lanes_n
-    lanes = repeat(times_m, times_n) * spatial(high, wide) * repeat(run_m, run_n)
+    by = 2 if high % 2 == wide % 2 == 0 else 1
+    lanes_m = (spatial(by, 1) * repeat(run_m, 1).replicate(by)).replicate(wide // by)
+    lanes_m = (spatial(high // by, 1) * lanes_m).replicate(warps_n)
+    lanes_n = spatial(1, wide // by) * (spatial(1, by) * repeat(1, run_n)).replicate(by)
+    lanes_n = (spatial(1, warps_n) * lanes_n.replicate(high // by)).replicate(warps_m)
+    lanes = spatial(high // by, wide // by) * spatial(by, by) * repeat(run_m, run_n)
+    rows = repeat(own[0] // run_m, 1) * (spatial(warps_m, 1) * lanes_m)
+    columns = repeat(1, own[1] // run_n) * lanes_n
     found = {
-        "c": spatial(warps_m, warps_n) * lanes,
-        "a": spatial(warps_m, 1) * a.replicate(warps_n),
-        "b": (spatial(1, warps_n) * b).replicate(warps_m),
+        "c": repeat(own[0] // run_m, own[1] // run_n) * (spatial(warps_m, warps_n) * lanes),
+        "a": repeat(1, k) * rows if op.transpose_a else rows * repeat(1, k),
+        "b": columns * repeat(k, 1) if op.transpose_b else repeat(k, 1) * columns,
     }
     return _as_they_lie(op, found)
 

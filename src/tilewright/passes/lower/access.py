@@ -511,6 +511,7 @@ def move(
         before = (Alloc(piece),)
     name = ("store_" if store else "load_") + ("across" if access.across else memory.space.value)
     text = f"type={kind.name} count={access.width}{told}" + " fixed=1" * fixed
+    text += " renamed=1" * (store and direct and held.name in low.summed and memory.is_global)
     body: list[Op] = []
     for step in range(0, count, access.width):
         sides = access.where(low, step), Region(piece, (begin + step,), (const(access.width),))

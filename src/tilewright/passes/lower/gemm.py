@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import gcd
 from typing import TypeAlias
 
 import numpy as np
@@ -17,7 +18,14 @@ from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype
 from tilewright.passes.layout.addresses import TileAddress
-from tilewright.passes.layout.matrix_tiles import FMA_TYPES, operand_kind, shape_of
+from tilewright.passes.layout.matrix_tiles import (
+    FMA_TYPES,
+    Split,
+    operand_kind,
+    runs_of,
+    shape_of,
+    split_of,
+)
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, pin
 from tilewright.passes.lower.map_loops import Held
 
@@ -382,8 +390,37 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     loop = Map(at, extents, (body,), layout=fragment)
     steps = op.a.extents[-2:][0 if op.transpose_a else 1]
     yield from _clear(low, op)
-    kind = "unroll" if op.a.buffer.is_fragment else "serial"
-    yield from low.op(For(k, const(0), steps, (loop,), kind=kind))
+    split = split_of(op, low.instance.threads, low.target) if op.a.buffer.is_fragment else None
+    if split is None or not split.rows:
+        yield from low.op(For(k, const(0), steps, (loop,)))
+        return
+    low.summed.add(low.flat(op.c.buffer).name)
+    for each in low.op(For(k, const(0), steps, (loop,), kind="unroll")):
+        yield map_ops(each, lambda inner: _in_turns(low, inner, op, split))
+
+
+def _in_turns(low: Lowering, loop: Op, op: Gemm, split: Split) -> Op | None:
+    """The loop over a thread's sums so that one factor stays from each product to the next: along
+    rows, where a load takes several columns of B, else along columns, there and back. FFMAs read a
+    register a cycle from each of two banks; a factor that stays is not read again."""
+    if not isinstance(loop, For) or not isinstance(loop.body[-1], Store):
+        return None
+    (m, n, _), runs = shape_of(op), runs_of(op)
+    own = m // split.rows, n // split.columns
+    high, wide = (gcd(size, run) for size, run in zip(own, runs, strict=True))
+    w, first = low.var("w"), 0 if runs[1] > 1 else 1
+    most = own[1 - first]
+    outer, inner = w // most, w % most
+    inner = select(compare("==", outer % 2, 0), inner, most - 1 - inner)
+    row, column = (outer, inner) if first == 0 else (inner, outer)
+    value = row * own[1] + column
+    if high > 1:
+        block = row // high * (own[1] // wide) + column // wide
+        value = (block * high + row % high) * wide + column % wide
+    with low.restored():
+        low.ranges = low.ranges.where(w, 0, own[0] * own[1] - 1)
+        turn = Let(loop.var, low.simplify(value))
+    return For(w, loop.start, loop.stop, (turn, *loop.body), kind=loop.kind, loc=loop.loc)
 
 
 def _element(region: Region, coords: tuple[Var, ...], op: Gemm) -> Expr:

@@ -102,6 +102,7 @@ class Lowering:
     touched: bool = False
     fixed: frozenset[str] = frozenset()  # tensors that the kernel does not write
     lasting: frozenset[str] = frozenset()  # nor anybody else while it runs
+    summed: set[str] = field(default_factory=set)  # fragments that threads add products to
     open_group: list[Buffer] = field(default_factory=list)
     committed: list[frozenset[Buffer]] = field(default_factory=list)
     fenced: bool = False

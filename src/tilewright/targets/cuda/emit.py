@@ -504,8 +504,9 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> str | None:
     fields: dict[str, Any] = {"mask": "~0u", "width": op.width or 32, **op.fields}
     if fields.get("type") == "bool":
         fields["type"] = "boolean"
-    fixed, kept = ", true" * ("fixed" in fields), f", tw::{fields.get('cache', 'normal')}"
-    fields["kept"] = f"{kept}{fixed}" if fixed or "cache" in fields else ""
+    flag = ", true" * ("fixed" in fields or "renamed" in fields)
+    kept = f", tw::{fields.get('cache', 'normal')}"
+    fields["kept"] = f"{kept}{flag}" if flag or "cache" in fields else ""
     if fields["mask"] == "active":
         fields["mask"] = "__activemask()"
     if record.define is not None:

@@ -468,10 +468,13 @@ TW_PAIR(max, bfloat16, "bf16")
 TW_PAIR(min, bfloat16, "bf16")
 TW_PAIR(max, float16, "f16")
 TW_PAIR(min, float16, "f16")
-template <class To, int Count, Policy Kept = normal, class From>
+// `Renamed`: of sums that a loop keeps in registers. A vector is stored from four registers in a
+// row, and the assembler would keep the sums there: FFMAs wait when two of their operands lie in
+// the same bank. Behind an XOR with a zero that it does not know they are other registers.
+template <class To, int Count, Policy Kept = normal, bool Renamed = false, class From>
 TW_DEVICE void store_global(To* to, const From* from) {
   if constexpr (sizeof(To) == 8) {
-    store_global<uint32_t, 2 * Count, Kept>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
+    store_global<uint32_t, 2 * Count, Kept, Renamed>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
     return;
   } else {
   constexpr int Bytes = Count * sizeof(To), per = Elements<To>::per_word;
@@ -485,6 +488,10 @@ TW_DEVICE void store_global(To* to, const From* from) {
     static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "a vector is 4, 8 or 16 bytes");
 #pragma unroll
     for (int i = 0; i < words; ++i) w[i] = Elements<To>::pack(from + i * per);
+  }
+  if constexpr (Renamed) {
+#pragma unroll
+    for (int i = 0; i < words; ++i) w[i] ^= gridDim.z >> 16;
   }
   TW_TOLD(TW_STORE_GLOBAL)
   }
