@@ -145,3 +145,14 @@ def test_refusals_say_what_failed(make, message):
 def test_examples_in_docstrings():
     outcome = doctest.testmod(layout_banks)
     assert outcome.attempted and not outcome.failed
+
+
+@pytest.mark.parametrize("told", range(32))
+def test_lanes_that_read_the_same_16_bytes(told):
+    """Lanes differ in what they read by some bits of their number: what an H200's counters said."""
+    lanes = np.arange(32)
+    bits = [b for b in range(5) if told >> b & 1]
+    place = sum(((lanes >> b) & 1) << n for n, b in enumerate(bits)) + np.zeros(32, int)
+    reads = place[:, None] * 4 + np.arange(4)
+    cost = bank_conflicts(row_major((128,)), reads, 4)
+    assert cost.vector == 4 and cost.wavefronts == cost.ideal == (4 if told & 3 == 3 else 2)

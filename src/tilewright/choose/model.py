@@ -49,6 +49,7 @@ SPREAD = 0.8191725  # along the axes of a grid, so that blocks lie on no line (R
 START = 1500  # cycles of a launch, before the first load and after the last store
 ADDRESSES = 48  # registers of a thread, where threads address tensors themselves
 INSTRUCTIONS = 2  # of a load from shared memory, with its address
+ASYNC = 6  # of a cp.async, with its addresses and its guard
 REGISTERS = 255  # of a thread at most
 CONTROL = 26  # of a thread, besides the results of a wgmma: what the assembler asks for
 LINE = 128  # bytes
@@ -357,6 +358,7 @@ class Block:
             loads = (rows + columns) * bits / 8 / RUN * INSTRUCTIONS
             multiplied = m * n * k / rates.LANES * (1 + loads / (rows * columns))
             read = self.kernel.thread_count * (rows + columns) * k * bits / 8 / rates.SHARED_BYTES
+            read /= 1 if split.lanes[0] % 2 or split.lanes[1] % 2 else 2  # see `fragments_of`
             found.products += max(multiplied, read)
             found.shared += read
             self.operands = max(self.operands, (rows + columns) * fma_step(op))
@@ -374,7 +376,7 @@ class Block:
         if not (op.src.buffer.is_global and op.dst.buffer.is_shared):
             found.threads += rates.cycles(op)
         elif each := _apart(op.src.buffer):
-            found.threads += bytes / each * INSTRUCTIONS / rates.LANES
+            found.threads += bytes / each * ASYNC / rates.LANES
 
     def elements(self, op: Op, found: Work) -> None:
         """What threads load and store by themselves."""
@@ -407,7 +409,8 @@ class Block:
         issue, rate = min(1.0, solo * groups) / together, l2 / together
         units = dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED), 0.0)
         for inside, trips in self.loops:
-            threads = inside.threads / issue + inside.products * together / min(1.0, groups)
+            # warps of a quarter of a multiprocessor share its lanes: some have one warp more
+            threads = inside.threads / issue + inside.products * together * ceil(groups) / groups
             moved = self.loads(inside, rate, together)
             loads = moved + inside.gathers
             own = inside.tensor * together, threads, loads

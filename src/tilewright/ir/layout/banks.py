@@ -2,7 +2,8 @@
 swizzled layouts that avoid them.
 
 Shared memory has 32 banks of one 4-byte word and serves 128 bytes at a time. A warp's access of up
-to 4 bytes a lane is one phase; 8 bytes take two, one for each half of the warp; 16 bytes take four.
+to 4 bytes a lane is one phase; 8 bytes take two, one for each half of the warp; 16 bytes take four,
+or two where of four neighbours two read what the other two do, lane by lane (measured on an H200).
 A phase costs as many wavefronts as the busiest bank has different words; lanes that touch the same
 word share it.
 """
@@ -113,7 +114,10 @@ def _count(places: Indices, elem_bytes: int, vector: int | None) -> BankConflict
     thread = np.arange(threads, dtype=np.int64)[:, None]
     access = np.arange(accesses, dtype=np.int64)[None, :]
     warps, phases = -(-threads // WARP), -(-threads // lanes)
-    phase = access * phases + thread // lanes
+    turn = np.broadcast_to(thread // lanes, start.shape)
+    if width == WIDEST and threads % WARP == 0:
+        turn = np.where(_paired(start), turn // 2 * 2, turn)
+    phase = access * phases + turn
     request = access * warps + thread // WARP
     first = np.where(busy, start * elem_bytes // WORD, 0)
     words = first[..., None] + np.arange(max(1, width // WORD))
@@ -128,6 +132,15 @@ def _count(places: Indices, elem_bytes: int, vector: int | None) -> BankConflict
         ideal=int(np.count_nonzero(load)),
         vector=vector,
     )
+
+
+def _paired(start: Indices) -> Indices:
+    """[thread, access]: whether in a warp's access two of every four lanes read the same as the
+    other two, their neighbours or those next to them."""
+    quads = start.reshape(-1, WARP // 4, 4, start.shape[1])
+    beside = (quads[:, :, ::2] == quads[:, :, 1::2]).all(axis=(1, 2))
+    next_to = (quads[:, :, :2] == quads[:, :, 2:]).all(axis=(1, 2))
+    return np.repeat(beside | next_to, WARP, axis=0)
 
 
 def _vectorizes(places: Indices, width: int) -> bool:

@@ -58,7 +58,9 @@ ROW_BITS = 128
 # what engines and instructions can be told about the L2 cache; `no_allocate` is about the L1 cache
 POLICIES = ("evict_first", "evict_last")
 MOST_UNDER_WAY = 8  # vectors that a thread has loaded before it stores the first
-MOST_UNROLLED = 8  # batches of them in a row
+# Batches of them in a row; of cp.async as many of 16 bytes, or as many bytes by smaller ones, for
+# each of which a loop would have 20 instructions, where a row of them has 6.
+MOST_UNROLLED = 8
 
 
 # ── between a fragment and memory ────────────────────────────────────────────────────────────
@@ -148,8 +150,9 @@ def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
     low.touched = True
     with low.restored():
         groups, source, target = _both_sides(low, op)
-        if op.atom == "cp_async" and groups.count * op.src.dtype.bits // 8 in SIZES:
-            return _cp_async(groups, source, target, MOST_UNROLLED)
+        size = groups.count * op.src.dtype.bits // 8
+        if op.atom == "cp_async" and size in SIZES:
+            return _cp_async(groups, source, target, MOST_UNROLLED * SIZES[0] // size)
         batch = longest(groups.number, MOST_UNDER_WAY)
         piece = low.local("piece", op.src.dtype, batch * groups.count)
         return batched(groups, batch, [(source, piece)], [(target, piece)], MOST_UNROLLED)
