@@ -4,8 +4,9 @@
     python benchmarks/choices.py --seed 7 --count 20 --family attention --out choices.json
     python benchmarks/choices.py regret choices.json ...
 
-Of each kernel family, `--count` sizes that the seed draws; or of attention with more lengths, heads
-and columns, those of `attention.py`, and of one query, those of `decode.py`. Contenders: the
+Of each kernel family, `--count` sizes that the seed draws; or of float32 products alone; or of
+attention with more lengths, heads and columns, those of `attention.py`, and of one query, those of
+`decode.py`. Contenders: the
 `--best` candidates that the model ranks first, as many of the others drawn at random, and PyTorch.
 `regret` ranks the measured candidates by the model as it is now, on any machine, and compares: the
 time of the first, and of the best of the first eight, by the least time of all.
@@ -290,7 +291,8 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=2)
     parser.add_argument("--best", type=int, default=8)
-    parser.add_argument("--family", choices=("all", "attention", "decode", "float32"), default="all")
+    families = "all", "attention", "decode", "float32"
+    parser.add_argument("--family", choices=families, default="all")
     args = parser.parse_args()
     told = args.seed, args.count, args.best, args.family
     counts = [len(chosen) for _, chosen in drawn(*told)]
