@@ -295,6 +295,6 @@ if __name__ == "__main__":
     parser.add_argument("--family", choices=families, default="all")
     args = parser.parse_args()
     told = args.seed, args.count, args.best, args.family
-    counts = [len(chosen) for _, chosen in drawn(*told)]
-    build_ahead(build, [(*told, at, n) for at, many in enumerate(counts) for n in range(many)])
+    asked = [(case.name in (args.only or [case.name])) * len(each) for case, each in drawn(*told)]
+    build_ahead(build, [(*told, at, n) for at, many in enumerate(asked) for n in range(many)])
     raise SystemExit(main(__file__, parser))
