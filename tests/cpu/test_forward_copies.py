@@ -9,7 +9,7 @@ from tilewright.ir.op import Alloc, Copy, Gemm, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.machine.run import run
-from tilewright.passes.canonicalize.fuse_maps import forward_copies
+from tilewright.passes.canonicalize.fuse_maps import forward_copies, split_edges
 from tilewright.passes.reasons import listening
 
 CPU = Target.parse("cpu")
@@ -110,7 +110,7 @@ KEPT = {
     "may lie outside": "copy A[bx * 16 + 1:+16, :] -> a\ngemm a, B -> c",
     "is read otherwise": "copy A[bx * 16:+16, :] -> a\nmap (i, j) in (16, 32) "
     "{ c[i, j] = a[i, j] }\ngemm a, B -> c",
-    "in part": "copy A[bx * 16:+16, :] -> a\ngemm a[:, 0:+32], B[0:+32, :] -> c",
+    "in part": "copy A[bx * 16:+16, :] -> a\ngemm a[:, 16:+32], B[16:+32, :] -> c",
     "is written twice": "copy A[bx * 16:+16, :] -> a\nfill a[0:+1, :] = 1.0\ngemm a, B -> c",
     "before the copy": "fill a = 1.0\ngemm a, B -> c",
     "under a condition": "fill a = 0.0\nif bx < 2 { copy A[bx * 16:+16, :] -> a }\ngemm a, B -> c",
@@ -188,3 +188,56 @@ def test_leading_dimensions():
     )
     (product,) = ops(both(text), Gemm)
     assert (product.a.buffer.name, product.b.buffer.name) == ("Q", "K")
+
+
+RAGGED = program(
+    """
+    alloc c: float32[24, 20] fragment
+    fill c = 0.0
+    for k in 0 .. 4 {
+      alloc a: float32[24, 13] shared
+      copy A[by * 24:+24, k * 13:+13] -> a
+      alloc b: float32[13, 20] shared
+      copy B[k * 13:+13, bx * 20:+20] -> b
+      gemm a, b -> c
+    }
+    copy c -> C[by * 24:+24, bx * 20:+20]
+    """,
+    PARAMS,
+    grid="(bx, by) in (2, 3)",
+)
+
+
+def test_ragged_ends_are_texts_of_their_own():
+    """All eight products read tensors where they lie; those at ends multiply what there is."""
+    split = split_edges(parse_program(RAGGED), CPU)
+    text = print_program(split)
+    assert text.count("gemm") == 8 and "if by < 2 {" in text and "if bx < 1 {" in text
+    args, want = arguments(RAGGED), arguments(RAGGED)
+    after = forward_copies(split, CPU)
+    sizes = {tuple(int(e) for e in (*op.c.extents, op.a.extents[-1])) for op in ops(after, Gemm)}
+    assert sizes == {(m, n, k) for m in (24, 16) for n in (20, 12) for k in (13, 9)}
+    assert not any(op.buffer.is_shared for op in ops(after, Alloc))
+    run(after, args), run(parse_program(RAGGED), want)
+    np.testing.assert_array_equal(args["C"], want["C"])
+    check(RAGGED, arguments(RAGGED))
+
+
+def test_a_product_that_begins_anew_keeps_its_zeros():
+    """Rows that lie outside are set to zero, too."""
+    text = program(
+        """
+        alloc a: float32[24, 48] shared
+        alloc c: float32[24, 32] fragment
+        alloc s: float32[32] fragment
+        fill c = 7.0
+        copy A[bx * 24:+24, :] -> a
+        gemm a, B -> c clear=true
+        reduce max c -> s dim 0
+        map j in 32 { C[bx, j] = s[j] }
+        """,
+        PARAMS,
+        grid="bx in 3",
+    )
+    both(text)
+    assert any(op.a.buffer.name == "a" for op in ops(forwarded(text), Gemm))

@@ -2,7 +2,7 @@
 the others, and tiles have no ragged end where a length has a divisor near by.
 
 Columns and depth are as long as the second-level cache holds of B; rows are few enough that all
-cores have some. A small product is one block: to wake other threads takes longer.
+cores have some. A small product is one block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tilewright.lang.builder import Builder, TileLoop
 
 ROWS, COLUMNS, DEPTH = 128, 512, 1024  # of a tile at most
 PANEL = 1 << 17  # elements of B that a block multiplies by, at most
-SMALL = 1 << 21  # products of one block
+SMALL = 5 << 19  # products that one core does in 140 µs: to wake another takes half of that
 TURNS = 4  # blocks of a core from which on it does not matter whether all have as many
 
 
@@ -33,8 +33,12 @@ def product_sizes(builder: Builder) -> dict[TileLoop, int]:
 
 
 def _sizes(rows: int, columns: int, depth: int) -> tuple[int, int, int]:
-    cores = os.cpu_count() or 1 if rows * columns * depth > SMALL else 1
-    if rows > ROWS:
+    small = rows * columns * depth <= SMALL
+    cores = 1 if small else os.cpu_count() or 1
+    if small:
+        wide = even_part(columns, COLUMNS)
+        high = even_part(rows, max(1, PANEL // wide))
+    elif rows > ROWS:
         wide = even_part(columns, COLUMNS)
         high = even_part(rows, ROWS, cores, ceil(columns / wide))
     else:  # to split them would pack B twice

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tilewright.passes.canonicalize.fuse_maps import absorb_loops, forward_copies, fuse_maps
+from tilewright.passes.canonicalize.fuse_maps import (
+    absorb_loops,
+    forward_copies,
+    fuse_maps,
+    split_edges,
+)
 from tilewright.passes.canonicalize.loops import count_loops, simplify_indices
 from tilewright.passes.canonicalize.rules import expand_copies, label_prints
 from tilewright.passes.lower.split_at_barriers import split_at_barriers
@@ -10,6 +15,7 @@ from tilewright.passes.run import Pass
 
 PIPELINE = (
     Pass(count_loops, "first: everything that follows takes steps to be positive"),
+    Pass(split_edges, "before forward_copies: most blocks then read what is there"),
     Pass(forward_copies, "while copies are statements: gemms then read tensors in place"),
     Pass(label_prints, "while indices are the author's, and buffers have their names"),
     Pass(expand_copies, "copies become maps, which everything below understands"),

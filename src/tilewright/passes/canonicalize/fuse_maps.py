@@ -1,8 +1,12 @@
 """Fewer trips through memory, for a CPU.
 
+`split_edges`: blocks and iterations of which the last ones reach outside a product's factors are
+two texts, so that only that one copies, or multiplies less.
+
 `forward_copies`: products read factors where they lie, and a tile that only carries them there
 goes. On a GPU operands must be in shared memory, or in fragments of a certain layout. A CPU packs
-them as it multiplies, so a copy before that is one more trip through the caches.
+them as it multiplies, so a copy before that is one more trip through the caches. Of a factor that
+ends within its tile, products read what there is: the rest would be zeros.
 
 `absorb_loops`: a loop that is all a map does becomes one more axis of the map, when its iterations
 are independent: then the axis that is contiguous in memory can be the vector, whichever it is.
@@ -14,15 +18,53 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import reduce
 from typing import TypeAlias
 
-from tilewright.ir.scope import after, entry, map_inside
+from tilewright.ir.scope import after, entry, map_inside, walk_ranges
 from tilewright.passes.core import *
 
 _TILES = (Space.SHARED, Space.FRAGMENT)
 
 
 # ── copies ───────────────────────────────────────────────────────────────────────────────────
+
+
+@kernel_pass
+def split_edges(at: Facts) -> Kernel:
+    """Where all but the last block, or the last iteration, find the factors of products whole:
+
+    for k in 0 .. 8 { copy A[m * 128:+128, k * 64:+64] -> a; … gemm a, b -> c }
+
+    if m < 7 { for k in 0 .. 7 { … }; for k in 7 .. 8 { … } } else { … }
+    """
+    kernel = at.kernel
+    factors = {r.name for op in walk_ops(kernel, Gemm) for r in (op.a, op.b)}
+    blocks = dict(zip(kernel.blocks, kernel.grid, strict=True))
+    loops = {op.var: op.stop for op in walk_ops(kernel, For) if op.start is const(0)}
+    ends = {v: int(e) for v, e in {**blocks, **loops}.items() if isinstance(e, Const)}
+    split: set[Var] = set()
+    for op, ranges in walk_ranges(kernel, at.dims):
+        if not isinstance(op, Copy) or op.dst.buffer.name not in factors:
+            continue
+        last = {v for e in op.src.starts for v in variables(e)} & {v for v in ends if ends[v] > 1}
+        whole = reduce(lambda known, v: known.where(v, 0, ends[v] - 2), last, ranges)
+        if not _inside(op.src, ranges) and _inside(op.src, whole):
+            split |= last
+    if not split or any(walk_ops(kernel, Sync, Role)):
+        return kernel
+
+    def in_two(op: Op) -> Body | None:
+        if not isinstance(op, For) or op.var not in split:
+            return None
+        edge = const(ends[op.var] - 1)
+        rest = rename_unique(rebuild(op, start=edge), at.names)
+        return rebuild(op, stop=edge), rest
+
+    body = map_body(kernel.body, in_two)
+    for v in [v for v in kernel.blocks if v in split]:
+        body = (If(v < ends[v] - 1, body, rename_unique(body, at.names)),)
+    return rebuild(kernel, body=body)
 
 
 @kernel_pass
@@ -37,11 +79,12 @@ def forward_copies(at: Facts) -> Kernel:
         left = body
         while left:
             op, left = left[0], left[1:]
-            if isinstance(op, Copy) and _carries(at, op, left, ranges, uses):
-                tile, source = op.dst.buffer.name, op.src.buffer.name
+            less = _clipped(op, left, ranges) if isinstance(op, Copy) else None
+            if less is not None and _carries(at, less, left, ranges, uses):
+                tile, source = less.dst.buffer.name, less.src.buffer.name
                 gone.add(tile)
                 because(kernel.name, tile, f"no tile: products read {source} where it lies")
-                left = _reading(left, op)
+                left = _reading(left, less)
                 continue
             done.append(map_inside(op, ranges, visit))
             ranges = after(op, ranges)
@@ -79,12 +122,29 @@ def _carries(at: Facts, op: Copy, later: Body, ranges: Ranges, uses: Counter[str
     return src.buffer.space in _TILES and src.buffer.name not in written_in(between)
 
 
+def _clipped(op: Copy, later: Body, ranges: Ranges) -> Copy:
+    """Less of a factor, where it is known how much of it there is: of what products add up, zeros
+    make no difference."""
+    users = [x for x in walk_ops(later, Gemm) if _is_factor(x, op.dst.buffer)]
+    if not op.src.buffer.is_global or any(x.clear is not FALSE for x in users):
+        return op
+    starts = [simplify(start, ranges) for start in op.src.starts]
+    there = [
+        binary("min", extent, const(max(1, int(size) - int(start))))
+        if isinstance(start, Const) and isinstance(size, Const)
+        else extent
+        for start, extent, size in zip(starts, op.src.extents, op.src.buffer.shape, strict=True)
+    ]
+    return rebuild(op, src=replace(op.src, extents=tuple(there)))
+
+
 def _is_factor(op: Op, tile: Buffer) -> bool:
-    """`op` multiplies by the whole tile, and does nothing else with it."""
+    """`op` multiplies by the tile from its first element on, and does nothing else with it."""
     if not isinstance(op, Gemm) or op.meta is not None or op.c.buffer.name == tile.name:
         return False
     named = [r for r in (op.a, op.b) if r.buffer.name == tile.name]
-    return bool(named) and all(r.is_whole for r in named) and not op_loads(op)
+    first = all(start is const(0) for r in named for start in r.starts)
+    return bool(named) and first and not op_loads(op)
 
 
 def _inside(region: Region, ranges: Ranges) -> bool:
@@ -102,12 +162,46 @@ def _reading(body: Body, copy: Copy) -> Body:
     """`body` with products that read the copy's source instead of its tile."""
 
     def place(region: Region) -> Region:
-        return copy.src if region.buffer.name == copy.dst.buffer.name else region
+        if region.buffer.name != copy.dst.buffer.name:
+            return region
+        asked = (region.extents[d] for d in _matrix_dims(region))
+        return _of_sizes(copy.src, tuple(asked))
 
     def reading(op: Op) -> Op | None:
-        return rebuild(op, a=place(op.a), b=place(op.b)) if isinstance(op, Gemm) else None
+        if not isinstance(op, Gemm) or not _is_factor(op, copy.dst.buffer):
+            return None
+        return _agreed(rebuild(op, a=place(op.a), b=place(op.b)))
 
     return map_body(body, reading)
+
+
+def _matrix_dims(region: Region) -> tuple[int, ...]:
+    """Where rows and columns are: the last two, or those that are more than one."""
+    dims = range(region.buffer.rank)
+    if all(region.extents[d] is const(1) for d in dims[:-2]):
+        return tuple(dims[-2:])
+    return tuple(d for d in dims if region.extents[d] is not const(1))
+
+
+def _of_sizes(region: Region, most: tuple[Expr, ...]) -> Region:
+    """The first rows and columns, so many at most."""
+    extents = list(region.extents)
+    for d, size in zip(_matrix_dims(region), most, strict=True):
+        extents[d] = binary("min", extents[d], size)
+    return replace(region, extents=tuple(extents))
+
+
+def _agreed(op: Gemm) -> Gemm:
+    """Of all three as much as there is of each."""
+    axes = {"a": "km" if op.transpose_a else "mk", "b": "nk" if op.transpose_b else "kn"}
+    axes["c"] = "nm" if op.transpose_c else "mn"
+    regions: dict[str, Region] = {name: getattr(op, name) for name in axes}
+    least: dict[str, Expr] = {}
+    for name, region in regions.items():
+        for axis, d in zip(axes[name], _matrix_dims(region), strict=True):
+            least[axis] = binary("min", least.get(axis, region.extents[d]), region.extents[d])
+    cut = {n: _of_sizes(r, tuple(least[axis] for axis in axes[n])) for n, r in regions.items()}
+    return rebuild(op, **cut)
 
 
 # ── loops ────────────────────────────────────────────────────────────────────────────────────

@@ -36,15 +36,19 @@ class Panels(Strided):
 
 
 def column_groups(n: int, tile: Tile) -> Iterator[tuple[int, int, Tile]]:
-    """(first, last, the micro-kernel's tile): whole tiles, then single vectors, then columns."""
-    wide, narrow = n - n % tile.columns, n - n % tile.lanes
-    for first, last, block in (
-        (0, wide, tile),
-        (wide, narrow, replace(tile, vectors=1)),
-        (narrow, n, replace(tile, vectors=1, lanes=1)),
-    ):
-        if first != last:
-            yield first, last, block
+    """(first, last, the micro-kernel's tile): whole tiles, then a vector, then a shorter one: a
+    column alone takes as long as all of a tile's.
+
+    >>> [(first, last, block.columns) for first, last, block in column_groups(31, Tile(8, 2, 4))]
+    [(0, 24, 8), (24, 28, 4), (28, 31, 3)]
+    """
+    first = n - n % tile.columns
+    if first:
+        yield 0, first, tile
+    while rest := n - first:
+        lanes = min(tile.lanes, rest if rest < 4 else 1 << rest.bit_length() - 1)
+        yield first, first + lanes, replace(tile, vectors=1, lanes=lanes)
+        first += lanes
 
 
 def _pieces(size: int, step: int) -> Iterator[tuple[int, int, int]]:
