@@ -5,7 +5,7 @@ import pytest
 
 from tests.cpu.common import check, draw
 from tests.cpu.test_tiles import program
-from tilewright.ir.op import Alloc, Copy, Gemm, walk_ops
+from tilewright.ir.op import Alloc, Copy, For, Gemm, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.machine.run import run
@@ -241,3 +241,30 @@ def test_a_product_that_begins_anew_keeps_its_zeros():
     )
     both(text)
     assert any(op.a.buffer.name == "a" for op in ops(forwarded(text), Gemm))
+
+
+@pytest.mark.parametrize(
+    "why, loop",
+    {
+        "by twos": "for k in 0 .. 4 step=2 { copy A[bx * 16:+16, k * 13:+13] -> a; "
+        "copy B[k * 13:+13, :] -> b; gemm a, b -> c }",
+        "two indices": "for j in 0 .. 2 { for k in 0 .. 2 { "
+        "copy A[bx * 16:+16, j * 26 + k * 13:+13] -> a; "
+        "copy B[j * 26 + k * 13:+13, :] -> b; gemm a, b -> c } }",
+    }.items(),
+)
+def test_other_loops_stay_whole(why, loop):
+    text = program(
+        """
+        alloc a: float32[16, 13] shared
+        alloc b: float32[13, 32] shared
+        alloc c: float32[16, 32] fragment
+        fill c = 0.0
+        """
+        + loop
+        + "\ncopy c -> C[bx * 16:+16, :]",
+        PARAMS,
+        grid="bx in 4",
+    )
+    assert len(ops(split_edges(parse_program(text), CPU), For)) == loop.count("for ")
+    check(text, arguments(text))

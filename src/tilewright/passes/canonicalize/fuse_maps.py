@@ -41,16 +41,21 @@ def split_edges(at: Facts) -> Kernel:
     kernel = at.kernel
     factors = {r.name for op in walk_ops(kernel, Gemm) for r in (op.a, op.b)}
     blocks = dict(zip(kernel.blocks, kernel.grid, strict=True))
-    loops = {op.var: op.stop for op in walk_ops(kernel, For) if op.start is const(0)}
+    counted = (op for op in walk_ops(kernel, For) if (op.start, op.step) == (const(0), const(1)))
+    loops = {op.var: op.stop for op in counted}
     ends = {v: int(e) for v, e in {**blocks, **loops}.items() if isinstance(e, Const)}
     split: set[Var] = set()
     for op, ranges in walk_ranges(kernel, at.dims):
         if not isinstance(op, Copy) or op.dst.buffer.name not in factors:
             continue
-        last = {v for e in op.src.starts for v in variables(e)} & {v for v in ends if ends[v] > 1}
-        whole = reduce(lambda known, v: known.where(v, 0, ends[v] - 2), last, ranges)
-        if not _inside(op.src, ranges) and _inside(op.src, whole):
-            split |= last
+        # one index for each side that ends outside: several would be many texts
+        ragged = [d for d in range(op.src.buffer.rank) if not _inside_along(d, op.src, ranges)]
+        last = [variables(op.src.starts[d]) & ends.keys() for d in ragged]
+        if any(len(each) != 1 or not all(ends[v] > 1 for v in each) for each in last):
+            continue
+        own = {v for each in last for v in each}
+        whole = reduce(lambda known, v: known.where(v, 0, ends[v] - 2), own, ranges)
+        split |= own if _inside(op.src, whole) else set()
     if not split or any(walk_ops(kernel, Sync, Role)):
         return kernel
 
@@ -148,14 +153,13 @@ def _is_factor(op: Op, tile: Buffer) -> bool:
 
 
 def _inside(region: Region, ranges: Ranges) -> bool:
-    return all(
-        isinstance(extent, Const)
-        and prove(start >= 0, ranges) is True
-        and prove(start + extent <= size, ranges) is True
-        for start, extent, size in zip(
-            region.starts, region.extents, region.buffer.shape, strict=True
-        )
-    )
+    return all(_inside_along(d, region, ranges) for d in range(region.buffer.rank))
+
+
+def _inside_along(d: int, region: Region, ranges: Ranges) -> bool:
+    start, extent, size = region.starts[d], region.extents[d], region.buffer.shape[d]
+    known = isinstance(extent, Const) and prove(start >= 0, ranges) is True
+    return known and prove(start + extent <= size, ranges) is True
 
 
 def _reading(body: Body, copy: Copy) -> Body:

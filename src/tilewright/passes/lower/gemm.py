@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ from tilewright.passes.layout.addresses import TileAddress
 from tilewright.passes.layout.matrix_tiles import (
     FMA_TYPES,
     Split,
+    fragments_of,
     operand_kind,
     runs_of,
     shape_of,
@@ -390,12 +391,14 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     loop = Map(at, extents, (body,), layout=fragment)
     steps = op.a.extents[-2:][0 if op.transpose_a else 1]
     yield from _clear(low, op)
-    split = split_of(op, low.instance.threads, low.target) if op.a.buffer.is_fragment else None
-    if split is None or not split.rows:
-        yield from low.op(For(k, const(0), steps, (loop,)))
+    held = op.a.buffer.is_fragment
+    code = low.op(For(k, const(0), steps, (loop,), kind="unroll" if held else "serial"))
+    split = split_of(op, low.instance.threads, low.target) if held else None
+    if split is None or not split.rows or fragments_of(op, split)["c"] != fragment:
+        yield from code
         return
     low.summed.add(low.flat(op.c.buffer).name)
-    for each in low.op(For(k, const(0), steps, (loop,), kind="unroll")):
+    for each in code:
         yield map_ops(each, lambda inner: _in_turns(low, inner, op, split))
 
 
@@ -403,10 +406,14 @@ def _in_turns(low: Lowering, loop: Op, op: Gemm, split: Split) -> Op | None:
     """The loop over a thread's sums so that one factor stays from each product to the next: along
     rows, where a load takes several columns of B, else along columns, there and back. FFMAs read a
     register a cycle from each of two banks; a factor that stays is not read again."""
-    if not isinstance(loop, For) or not isinstance(loop.body[-1], Store):
-        return None
     (m, n, _), runs = shape_of(op), runs_of(op)
     own = m // split.rows, n // split.columns
+    match loop:
+        case For(var, stop=Const(count), body=(Store(_, (at,), _),)):
+            if at is not var or count != prod(own):
+                return None
+        case _:
+            return None
     high, wide = (gcd(size, run) for size, run in zip(own, runs, strict=True))
     w, first = low.var("w"), 0 if runs[1] > 1 else 1
     most = own[1 - first]
@@ -418,7 +425,7 @@ def _in_turns(low: Lowering, loop: Op, op: Gemm, split: Split) -> Op | None:
         block = row // high * (own[1] // wide) + column // wide
         value = (block * high + row % high) * wide + column % wide
     with low.restored():
-        low.ranges = low.ranges.where(w, 0, own[0] * own[1] - 1)
+        low.ranges = low.ranges.where(w, 0, prod(own) - 1)
         turn = Let(loop.var, low.simplify(value))
     return For(w, loop.start, loop.stop, (turn, *loop.body), kind=loop.kind, loc=loop.loc)
 
