@@ -268,3 +268,14 @@ def test_other_loops_stay_whole(why, loop):
     )
     assert len(ops(split_edges(parse_program(text), CPU), For)) == loop.count("for ")
     check(text, arguments(text))
+
+
+def test_ends_of_one_row_or_column_are_copied():
+    """What is left is no matrix any more."""
+    text = RAGGED.replace("24", "21").replace("13", "47").replace("0 .. 4", "0 .. 2")
+    text = text.replace("20", "31").replace("(2, 3)", "(2, 4)")
+    args = arguments(text)
+    want = args["A"] @ args["B"]
+    run(forward_copies(split_edges(parse_program(text), CPU), CPU), args)
+    np.testing.assert_array_equal(args["C"], want)
+    check(text, arguments(text))

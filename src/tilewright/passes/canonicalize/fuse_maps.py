@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import TypeAlias
 
+from tilewright.ir.buffer import long_dims
 from tilewright.ir.scope import after, entry, map_inside, walk_ranges
 from tilewright.passes.core import *
 
@@ -32,11 +33,16 @@ _TILES = (Space.SHARED, Space.FRAGMENT)
 
 @kernel_pass
 def split_edges(at: Facts) -> Kernel:
-    """Where all but the last block, or the last iteration, find the factors of products whole:
+    """Where all but the last block, or the last iteration, find the factors of products whole, it
+    has a text of its own. Of
 
-    for k in 0 .. 8 { copy A[m * 128:+128, k * 64:+64] -> a; … gemm a, b -> c }
+        for k in 0 .. 8 { copy A[m * 128:+128, k * 64:+64] -> a; … gemm a, b -> c }
 
-    if m < 7 { for k in 0 .. 7 { … }; for k in 7 .. 8 { … } } else { … }
+    it makes
+
+        if m < 7 { for k in 0 .. 7 { … }; for k in 7 .. 8 { … } } else { … }
+
+    for a grid of 8 blocks.
     """
     kernel = at.kernel
     factors = {r.name for op in walk_ops(kernel, Gemm) for r in (op.a, op.b)}
@@ -149,7 +155,8 @@ def _is_factor(op: Op, tile: Buffer) -> bool:
         return False
     named = [r for r in (op.a, op.b) if r.buffer.name == tile.name]
     first = all(start is const(0) for r in named for start in r.starts)
-    return bool(named) and first and not op_loads(op)
+    matrices = all(len(_matrix_dims(r)) == 2 for r in (op.a, op.b, op.c))
+    return bool(named) and first and matrices and not op_loads(op)
 
 
 def _inside(region: Region, ranges: Ranges) -> bool:
@@ -181,10 +188,9 @@ def _reading(body: Body, copy: Copy) -> Body:
 
 def _matrix_dims(region: Region) -> tuple[int, ...]:
     """Where rows and columns are: the last two, or those that are more than one."""
-    dims = range(region.buffer.rank)
-    if all(region.extents[d] is const(1) for d in dims[:-2]):
-        return tuple(dims[-2:])
-    return tuple(d for d in dims if region.extents[d] is not const(1))
+    long = long_dims(region.extents)
+    inner = range(region.buffer.rank)[-2:]
+    return tuple(inner if all(d in inner for d in long) else long)
 
 
 def _of_sizes(region: Region, most: tuple[Expr, ...]) -> Region:
