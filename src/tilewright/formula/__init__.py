@@ -1,0 +1,1 @@
+"""The math level: from a formula to the text of a tile program."""

@@ -1,0 +1,115 @@
+"""Streams: reductions that use one another's results, in one pass over their axis.
+
+A formula gives `Level`s: reductions over one axis, each of which may use the results of those
+before it. A `Stream` computes them all in one loop over blocks of the axis. It keeps a state, one
+number for each of its `Fold`s, `Center`s and `Sum`s, and a step brings them up to date in order:
+
+    Fold    new = monoid(old, the block's terms)                  terms know nothing that runs
+    Center  new = value                                           of results that are known so far
+    Sum     new = Σ coefficient(old centers, new centers) · old of a sum + Σ the block's terms
+    Result  a level's value, of what is known so far              not state
+
+Two states of disjoint parts combine likewise: folds by their monoid, centers from the results,
+and sums by moving both sides to the new centers. Online softmax is a stream of one fold (the
+maximum), one center (that maximum) and a sum for each later reduction:
+
+    m = max x,  l = Σ exp(x - m),  o = Σ exp(x - m) / l · v
+
+    Fold("top", "max", x)      Center("c", m)      Sum("s0", exp(x - c), shifted by exp(c.old - c))
+
+All of it is expressions over variables. Of a level's body these are the elements that the axis
+runs over (`elements`, the index along the axis among them), earlier levels, and anything else,
+which stays the same along the axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tilewright.ir.arith import Expr, Var
+
+# what folds know by name; `count` counts elements, `argmax` and `argmin` keep a value and its index
+MONOIDS = ("sum", "prod", "max", "min", "argmax", "argmin", "count")
+
+
+@dataclass(frozen=True)
+class Level:
+    """`name` = the reduction of `body` by `monoid` along the axis."""
+
+    name: Var
+    monoid: str
+    body: Expr
+
+
+@dataclass(frozen=True)
+class Fold:
+    """State that is folded from terms which know nothing that runs. It starts with `start`."""
+
+    var: Var
+    monoid: str
+    term: Expr
+    start: float
+
+
+@dataclass(frozen=True)
+class Center:
+    """What sums subtract from their elements, so that they stay small: `value` of folds and of
+    results so far, `start` before the first block and wherever `value` is not finite."""
+
+    var: Var
+    value: Expr
+    start: float
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How much of the old sum `of` goes into the new one: `coefficient` is over `old(c)` and `c`
+    of centers."""
+
+    of: Var
+    coefficient: Expr
+
+
+@dataclass(frozen=True)
+class Sum:
+    """State that starts with zero. `term` is over elements and new centers; a term with a factor
+    exp(…) that is zero is zero, whatever its other factors are."""
+
+    var: Var
+    term: Expr
+    shifts: tuple[Shift, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A level's value of folds, sums and results before it."""
+
+    level: Var
+    value: Expr
+
+
+Stage: TypeAlias = "Fold | Center | Sum | Result"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """`stages` in the order in which a step goes through them."""
+
+    elements: frozenset[Var]
+    index: Var
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...] = ()  # which rules were used, for people
+
+    @property
+    def state(self) -> tuple[Fold | Center | Sum, ...]:
+        return tuple(s for s in self.stages if not isinstance(s, Result))
+
+
+def old(var: Var) -> Var:
+    """What `var`, a center, was before the step.
+
+    >>> old(Var("c")).name
+    'c.old'
+    """
+    return Var(f"{var.name}.old", var.dtype)
