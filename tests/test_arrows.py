@@ -1,5 +1,6 @@
 """Imports point one way:
-support ← ir ← {lang, passes, machine} ← targets ← {choose, inspect} ← runtime ← tune ← tools.
+support ← ir ← {lang, passes, machine} ← targets ← {choose, inspect} ← runtime ←
+{tune, formula} ← tools.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ORDER = [
     ["targets"],
     ["choose", "inspect"],
     ["runtime"],
-    ["tune"],
+    ["tune", "formula"],
     ["tools"],
 ]
 BELOW = {
@@ -36,7 +37,7 @@ BELOW = {
 }
 PUBLIC = {
     "tilewright", "tilewright.autotuner", "tilewright.language", "tilewright.layout",
-    "tilewright.interp", "tilewright.profiler",
+    "tilewright.interp", "tilewright.math", "tilewright.profiler",
 }  # fmt: skip
 # The wheel holds none of these.
 OUTSIDE = {"devtools", "zoo", "tests", "examples", "benchmarks"}

@@ -1,0 +1,149 @@
+"""What a formula means: every array computed in NumPy, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.formula import Array, Formula
+from tilewright.machine.numbers import bin_fn, call_fn, cast_fn, cmp_fn
+
+_FOLDS: dict[str, Any] = {
+    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
+    "any": np.logical_or, "all": np.logical_and,
+}  # fmt: skip
+_FLOAT64 = find_dtype("float64")
+_AT_ONCE = 1 << 22  # elements of a body that are computed at a time
+
+
+def evaluate(
+    formula: Formula, inputs: Sequence[Any], exactly: bool = False
+) -> tuple[np.ndarray[Any, Any], ...]:
+    """The outputs for `inputs`. `exactly` computes all that is float in float64, and rounds only
+    where the formula says so.
+
+    >>> from tilewright.ir.formula import Axis, array, tensor
+    >>> x, i = tensor("x", (3,), FLOAT32), Axis(Var("i"), 3)
+    >>> double = array("y", (i,), Load(x, (i.var,)) * 2)
+    >>> evaluate(Formula("double", (x,), (double,), (double.buffer,)), [np.arange(3)])[0].tolist()
+    [0.0, 2.0, 4.0]
+    """
+    values: dict[str, np.ndarray[Any, Any]] = {}
+    for b, given in zip(formula.inputs, inputs, strict=True):
+        values[b.name] = _wide(np.asarray(given).astype(b.dtype.numpy), exactly)
+    with np.errstate(all="ignore"):
+        for a in formula.arrays:
+            values[a.name] = _computed(a, values, exactly)
+        return tuple(
+            values[b.name] if exactly else values[b.name].astype(b.dtype.numpy)
+            for b in formula.outputs
+        )
+
+
+def _wide(x: np.ndarray[Any, Any], exactly: bool) -> np.ndarray[Any, Any]:
+    is_float = exactly and find_dtype(x.dtype).is_float
+    return x.astype(np.float64) if is_float else x
+
+
+def _computed(
+    a: Array, values: dict[str, np.ndarray[Any, Any]], exactly: bool
+) -> np.ndarray[Any, Any]:
+    """Part by part along the first axis, so that long folds of wide arrays take no more memory
+    than they must."""
+    axes = a.axes if a.scan else a.axes + a.over
+    extents = [axis.extent for axis in axes]
+    first = extents[0] if a.axes and not (a.scan and a.over[0] == a.axes[0]) else 1
+    step = max(1, _AT_ONCE // max(1, int(np.prod(extents)) // max(1, first)))
+    parts = []
+    for begin in range(0, first, step) if first else [0]:
+        ranges = [np.arange(n) for n in extents]
+        if first > 1:
+            ranges[0] = ranges[0][begin : begin + step]
+        grid = np.ix_(*ranges) if ranges else ()
+        env = {axis.var: index.astype(np.int32) for axis, index in zip(axes, grid, strict=True)}
+        body = _Evaluator(env, values, exactly)(a.body)
+        shape = tuple(len(r) for r in ranges)
+        parts.append(_folded(a, np.broadcast_to(body, shape), exactly))
+    whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    kind = _wide(np.empty((), a.buffer.dtype.numpy), exactly).dtype
+    return np.asarray(whole).astype(kind)
+
+
+def _folded(a: Array, body: np.ndarray[Any, Any], exactly: bool) -> np.ndarray[Any, Any]:
+    if not a.monoid:
+        return body
+    if a.scan:
+        along = a.axes.index(a.over[0])
+        found: np.ndarray[Any, Any] = _FOLDS[a.monoid].accumulate(body, along)
+        return found
+    dims = tuple(range(len(a.axes), body.ndim))
+    if a.monoid.startswith("arg"):
+        return np.asarray(getattr(np, a.monoid)(body, dims[0]))
+    ufunc = _FOLDS[a.monoid]
+    wide = {"dtype": np.float64} if body.dtype == np.float32 and a.monoid in ("sum", "prod") else {}
+    if 0 in (body.shape[d] for d in dims) and a.monoid in ("max", "min"):
+        start = -np.inf if a.monoid == "max" else np.inf
+        return np.full(body.shape[: len(a.axes)], start)
+    return np.asarray(ufunc.reduce(body, axis=dims, **wide)).astype(
+        body.dtype if ufunc not in (np.logical_or, np.logical_and) else bool
+    )
+
+
+class _Evaluator:
+    """Expressions over index arrays that broadcast."""
+
+    def __init__(
+        self, env: dict[Var, Any], values: dict[str, np.ndarray[Any, Any]], exactly: bool
+    ) -> None:
+        self.env, self.values, self.exactly = env, values, exactly
+        self.known: dict[Expr, Any] = {}
+
+    def __call__(self, node: Expr) -> Any:
+        found = self.known.get(node)
+        if found is None:
+            found = self.known[node] = self._value(node)
+        return found
+
+    def _type(self, dtype: DType) -> DType:
+        return _FLOAT64 if self.exactly and dtype.is_float else dtype
+
+    def _value(self, node: Expr) -> Any:
+        kind = self._type(node.dtype)
+        if isinstance(node, Const):
+            return np.asarray(node.value, kind.numpy)
+        if isinstance(node, Var):
+            return self.env[node]
+        if isinstance(node, Load):
+            return self._element(node)
+        args = [self(child) for child in node.children]
+        match node:
+            case Bin(op=op):
+                return bin_fn(op, kind)(*args)
+            case Cmp(op=op, a=a):
+                return cmp_fn(op, self._type(a.dtype))(*args)
+            case Select():
+                return np.where(args[0], args[1], args[2])
+            case Cast(dtype=dtype, a=a):
+                if self.exactly and dtype.is_float and a.dtype.is_float:
+                    narrow = dtype.bits < 32  # a rounding that the formula asks for
+                    return cast_fn(_FLOAT64, dtype)(args[0]).astype(float) if narrow else args[0]
+                return cast_fn(self._type(a.dtype), kind)(args[0])
+            case Call(name=name, args=given):
+                return call_fn(name, tuple(self._type(a.dtype) for a in given), kind)(*args)
+        raise AssertionError(type(node))
+
+    def _element(self, node: Load) -> Any:
+        """Outside an array elements are zero."""
+        indices = [np.asarray(self(i)) for i in node.indices]
+        table, shape = self.values[node.buffer.name], node.buffer.static_shape
+        inside: Any = True
+        for index, extent in zip(indices, shape, strict=True):
+            inside = inside & (index >= 0) & (index < extent)
+        if 0 in shape:
+            return np.zeros(np.shape(inside), table.dtype)
+        safe = tuple(np.clip(i, 0, n - 1) for i, n in zip(indices, shape, strict=True))
+        return np.where(inside, table[safe], np.zeros((), table.dtype))
