@@ -1,0 +1,455 @@
+"""Symbolic arrays: what a math function computes with, and the definitions that it leaves.
+
+Every operation on a `Value` appends one array to the formula that is being traced; a later pass
+inlines what is pointwise. Transposes, slices and other views append nothing: they are read at
+other indices. Elements are computed in the compute type (`promotion`), so 16-bit
+values are rounded only where the formula ends or `astype` says so.
+
+Inside a comprehension the indices are `Value`s of rank 0. Numbers computed from them stay
+expressions; an array that depends on them becomes one over these indices too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import zip_longest
+from math import prod
+from typing import Any, NoReturn, TypeAlias
+
+from tilewright.formula.promotion import compute_type
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.formula import Array, Axis, tensor
+from tilewright.lang.where import locate
+
+Shape: TypeAlias = tuple[int, ...]
+Elements: TypeAlias = "Callable[[tuple[Expr, ...]], Expr]"
+Operand: TypeAlias = "Value | bool | int | float"
+
+# what operators and methods of `Value` mean, by name; the files that define them fill it
+OPERATIONS: dict[str, Callable[..., Any]] = {}
+_trace: ContextVar[Trace | None] = ContextVar("formula", default=None)
+
+
+class Trace:
+    """The formula so far. Arrays and axes have numbers for names until it is done."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+        self.words: dict[str, str] = {}  # what an array or an axis would be called
+        self.names: dict[str, str] = {}  # what the user calls it
+        self.outputs: set[str] = set()
+        self.enclosing: list[Axis] = []  # the indices of comprehensions that are being written
+        self._count = 0
+
+    def fresh(self, word: str) -> str:
+        self._count += 1
+        name = f"%{self._count}"
+        self.words[name] = word
+        return name
+
+    def axes(self, extents: Sequence[int], words: Sequence[str] = ()) -> tuple[Axis, ...]:
+        pairs = zip_longest(extents, words[: len(extents)], fillvalue="")
+        return tuple(Axis(Var(self.fresh(word)), int(extent)) for extent, word in pairs)
+
+    @contextmanager
+    def inside(self, axes: tuple[Axis, ...]) -> Iterator[None]:
+        before = len(self.enclosing)
+        self.enclosing += axes
+        try:
+            yield
+        finally:
+            del self.enclosing[before:]
+
+
+def current() -> Trace:
+    found = _trace.get()
+    if found is None:
+        raise CompileError(
+            "a formula is written inside a function that is traced",
+            fix="put the code into a function and decorate it with @tw.math",
+        )
+    return found
+
+
+@contextmanager
+def tracing(trace: Trace) -> Iterator[None]:
+    token = _trace.set(trace)
+    try:
+        yield
+    finally:
+        _trace.reset(token)
+
+
+def _operator(name: str) -> tuple[Callable[..., Value], Callable[..., Value]]:
+    """The methods that an operator calls on its left side, and else on its right side."""
+
+    def left(a: Value, b: Any) -> Any:
+        return OPERATIONS[name](a, b) if is_operand(b) else NotImplemented
+
+    def right(b: Value, a: Any) -> Any:
+        return OPERATIONS[name](a, b) if is_operand(a) else NotImplemented
+
+    return left, right
+
+
+class Value:
+    """A symbolic array: it has a shape and a type, and its elements are expressions.
+
+    >>> from tilewright.formula.trace import trace
+    >>> print(trace(lambda x: x * 2 + 1, [("x", (4,), "float32")]))
+    formula formula(x: float32[4]) -> out
+        multiply[i < 4]: float32 = x[i] * 2.0
+        out[i1 < 4]: float32 = multiply[i1] + 1.0
+    """
+
+    __array_ufunc__ = None  # NumPy's scalars on the left leave the operator to us
+    __hash__ = object.__hash__
+
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: DType,
+        buffer: Buffer | None = None,
+        outer: tuple[Expr, ...] = (),
+        scalar: Expr | None = None,
+        read: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] = tuple,
+    ) -> None:
+        """Elements of `buffer`, whose first indices are `outer` and whose others `read` makes of
+        those of this array; or the number `scalar`."""
+        self.shape, self.dtype, self.name = shape, dtype, ""
+        self.buffer, self._outer, self._scalar, self._read = buffer, outer, scalar, read
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def T(self) -> Value:
+        if self.ndim != 2:
+            raise CompileError(
+                f".T is the transpose of a matrix, not of shape {self.shape}",
+                fix="use .mT for the last two axes, or tm.permute_dims(x, axes)",
+            )
+        return self.mT
+
+    @property
+    def mT(self) -> Value:
+        found: Value = OPERATIONS["matrix_transpose"](self)
+        return found
+
+    @property
+    def is_whole(self) -> bool:
+        """An array as it is defined."""
+        return self._read is tuple and not self._outer and self._scalar is None
+
+    @property
+    def is_all(self) -> bool:
+        """All elements of one array, in some order."""
+        return self.buffer is not None and self.size == prod(self.buffer.static_shape)
+
+    def at(self, indices: tuple[Expr, ...]) -> Expr:
+        """One element, in the compute type."""
+        if self._scalar is not None:
+            return self._scalar
+        assert self.buffer is not None
+        found = Load(self.buffer, self._outer + self._read(indices))
+        return cast(found, compute_type(self.dtype))
+
+    def over(self, axes: tuple[Axis, ...]) -> Value | None:
+        """The array of this number over `axes`, if it is defined as one."""
+        inner = tuple(axis.var for axis in axes)
+        before = len(self._outer) - len(axes)
+        if self.shape or self._scalar is not None or self._read is not tuple or before < 0:
+            return None
+        if self._outer[before:] != inner:
+            return None
+        shape = tuple(axis.extent for axis in axes)
+        return Value(shape, self.dtype, self.buffer, self._outer[:before])
+
+    def view(self, shape: Shape, indices: Callable[..., tuple[Expr, ...]]) -> Value:
+        """The same elements at other places: `indices` of the new ones are those of this."""
+        return Value(
+            shape, self.dtype, self.buffer, self._outer, self._scalar,
+            lambda new: self._read(indices(*new)),
+        )  # fmt: skip
+
+    __add__, __radd__ = _operator("add")
+    __sub__, __rsub__ = _operator("subtract")
+    __mul__, __rmul__ = _operator("multiply")
+    __truediv__, __rtruediv__ = _operator("divide")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide")
+    __mod__, __rmod__ = _operator("remainder")
+    __pow__, __rpow__ = _operator("pow")
+    __matmul__, __rmatmul__ = _operator("matmul")
+    __and__, __rand__ = _operator("bitwise_and")
+    __or__, __ror__ = _operator("bitwise_or")
+    __xor__, __rxor__ = _operator("bitwise_xor")
+    __lshift__, __rlshift__ = _operator("bitwise_left_shift")
+    __rshift__, __rrshift__ = _operator("bitwise_right_shift")
+    __lt__, __le__ = _operator("less")[0], _operator("less_equal")[0]
+    __gt__, __ge__ = _operator("greater")[0], _operator("greater_equal")[0]
+    __eq__ = _operator("equal")[0]  # type: ignore[assignment]
+    __ne__ = _operator("not_equal")[0]  # type: ignore[assignment]
+
+    def __neg__(self) -> Value:
+        return self._unary("negative")
+
+    def __pos__(self) -> Value:
+        return self._unary("positive")
+
+    def __abs__(self) -> Value:
+        return self._unary("abs")
+
+    def __invert__(self) -> Value:
+        return self._unary("bitwise_invert")
+
+    def _unary(self, name: str) -> Value:
+        found: Value = OPERATIONS[name](self)
+        return found
+
+    def __getitem__(self, key: Any) -> Value:
+        found: Value = OPERATIONS["getitem"](self, key)
+        return found
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise CompileError("a number has no length", fix="index an array, not a number")
+        return self.shape[0]
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise CompileError(
+            "elements of a formula's arrays are not assigned: arrays are definitions",
+            fix="choose elements with tm.where(condition, new, old), or join arrays by tm.concat",
+        )
+
+    def __bool__(self) -> bool:
+        self._unknown("Python's if, while, and, or, not", "use tm.where, &, | and ~")
+
+    def __iter__(self) -> Iterator[Value]:
+        self._unknown(
+            "a Python loop over an array",
+            "use tm.unstack(x) for its rows, or operations on the whole array",
+        )
+
+    def __contains__(self, item: object) -> bool:
+        self._unknown("Python's in", "use tm.any(x == item)")
+
+    def __float__(self) -> float:
+        self._unknown("float()", 'use tm.astype(x, "float32")')
+
+    def __int__(self) -> int:
+        self._unknown("int()", 'use tm.astype(x, "int32")')
+
+    def __index__(self) -> int:
+        self._unknown(
+            "a Python list, range or size", "sizes are x.shape[axis]; index a formula's array"
+        )
+
+    def _unknown(self, where: str, fix: str) -> NoReturn:
+        raise CompileError(
+            f"{where} needs a value, but a formula's array has none until it runs",
+            got=repr(self),
+            fix=fix,
+        )
+
+    def __repr__(self) -> str:
+        return f"an array of {self.dtype}{list(self.shape)}"
+
+
+# ── operands ─────────────────────────────────────────────────────────────────────────────────
+
+
+def is_operand(x: Any) -> bool:
+    """A value, or a number of Python or NumPy."""
+    return isinstance(x, (Value, bool, int, float)) or (
+        hasattr(x, "item") and getattr(x, "shape", None) == ()
+    )
+
+
+def operand(x: Any, what: str = "an operation") -> Operand:
+    if isinstance(x, (Value, bool, int, float)):
+        return x
+    if is_operand(x):
+        number: Operand = x.item()
+        return number
+    is_array = hasattr(x, "shape")
+    raise CompileError(
+        f"{what} takes arrays of the formula and numbers, not {type(x).__name__}",
+        got=repr(x)[:80],
+        fix="pass the array as an argument of the function" if is_array else "give it an array",
+    )
+
+
+def array_of(x: Any, what: str) -> Value:
+    found = operand(x, what)
+    if isinstance(found, Value):
+        return found
+    raise CompileError(
+        f"{what} takes an array, not the number {found!r}", fix="make one by tm.full(shape, number)"
+    )
+
+
+def element_of(x: Operand, indices: tuple[Expr, ...], dtype: DType) -> Expr:
+    """The element of an operand that belongs to `indices` of the shape it is broadcast to."""
+    kind = compute_type(dtype)
+    if not isinstance(x, Value):
+        return const(float(x) if kind.is_float else x, kind)
+    return cast(broadcast_at(x, indices), kind)
+
+
+def broadcast_at(x: Value, indices: tuple[Expr, ...]) -> Expr:
+    own = indices[len(indices) - x.ndim :]
+    zero = const(0)
+    return x.at(tuple(zero if n == 1 else i for n, i in zip(x.shape, own, strict=True)))
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The shape that all of them broadcast to.
+
+    >>> broadcast_shapes((8, 1), (4,))
+    (8, 4)
+    """
+    found: list[int] = []
+    for column in zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1):
+        sizes = {n for n in column if n != 1}
+        if len(sizes) > 1:
+            raise CompileError(
+                f"the shapes {' and '.join(map(str, shapes))} do not broadcast",
+                expected="sizes that are equal or 1, counted from the last axis",
+                got=f"sizes {' and '.join(map(str, sorted(sizes)))} on axis {-1 - len(found)}",
+                fix="reshape one of them, or give it an axis of size 1 with x[:, None]",
+            )
+        found.append(sizes.pop() if sizes else 1)
+    return tuple(found[::-1])
+
+
+def shape_of(*operands: Operand) -> Shape:
+    return broadcast_shapes(*(x.shape for x in operands if isinstance(x, Value)))
+
+
+def axis_of(axis: Any, ndim: int, what: str = "axis") -> int:
+    """An axis counted from the front."""
+    if isinstance(axis, bool) or not hasattr(axis, "__index__") or isinstance(axis, Value):
+        raise CompileError(f"{what} is a Python integer, not {axis!r}", fix="write a number")
+    found = int(axis.__index__())
+    if not -ndim <= found < ndim:
+        raise CompileError(
+            f"there is no {what} {found} in an array of {ndim} axes",
+            expected=f"a number from {-ndim} to {ndim - 1}" if ndim else "no axis",
+            fix="count axes from 0, or from the end with -1",
+        )
+    return found % ndim
+
+
+def sizes(shape: Any, what: str = "a shape") -> Shape:
+    """A shape as people write it: an integer or some of them."""
+    each = shape if isinstance(shape, (tuple, list)) else (shape,)
+    if any(not hasattr(n, "__index__") or isinstance(n, (Value, bool)) for n in each):
+        raise CompileError(
+            f"{what} is made of Python integers", got=repr(shape)[:80], fix="write (8, 16)"
+        )
+    return tuple(n.__index__() for n in each)
+
+
+# ── definitions ──────────────────────────────────────────────────────────────────────────────
+
+
+def define(
+    word: str,
+    shape: Shape,
+    elements: Elements,
+    dtype: DType,
+    *,
+    monoid: str = "",
+    over: tuple[Axis, ...] = (),
+    axes: tuple[Axis, ...] | None = None,
+    scan: int | None = None,
+    stored: DType | None = None,
+) -> Value:
+    """A new array of `shape`, whose elements `elements` says for given indices. `over` are axes
+    that it folds by `monoid` (which `elements` knows), `scan` is the axis that it folds along. It
+    is stored in the compute type, if nobody says otherwise."""
+    trace = current()
+    axes = trace.axes(shape) if axes is None else axes
+    kind = compute_type(dtype)
+    with trace.inside(over):
+        body = elements(tuple(axis.var for axis in axes))
+    body = body if monoid.startswith("arg") else cast(body, kind)
+    if not shape and not monoid and trace.enclosing:
+        return Value((), dtype, scalar=body)
+    bound = {axis.var for axis in axes + over}
+    free = variables(body) - bound
+    outer = [axis for axis in trace.enclosing if axis.var in free]
+    if len(outer) < len(free):
+        raise CompileError(
+            "an index is used outside of the comprehension that it belongs to",
+            fix="return what depends on the indices from the function that gets them",
+        )
+    own = trace.axes([a.extent for a in outer], [trace.words[a.var.name] for a in outer])
+    body = substitute(body, {a.var: b.var for a, b in zip(outer, own, strict=True)})
+    if stored is not None:
+        kind, body = stored, cast(body, stored)
+    buffer = tensor(trace.fresh(word), tuple(a.extent for a in own) + shape, kind)
+    folds = over if scan is None else (axes[scan],)
+    trace.arrays.append(
+        Array(buffer, own + axes, body, monoid, folds, scan is not None, loc=locate())
+    )
+    return Value(shape, dtype, buffer, tuple(axis.var for axis in outer))
+
+
+def pointwise(
+    word: str, operands: Sequence[Operand], build: Callable[..., Expr], inner: DType, outer: DType
+) -> Value:
+    """`build` of the elements of `operands`, broadcast and computed in `inner`."""
+
+    def elements(indices: tuple[Expr, ...]) -> Expr:
+        return build(*(element_of(x, indices, inner) for x in operands))
+
+    return define(word, shape_of(*operands), elements, outer)
+
+
+def astype(x: Value, dtype: Any, /, *, copy: bool = True) -> Value:
+    """`x` in another type. A narrower float is rounded to, here: nothing undoes it.
+
+    >>> from tilewright.formula.trace import trace
+    >>> print(trace(lambda x: astype(x, "bfloat16") - x, [("x", (4,), "float32")]))
+    formula formula(x: float32[4]) -> out
+        astype[i < 4]: float32 = float32(bfloat16(x[i]))
+        out[i1 < 4]: float32 = astype[i1] - x[i1]
+    """
+    x, kind = array_of(x, "astype"), find_dtype(dtype)
+    return define("astype", x.shape, lambda new: cast(x.at(new), kind), kind)
+
+
+def indices(x: Value, /, *axes: int) -> Any:
+    """The index of each element of `x` along the axes (all, if none is said), as int32 arrays of
+    the shape of `x`; of one axis it is one array.
+
+    >>> from tilewright.formula.trace import trace
+    >>> def causal(s):
+    ...     i, j = indices(s, -2, -1)
+    ...     return j <= i
+    >>> print(trace(causal, [("s", (4, 4), "float32")]))  # doctest: +ELLIPSIS
+    formula causal(s: float32[4, 4]) -> out
+        i[i1 < 4, j1 < 4]: int32 = i1
+        j[i2 < 4, j2 < 4]: int32 = j2
+        out[i3 < 4, j3 < 4]: bool = j[i3, j3] <= i[i3, j3]
+    """
+    x = array_of(x, "indices")
+    found = [axis_of(axis, x.ndim) for axis in (axes or range(x.ndim))]
+    made = [
+        define("index", x.shape, lambda new, axis=axis: new[axis], INT32)  # type: ignore[misc]
+        for axis in found
+    ]
+    return made[0] if len(axes) == 1 else tuple(made)
+
+
+def input_of(buffer: Buffer) -> Value:
+    return Value(buffer.static_shape, buffer.dtype, buffer)

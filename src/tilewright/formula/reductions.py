@@ -1,0 +1,390 @@
+"""Folds of axes, scans, and what is made of them; comprehensions over index variables.
+
+tm.sum(x, axis=-1)                              of an array
+tm.sum((8, 3), lambda c, r: x[c] * w[c, r])     of an expression over indices
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Callable
+from math import prod as product
+from typing import Any, TypeAlias
+
+from tilewright.formula.front import (
+    Shape,
+    Value,
+    array_of,
+    axis_of,
+    current,
+    define,
+    element_of,
+    operand,
+    pointwise,
+    sizes,
+)
+from tilewright.formula.promotion import (
+    arithmetic_type,
+    compute_type,
+    default_sum_type,
+    result_type,
+)
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.support.errors import CompileError
+
+Axes: TypeAlias = "int | tuple[int, ...] | None"
+
+
+# ── comprehensions ───────────────────────────────────────────────────────────────────────────
+
+
+def _words(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters."""
+    try:
+        return [p.name for p in inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return []
+
+
+def _over(word: str, extents: Any, function: Callable[..., Any]) -> tuple[Any, Value]:
+    """The axes of a comprehension, and its value over them."""
+    trace = current()
+    shape = sizes(extents, f"the size of tm.{word}")
+    words = _words(function)
+    if words and len(words) != len(shape):
+        raise CompileError(
+            f"tm.{word} over {len(shape)} indices calls a function of {len(words)}",
+            got=f"sizes {shape}",
+            fix="give the function one parameter per size",
+        )
+    axes = trace.axes(shape, words)
+    with trace.inside(axes):
+        found = operand(function(*(Value((), INT32, scalar=a.var) for a in axes)), f"tm.{word}")
+    if not isinstance(found, Value):
+        kind = result_type(found)
+        found = Value((), kind, scalar=element_of(found, (), kind))
+    return axes, found
+
+
+def array(shape: Any, function: Callable[..., Any], /) -> Value:
+    """The array whose element at each index is what `function` says of it.
+
+    >>> from tilewright.formula.trace import trace
+    >>> print(trace(lambda x: array((4,), lambda i: x[i + 1] - x[i]), [("x", (4,), "float32")]))
+    formula formula(x: float32[4]) -> out
+        out[i < 4]: float32 = x[i + 1] - x[i]
+    """
+    axes, found = _over("array", shape, function)
+    whole = found.over(axes)
+    if whole is not None:
+        return whole
+    axes += current().axes(found.shape)
+    extents = tuple(axis.extent for axis in axes)
+    own = len(axes) - found.ndim
+    return define("array", extents, lambda new: found.at(new[own:]), found.dtype, axes=axes)
+
+
+# ── folds ────────────────────────────────────────────────────────────────────────────────────
+
+
+def axes_of(axis: Axes, ndim: int) -> tuple[int, ...]:
+    """The axes that a fold goes over, in order; None means all."""
+    if axis is None:
+        return tuple(range(ndim))
+    found = [axis_of(each, ndim) for each in (axis if isinstance(axis, tuple) else (axis,))]
+    if len(set(found)) != len(found):
+        raise CompileError("an axis is folded twice", got=repr(axis), fix="name each axis once")
+    return tuple(sorted(found))
+
+
+def _fold(
+    word: str,
+    x: Value,
+    monoid: str,
+    axis: Axes,
+    keepdims: bool,
+    dtype: DType,
+    build: Callable[[Expr], Expr] = lambda e: e,
+) -> Value:
+    """`build` of the elements of `x`, folded."""
+    folds = axes_of(axis, x.ndim)
+    over = current().axes([x.shape[d] for d in folds])
+    kept = [d for d in range(x.ndim) if d not in folds]
+
+    def elements(new: tuple[Expr, ...]) -> Expr:
+        index = dict(zip(kept, new, strict=True))
+        index.update(zip(folds, (each.var for each in over), strict=True))
+        found = build(x.at(tuple(index[d] for d in range(x.ndim))))
+        return found if monoid.startswith("arg") else cast(found, compute_type(dtype))
+
+    shape = tuple(x.shape[d] for d in kept)
+    found = define(word, shape, elements, dtype, monoid=monoid if over else "", over=over)
+    return _kept(found, x.shape, folds) if keepdims else found
+
+
+def _kept(x: Value, shape: Shape, folds: tuple[int, ...]) -> Value:
+    """With axes of size 1 where something was folded."""
+    whole = tuple(1 if d in folds else n for d, n in enumerate(shape))
+    return x.view(whole, lambda *new: tuple(i for d, i in enumerate(new) if d not in folds))
+
+
+def _reduce(
+    word: str,
+    x: Any,
+    function: Callable[..., Any] | None,
+    axis: Axes,
+    keepdims: bool,
+    dtype: Any = None,
+) -> Value:
+    """A fold of an array's axes, or of a comprehension."""
+    rule, build = _RULES[word]
+    if function is not None:
+        axes, value = _over(word, x, function)
+        if value.shape:
+            raise CompileError(
+                f"the function of tm.{word} gives a number, not an array of shape {value.shape}",
+                fix="index it, or fold it inside the function",
+            )
+        kind = find_dtype(dtype) if dtype is not None else rule(value.dtype)
+        body = build(value.at(()))
+        return define(word, (), lambda _: body, kind, monoid=word if axes else "", over=axes)
+    x = array_of(x, word)
+    kind = find_dtype(dtype) if dtype is not None else rule(x.dtype)
+    return _fold(word, x, word, axis, keepdims, kind, build)
+
+
+def _bool(_: DType) -> DType:
+    return BOOL
+
+
+def _same(e: Expr) -> Expr:
+    return e
+
+
+# by fold: the type of its result, and what it does to each element
+_RULES: dict[str, tuple[Callable[[DType], DType], Callable[[Expr], Expr]]] = {
+    "sum": (default_sum_type, _same), "prod": (default_sum_type, _same),
+    "max": (arithmetic_type, _same), "min": (arithmetic_type, _same),
+    "any": (_bool, truth), "all": (_bool, truth),
+}  # fmt: skip
+_Fn: TypeAlias = "Callable[..., Any] | None"
+
+
+def sum(x: Any, fn: _Fn = None, /, *, axis: Axes = None, dtype: Any = None,
+        keepdims: bool = False) -> Value:  # fmt: skip
+    """The sum of elements: `sum(x, axis=…)`, or over indices, `sum((3, 4), lambda r, s: …)`.
+    Integers are summed in 64 bits unless `dtype` says otherwise.
+
+    >>> from tilewright.formula.trace import trace
+    >>> print(trace(lambda x: sum(x, axis=-1), [("x", (2, 4), "float32")]))
+    formula formula(x: float32[2, 4]) -> out
+        out[i < 2]: float32 = sum[j < 4] x[i, j]
+    """
+    return _reduce("sum", x, fn, axis, keepdims, dtype)
+
+
+def prod(x: Any, fn: _Fn = None, /, *, axis: Axes = None, dtype: Any = None,
+         keepdims: bool = False) -> Value:  # fmt: skip
+    """The product of elements, of an array or over indices."""
+    return _reduce("prod", x, fn, axis, keepdims, dtype)
+
+
+def max(x: Any, fn: _Fn = None, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
+    """The largest element, of an array or over indices; NaN if one is."""
+    return _reduce("max", x, fn, axis, keepdims)
+
+
+def min(x: Any, fn: _Fn = None, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
+    """The least element, of an array or over indices; NaN if one is."""
+    return _reduce("min", x, fn, axis, keepdims)
+
+
+def any(x: Any, fn: _Fn = None, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
+    """Whether an element is not zero, of an array or over indices."""
+    return _reduce("any", x, fn, axis, keepdims)
+
+
+def all(x: Any, fn: _Fn = None, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
+    """Whether no element is zero, of an array or over indices."""
+    return _reduce("all", x, fn, axis, keepdims)
+
+
+def _extreme_index(word: str, x: Any, axis: int | None, keepdims: bool) -> Value:
+    x = array_of(x, word)
+    flat = x if axis is not None else _flat(x)
+    along = axis_of(-1 if axis is None else axis, flat.ndim)
+    found = _fold(word, flat, word, along, False, INT64)
+    if not keepdims:
+        return found
+    return _kept(found, x.shape, axes_of(axis, x.ndim))
+
+
+def argmax(x: Value, /, *, axis: int | None = None, keepdims: bool = False) -> Value:
+    """The index of the first largest element."""
+    return _extreme_index("argmax", x, axis, keepdims)
+
+
+def argmin(x: Value, /, *, axis: int | None = None, keepdims: bool = False) -> Value:
+    """The index of the first least element."""
+    return _extreme_index("argmin", x, axis, keepdims)
+
+
+def _flat(x: Value) -> Value:
+    def indices(i: Expr) -> tuple[Expr, ...]:
+        found: list[Expr] = []
+        for n in reversed(x.shape):
+            found.append(i % n if len(found) < x.ndim - 1 else i)
+            i = i // n
+        return tuple(reversed(found))
+
+    return x.view((x.size,), indices)
+
+
+def count_nonzero(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
+    """How many elements are not zero."""
+    x = array_of(x, "count_nonzero")
+    return _fold("count_nonzero", x, "sum", axis, keepdims, INT64, truth)
+
+
+def _count(x: Value, axis: Axes) -> int:
+    return product(x.shape[d] for d in axes_of(axis, x.ndim))
+
+
+def _float(x: Value, what: str) -> tuple[Value, DType]:
+    """`x`, and the float type that it is averaged in."""
+    x = array_of(x, what)
+    kind = arithmetic_type(x.dtype)
+    return x, kind if kind.is_float else FLOAT32
+
+
+def _scaled(word: str, total: Value, count: float, root: bool = False) -> Value:
+    def build(e: Expr) -> Expr:
+        found = e / const(float(count), e.dtype)
+        return Call("sqrt", (found,), e.dtype) if root else found
+
+    return pointwise(word, [total], build, total.dtype, total.dtype)
+
+
+def mean(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
+    """The average of elements."""
+    x, kind = _float(x, "mean")
+    return _scaled("mean", _fold("sum", x, "sum", axis, keepdims, kind), _count(x, axis))
+
+
+def _spread(word: str, x: Any, axis: Axes, correction: float, keepdims: bool) -> Value:
+    x, kind = _float(x, word)
+    center = mean(x, axis=axis, keepdims=True)
+    far = pointwise("square", [x, center], lambda e, m: (e - m) * (e - m), kind, kind)
+    total = _fold("sum", far, "sum", axis, keepdims, kind)
+    return _scaled(word, total, builtins.max(_count(x, axis) - correction, 0), word == "std")
+
+
+def var(
+    x: Value, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False
+) -> Value:
+    """The mean squared distance from the average; `correction=1` for a sample's."""
+    return _spread("var", x, axis, correction, keepdims)
+
+
+def std(
+    x: Value, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False
+) -> Value:
+    """The square root of `var`."""
+    return _spread("std", x, axis, correction, keepdims)
+
+
+def _scan(word: str, monoid: str, x: Any, axis: int | None, dtype: Any, initial: bool) -> Value:
+    x = array_of(x, word)
+    if axis is None and x.ndim != 1:
+        raise CompileError(
+            f"{word} needs an axis in an array of {x.ndim} axes", got=f"shape {x.shape}",
+            fix="write axis=-1",
+        )  # fmt: skip
+    along = axis_of(-1 if axis is None else axis, x.ndim)
+    kind = find_dtype(dtype) if dtype is not None else default_sum_type(x.dtype)
+    found = define(word, x.shape, x.at, kind, monoid=monoid, scan=along)
+    if not initial:
+        return found
+    shape = tuple(n + (d == along) for d, n in enumerate(x.shape))
+
+    def elements(new: tuple[Expr, ...]) -> Expr:
+        before = tuple(i - 1 if d == along else i for d, i in enumerate(new))
+        start = const(int(monoid == "prod"), compute_type(kind))
+        return select(compare("==", new[along], 0), start, found.at(before))
+
+    return define(word, shape, elements, kind)
+
+
+def cumulative_sum(x: Value, /, *, axis: int | None = None, dtype: Any = None,
+                   include_initial: bool = False) -> Value:  # fmt: skip
+    """The sums of elements up to each along `axis`."""
+    return _scan("cumulative_sum", "sum", x, axis, dtype, include_initial)
+
+
+def cumulative_prod(x: Value, /, *, axis: int | None = None, dtype: Any = None,
+                    include_initial: bool = False) -> Value:  # fmt: skip
+    """The products of elements up to each along `axis`."""
+    return _scan("cumulative_prod", "prod", x, axis, dtype, include_initial)
+
+
+# ── softmax and its kin ──────────────────────────────────────────────────────────────────────
+
+
+def _centered(x: Any, what: str, axis: Axes) -> tuple[Value, Value, Value]:
+    """The largest elements, exp of the distance from them, and its sum."""
+    x, kind = _float(x, what)
+    top = max(x, axis=axis, keepdims=True)
+    far = pointwise("exp", [x, top], lambda e, m: Call("exp", (e - m,), e.dtype), kind, kind)
+    return top, far, sum(far, axis=axis, keepdims=True)
+
+
+def softmax(x: Value, /, *, axis: Axes = -1) -> Value:
+    """exp(x) / sum(exp(x)) along `axis`, computed from the distance to the largest element.
+
+    >>> from tilewright.formula.trace import trace
+    >>> print(trace(lambda x: softmax(x), [("x", (2, 4), "float32")]))
+    formula formula(x: float32[2, 4]) -> out
+        max[i < 2]: float32 = max[j < 4] x[i, j]
+        exp[i1 < 2, j1 < 4]: float32 = exp(x[i1, j1] - max[i1])
+        sum[i2 < 2]: float32 = sum[j2 < 4] exp[i2, j2]
+        out[i3 < 2, j3 < 4]: float32 = exp[i3, j3] / sum[i3]
+    """
+    _, far, total = _centered(x, "softmax", axis)
+    return pointwise("softmax", [far, total], lambda a, b: a / b, far.dtype, far.dtype)
+
+
+def log_softmax(x: Value, /, *, axis: Axes = -1) -> Value:
+    """The logarithm of `softmax`."""
+    top, _, total = _centered(x, "log_softmax", axis)
+    kind = total.dtype
+
+    def build(e: Expr, m: Expr, t: Expr) -> Expr:
+        return (e - m) - Call("log", (t,), t.dtype)
+
+    return pointwise("log_softmax", [x, top, total], build, kind, kind)
+
+
+def logsumexp(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
+    """log(sum(exp(x))) along `axis`, which does not overflow."""
+    top, _, total = _centered(x, "logsumexp", axis)
+    folds = axes_of(axis, array_of(x, "logsumexp").ndim)
+    parts = [each if keepdims else _dropped(each, folds) for each in (top, total)]
+    kind = total.dtype
+
+    def build(m: Expr, t: Expr) -> Expr:
+        return m + Call("log", (t,), t.dtype)
+
+    return pointwise("logsumexp", parts, build, kind, kind)
+
+
+def _dropped(x: Value, folds: tuple[int, ...]) -> Value:
+    """Without the axes that were kept at size 1."""
+    shape = tuple(n for d, n in enumerate(x.shape) if d not in folds)
+
+    def indices(*new: Expr) -> tuple[Expr, ...]:
+        rest = iter(new)
+        return tuple(const(0) if d in folds else next(rest) for d in range(x.ndim))
+
+    return x.view(shape, indices)

@@ -1,0 +1,248 @@
+"""From a Python function to a formula: it is called once, with symbolic arrays.
+
+Arrays carry the user's names: `s = q @ k` names the product `s`. To that end the function's text
+is rewritten; where there is none, arrays are called after their operation.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import count
+from types import CellType, CodeType, FunctionType
+from typing import Any, TypeAlias
+
+# for what operators mean
+from tilewright.formula import elementwise, indexing, products, shapes  # noqa: F401
+from tilewright.formula.front import Trace, Value, define, input_of, tracing
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.formula import Array, Axis, Formula, reads, tensor, verify
+from tilewright.lang.rewrite import arguments_of
+from tilewright.lang.where import register
+from tilewright.support.definitions import FUTURE, Definition, definition, nested
+from tilewright.support.errors import CompileError
+
+Input: TypeAlias = "Buffer | tuple[str, tuple[int, ...], Any]"
+_LETTERS = "ijklmnpqrstuvw"
+_HOOK = "_tw_named"
+
+
+def trace(function: Callable[..., Any], inputs: Sequence[Input]) -> Formula:
+    """The formula that `function` says of arrays like `inputs`.
+
+    >>> def scores(q, k):
+    ...     s = q @ k.mT
+    ...     return s * 0.5
+    >>> print(trace(scores, [("q", (4, 8), "float32"), ("k", (6, 8), "float32")]))
+    formula scores(q: float32[4, 8], k: float32[6, 8]) -> out
+        s[i < 4, j < 6]: float32 = sum[k1 < 8] q[i, k1] * k[j, k1]
+        out[i1 < 4, j1 < 6]: float32 = s[i1, j1] * 0.5
+    """
+    buffers = tuple(_input(each) for each in inputs)
+    made = Trace()
+    with tracing(made):
+        found = _with_names(function, made)(*map(input_of, buffers))
+        results = found if isinstance(found, (tuple, list)) else (found,)
+        outputs = [_output(made, each, function) for each in results]
+    name = getattr(function, "__name__", "formula")
+    name = name if name.isidentifier() else "formula"
+    formula = _named(made, name, buffers, _needed(made.arrays, outputs), outputs)
+    verify(formula)
+    return formula
+
+
+def _input(given: Input) -> Buffer:
+    if isinstance(given, Buffer):
+        return given
+    name, shape, dtype = given
+    return tensor(name, tuple(shape), find_dtype(dtype))
+
+
+def _output(trace: Trace, value: Any, function: Callable[..., Any]) -> Buffer:
+    """The array that leaves the formula, rounded to its declared type."""
+    if not isinstance(value, Value):
+        raise CompileError(
+            f"{getattr(function, '__name__', 'the function')} returns arrays",
+            got=repr(value)[:80],
+            fix="return an array, or a tuple of arrays",
+        )
+    defined = next((a for a in trace.arrays if a.buffer is value.buffer), None)
+    taken = defined is None or defined.name in trace.outputs
+    if defined is None or taken or not value.is_whole or value.dtype != defined.buffer.dtype:
+        if defined is not None and not taken and trace.names.get(defined.name) == value.name:
+            trace.names.pop(defined.name, None)  # what leaves has the name
+        define("out", value.shape, value.at, value.dtype, stored=value.dtype)
+        defined = trace.arrays[-1]
+    trace.names.setdefault(defined.name, value.name or "out")
+    trace.outputs.add(defined.name)
+    return defined.buffer
+
+
+def _needed(arrays: list[Array], outputs: Iterable[Buffer]) -> list[Array]:
+    """The arrays that the outputs are made of."""
+    needed = {b.name for b in outputs}
+    kept = []
+    for a in reversed(arrays):
+        if a.name in needed:
+            kept.append(a)
+            needed |= {read.buffer.name for read in reads(a)}
+    return kept[::-1]
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Names:
+    """Names that nobody has: `s`, `s1`, `s2`, …"""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+        self._next: dict[str, count[int]] = {}
+
+    def fresh(self, wish: str) -> str:
+        name = wish
+        while name in self._taken:
+            name = f"{wish}{next(self._next.setdefault(wish, count(1)))}"
+        self._taken.add(name)
+        return name
+
+
+def _named(
+    trace: Trace,
+    name: str,
+    inputs: tuple[Buffer, ...],
+    arrays: list[Array],
+    outputs: list[Buffer],
+) -> Formula:
+    """The formula in the user's names: theirs first, then those of operations, then axes."""
+    names = _Names(b.name for b in inputs)
+    called: dict[str, str] = {}
+    for a in sorted(arrays, key=lambda a: a.name not in trace.names):
+        called[a.name] = names.fresh(trace.names.get(a.name) or trace.words[a.name])
+    buffers = {
+        a.name: tensor(called[a.name], a.buffer.static_shape, a.buffer.dtype) for a in arrays
+    }
+    variables: dict[Var, Var] = {}
+    for a in arrays:
+        for place, axis in enumerate(dict.fromkeys(a.axes + a.over)):
+            letter = _LETTERS[place] if place < len(_LETTERS) else "x"
+            wish = trace.words[axis.var.name] or letter
+            variables[axis.var] = Var(names.fresh(wish))
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Var):
+            return variables.get(node)
+        if isinstance(node, Load) and node.buffer.name in buffers:
+            return Load(buffers[node.buffer.name], node.indices, node.loc)
+        return None
+
+    def axes(given: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(Axis(variables[axis.var], axis.extent) for axis in given)
+
+    renamed = tuple(
+        Array(
+            buffers[a.name], axes(a.axes), transform(a.body, rule), a.monoid, axes(a.over), a.scan,
+            a.loc,
+        )
+        for a in arrays
+    )  # fmt: skip
+    return Formula(name, inputs, renamed, tuple(buffers[b.name] for b in outputs))
+
+
+def _name(trace: Trace, target: Any, value: Any) -> Any:
+    """`value`, which the user calls `target`: a name, or a tuple of targets."""
+    if isinstance(target, tuple):
+        if isinstance(value, (tuple, list)) and len(value) == len(target):
+            for each, part in zip(target, value, strict=True):
+                _name(trace, each, part)
+    elif isinstance(value, Value) and target and not value.name:
+        value.name = target
+        if value.is_all and value.buffer is not None and value.buffer.name in trace.words:
+            trace.names.setdefault(value.buffer.name, target)
+    return value
+
+
+def _with_names(function: Callable[..., Any], trace: Trace) -> Callable[..., Any]:
+    """`function`, which tells the trace what it calls its values."""
+    if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
+        return function
+    try:
+        found = definition(function)
+    except CompileError:
+        return function
+    code = function.__code__
+    new = _rewritten(found, code.co_name, code.co_freevars, code.co_flags & FUTURE)
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    cells[_HOOK] = CellType(lambda target, value: _name(trace, target, value))
+    closure = tuple(cells[each] for each in new.co_freevars)
+    made = FunctionType(new, function.__globals__, function.__name__, None, closure)
+    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return made
+
+
+@lru_cache(maxsize=256)
+def _rewritten(found: Definition, name: str, free: tuple[str, ...], flags: int) -> CodeType:
+    indented = found.text.lstrip("\f")[:1].isspace()
+    tree = ast.parse("if 1:\n" * indented + found.text)
+    ast.increment_lineno(tree, found.line - 1 - indented)
+    node = next(each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
+    node.body = [_Namer().visit(each) for each in node.body]
+    node.name, node.decorator_list, node.returns = "_tw_inner", [], None
+    node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
+    for argument in arguments_of(node):
+        argument.annotation = None
+    module = ast.parse(f"def _tw_outer({', '.join([*free, _HOOK])}): pass")
+    module.body[0].body = [node]  # type: ignore[attr-defined]
+    whole = compile(ast.fix_missing_locations(module), found.file, "exec", flags, dont_inherit=True)
+    new = next(each for each in nested(whole) if each.co_name == node.name)
+    new = new.replace(co_name=name)
+    register(new, {})
+    return new
+
+
+class _Namer(ast.NodeTransformer):
+    """`s = x` becomes `s = named("s", x)`."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        for target in node.targets:
+            node.value = self._told(target, node.value)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        self.generic_visit(node)
+        if node.value is not None:
+            node.value = self._told(node.target, node.value)
+        return node
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
+        self.generic_visit(node)
+        node.value = self._told(node.target, node.value)
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.target, ast.Name):
+            return node
+        old = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
+        value = ast.copy_location(ast.BinOp(old, node.op, node.value), node)
+        return ast.copy_location(ast.Assign([node.target], self._told(node.target, value)), node)
+
+    def _told(self, target: ast.expr, value: ast.expr) -> ast.expr:
+        name = _target(target)
+        if not name:
+            return value
+        hook = ast.copy_location(ast.Name(_HOOK, ast.Load()), value)
+        word = ast.copy_location(ast.Constant(name), value)
+        return ast.copy_location(ast.Call(hook, [word, value], []), value)
+
+
+def _target(node: ast.expr) -> Any:
+    """The names of what is assigned: text, a tuple of such, or nothing."""
+    if isinstance(node, ast.Name):
+        return node.id if node.id.strip("_") else ""
+    parts = node.elts if isinstance(node, (ast.Tuple, ast.List)) else []
+    is_starred = any(isinstance(each, ast.Starred) for each in parts)
+    return "" if is_starred else tuple(_target(each) for each in parts)

@@ -1,0 +1,278 @@
+"""Formulas in the names of the Python Array API: `import tilewright.math as tm`.
+
+Functions and operators mean what the standard says (broadcasting, promotion, `axis`,
+`keepdims`); reads outside an array are zero.
+"""
+
+from __future__ import annotations
+
+import math as _math
+
+from tilewright.formula.elementwise import FUNCTIONS_BY_NAME as _ELEMENTWISE
+from tilewright.formula.elementwise import clip, gelu, where
+from tilewright.formula.front import Value, astype, broadcast_shapes, indices
+from tilewright.formula.indexing import take, take_along_axis
+from tilewright.formula.products import einsum, matmul, outer, tensordot, vecdot
+from tilewright.formula.promotion import can_cast, result_type
+from tilewright.formula.reductions import (
+    all,
+    any,
+    argmax,
+    argmin,
+    array,
+    count_nonzero,
+    cumulative_prod,
+    cumulative_sum,
+    log_softmax,
+    logsumexp,
+    max,
+    mean,
+    min,
+    prod,
+    softmax,
+    std,
+    sum,
+    var,
+)
+from tilewright.formula.shapes import (
+    arange,
+    broadcast_arrays,
+    broadcast_to,
+    concat,
+    diff,
+    expand_dims,
+    eye,
+    flip,
+    full,
+    full_like,
+    linspace,
+    matrix_transpose,
+    meshgrid,
+    moveaxis,
+    ones,
+    ones_like,
+    permute_dims,
+    repeat,
+    reshape,
+    roll,
+    squeeze,
+    stack,
+    tile,
+    tril,
+    triu,
+    unstack,
+    zeros,
+    zeros_like,
+)
+from tilewright.formula.trace import trace
+
+inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
+newaxis = None
+
+abs = _ELEMENTWISE["abs"]
+acos = _ELEMENTWISE["acos"]
+acosh = _ELEMENTWISE["acosh"]
+add = _ELEMENTWISE["add"]
+asin = _ELEMENTWISE["asin"]
+asinh = _ELEMENTWISE["asinh"]
+atan = _ELEMENTWISE["atan"]
+atan2 = _ELEMENTWISE["atan2"]
+atanh = _ELEMENTWISE["atanh"]
+bitwise_and = _ELEMENTWISE["bitwise_and"]
+bitwise_invert = _ELEMENTWISE["bitwise_invert"]
+bitwise_left_shift = _ELEMENTWISE["bitwise_left_shift"]
+bitwise_or = _ELEMENTWISE["bitwise_or"]
+bitwise_right_shift = _ELEMENTWISE["bitwise_right_shift"]
+bitwise_xor = _ELEMENTWISE["bitwise_xor"]
+ceil = _ELEMENTWISE["ceil"]
+copysign = _ELEMENTWISE["copysign"]
+cos = _ELEMENTWISE["cos"]
+cosh = _ELEMENTWISE["cosh"]
+divide = _ELEMENTWISE["divide"]
+equal = _ELEMENTWISE["equal"]
+erf = _ELEMENTWISE["erf"]
+exp = _ELEMENTWISE["exp"]
+expm1 = _ELEMENTWISE["expm1"]
+floor = _ELEMENTWISE["floor"]
+floor_divide = _ELEMENTWISE["floor_divide"]
+greater = _ELEMENTWISE["greater"]
+greater_equal = _ELEMENTWISE["greater_equal"]
+hypot = _ELEMENTWISE["hypot"]
+isfinite = _ELEMENTWISE["isfinite"]
+isinf = _ELEMENTWISE["isinf"]
+isnan = _ELEMENTWISE["isnan"]
+less = _ELEMENTWISE["less"]
+less_equal = _ELEMENTWISE["less_equal"]
+log = _ELEMENTWISE["log"]
+log10 = _ELEMENTWISE["log10"]
+log1p = _ELEMENTWISE["log1p"]
+log2 = _ELEMENTWISE["log2"]
+logaddexp = _ELEMENTWISE["logaddexp"]
+logical_and = _ELEMENTWISE["logical_and"]
+logical_not = _ELEMENTWISE["logical_not"]
+logical_or = _ELEMENTWISE["logical_or"]
+logical_xor = _ELEMENTWISE["logical_xor"]
+maximum = _ELEMENTWISE["maximum"]
+minimum = _ELEMENTWISE["minimum"]
+multiply = _ELEMENTWISE["multiply"]
+negative = _ELEMENTWISE["negative"]
+not_equal = _ELEMENTWISE["not_equal"]
+positive = _ELEMENTWISE["positive"]
+pow = _ELEMENTWISE["pow"]
+reciprocal = _ELEMENTWISE["reciprocal"]
+relu = _ELEMENTWISE["relu"]
+remainder = _ELEMENTWISE["remainder"]
+round = _ELEMENTWISE["round"]
+rsqrt = _ELEMENTWISE["rsqrt"]
+sigmoid = _ELEMENTWISE["sigmoid"]
+sign = _ELEMENTWISE["sign"]
+signbit = _ELEMENTWISE["signbit"]
+silu = _ELEMENTWISE["silu"]
+sin = _ELEMENTWISE["sin"]
+sinh = _ELEMENTWISE["sinh"]
+softplus = _ELEMENTWISE["softplus"]
+sqrt = _ELEMENTWISE["sqrt"]
+square = _ELEMENTWISE["square"]
+subtract = _ELEMENTWISE["subtract"]
+tan = _ELEMENTWISE["tan"]
+tanh = _ELEMENTWISE["tanh"]
+trunc = _ELEMENTWISE["trunc"]
+
+__all__ = [
+    "Value",
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "all",
+    "any",
+    "arange",
+    "argmax",
+    "argmin",
+    "array",
+    "asin",
+    "asinh",
+    "astype",
+    "atan",
+    "atan2",
+    "atanh",
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "broadcast_arrays",
+    "broadcast_shapes",
+    "broadcast_to",
+    "can_cast",
+    "ceil",
+    "clip",
+    "concat",
+    "copysign",
+    "cos",
+    "cosh",
+    "count_nonzero",
+    "cumulative_prod",
+    "cumulative_sum",
+    "diff",
+    "divide",
+    "e",
+    "einsum",
+    "equal",
+    "erf",
+    "exp",
+    "expand_dims",
+    "expm1",
+    "eye",
+    "flip",
+    "floor",
+    "floor_divide",
+    "full",
+    "full_like",
+    "gelu",
+    "greater",
+    "greater_equal",
+    "hypot",
+    "indices",
+    "inf",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "less",
+    "less_equal",
+    "linspace",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "log_softmax",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logsumexp",
+    "matmul",
+    "matrix_transpose",
+    "max",
+    "maximum",
+    "mean",
+    "meshgrid",
+    "min",
+    "minimum",
+    "moveaxis",
+    "multiply",
+    "nan",
+    "negative",
+    "newaxis",
+    "not_equal",
+    "ones",
+    "ones_like",
+    "outer",
+    "permute_dims",
+    "pi",
+    "positive",
+    "pow",
+    "prod",
+    "reciprocal",
+    "relu",
+    "remainder",
+    "repeat",
+    "reshape",
+    "result_type",
+    "roll",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "signbit",
+    "silu",
+    "sin",
+    "sinh",
+    "softmax",
+    "softplus",
+    "sqrt",
+    "square",
+    "squeeze",
+    "stack",
+    "std",
+    "subtract",
+    "sum",
+    "take",
+    "take_along_axis",
+    "tan",
+    "tanh",
+    "tensordot",
+    "tile",
+    "trace",
+    "tril",
+    "triu",
+    "trunc",
+    "unstack",
+    "var",
+    "vecdot",
+    "where",
+    "zeros",
+    "zeros_like",
+]
