@@ -1,15 +1,43 @@
 """Formulas in the names of the Python Array API: `import tilewright.math as tm`.
 
-Functions and operators mean what the standard says (broadcasting, promotion, `axis`,
-`keepdims`); reads outside an array are zero.
+Functions and operators mean what the standard says: broadcasting, promotion, `axis`, `keepdims`.
+What it leaves open: a float beside integers makes float32; integers of different signs that no type
+holds are refused; floats of 8 bits are computed, and returned, as float32; reads outside an array
+by an integer array are zero. Values are computed in float32 (float64 where an input is) and rounded
+where they leave the function, or where `astype` says so.
+
+    def attention(q, k, v):
+        s = q @ tm.matrix_transpose(k) * q.shape[-1] ** -0.5
+        i, j = tm.indices(s, -2, -1)
+        s = tm.where(j <= i, s, -tm.inf)
+        return tm.softmax(s, axis=-1) @ v
+
+Besides the standard: `array`, and `sum`, `prod`, `max`, `min`, `any`, `all` over indices;
+`indices`, `einsum`, `outer`, `softmax`, `log_softmax`, `logsumexp`, `sigmoid`, `relu`, `silu`, `gelu`,
+`softplus`, `rsqrt`, `erf`.
+
+Of the standard it leaves out:
+
+| left out | why |
+|---|---|
+| argsort searchsorted sort | sorting is no fold |
+| nonzero unique_all unique_counts unique_inverse unique_values | data decide their shapes |
+| boolean masks as indices | shapes that depend on data: `where` says it |
+| asarray from_dlpack empty empty_like | arrays are arguments and definitions |
+| conj imag real complex64 complex128 | no complex numbers |
+| nextafter | no target has it |
+| finfo iinfo isdtype | questions about types, which NumPy answers |
+| `repeat` by an array of counts | its shape would depend on data |
 """
 
 from __future__ import annotations
 
 import math as _math
+import sys as _sys
 
 from tilewright.formula.elementwise import FUNCTIONS_BY_NAME as _ELEMENTWISE
 from tilewright.formula.elementwise import clip, gelu, where
+from tilewright.formula.front import OPERATIONS as _OPERATIONS
 from tilewright.formula.front import Value, astype, broadcast_shapes, indices
 from tilewright.formula.indexing import take, take_along_axis
 from tilewright.formula.products import einsum, matmul, outer, tensordot, vecdot
@@ -23,6 +51,7 @@ from tilewright.formula.reductions import (
     count_nonzero,
     cumulative_prod,
     cumulative_sum,
+    isin,
     log_softmax,
     logsumexp,
     max,
@@ -65,9 +94,26 @@ from tilewright.formula.shapes import (
     zeros_like,
 )
 from tilewright.formula.trace import trace
+from tilewright.ir.dtype import DTYPES as _DTYPES
 
 inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
 newaxis = None
+
+bool = _DTYPES["bool"]
+int8 = _DTYPES["int8"]
+int16 = _DTYPES["int16"]
+int32 = _DTYPES["int32"]
+int64 = _DTYPES["int64"]
+uint8 = _DTYPES["uint8"]
+uint16 = _DTYPES["uint16"]
+uint32 = _DTYPES["uint32"]
+uint64 = _DTYPES["uint64"]
+float16 = _DTYPES["float16"]
+bfloat16 = _DTYPES["bfloat16"]
+float32 = _DTYPES["float32"]
+float64 = _DTYPES["float64"]
+float8_e4m3fn = _DTYPES["float8_e4m3fn"]
+float8_e5m2 = _DTYPES["float8_e5m2"]
 
 abs = _ELEMENTWISE["abs"]
 acos = _ELEMENTWISE["acos"]
@@ -138,6 +184,8 @@ tan = _ELEMENTWISE["tan"]
 tanh = _ELEMENTWISE["tanh"]
 trunc = _ELEMENTWISE["trunc"]
 
+_OPERATIONS["namespace"] = lambda: _sys.modules[__name__]
+
 __all__ = [
     "Value",
     "abs",
@@ -156,12 +204,14 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "bfloat16",
     "bitwise_and",
     "bitwise_invert",
     "bitwise_left_shift",
     "bitwise_or",
     "bitwise_right_shift",
     "bitwise_xor",
+    "bool",
     "broadcast_arrays",
     "broadcast_shapes",
     "broadcast_to",
@@ -186,6 +236,11 @@ __all__ = [
     "expm1",
     "eye",
     "flip",
+    "float16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
     "floor",
     "floor_divide",
     "full",
@@ -196,7 +251,12 @@ __all__ = [
     "hypot",
     "indices",
     "inf",
+    "int16",
+    "int32",
+    "int64",
+    "int8",
     "isfinite",
+    "isin",
     "isinf",
     "isnan",
     "less",
@@ -269,6 +329,10 @@ __all__ = [
     "tril",
     "triu",
     "trunc",
+    "uint16",
+    "uint32",
+    "uint64",
+    "uint8",
     "unstack",
     "var",
     "vecdot",

@@ -81,7 +81,7 @@ def _large(x: Expr) -> Expr:
 
 def _acosh(x: Expr) -> Expr:
     t = x - _of(1, x)
-    near = _call("log1p")(t + _call("sqrt")(t * (t + _of(2, x))))
+    near = _call("log1p")(t + _call("sqrt")(t) * _call("sqrt")(t + _of(2, x)))
     return Select(_large(x), _log_twice(x), near)
 
 
@@ -127,10 +127,11 @@ def _signbit(x: Expr) -> Expr:
 def _floor_divide(a: Expr, b: Expr) -> Expr:
     if not a.dtype.is_float:
         return folded("//", a, b)
-    # a number by an infinity is a zero; of the other sign it is just below one
-    opposite = folded("and", Call("isfinite", (a,), BOOL), _is("<", a * b, 0))
-    below = folded("and", Call("isinf", (b,), BOOL), opposite)
-    return Select(below, _of(-1, a), folded("//", a, b))
+    # a quotient just below zero, as by an infinity, is rounded to zero
+    quotient = a / b
+    differ = folded("^", _is("<", a, 0), _is("<", b, 0))
+    below = folded("and", folded("and", _is("==", quotient, 0), _is("!=", a, 0)), differ)
+    return Select(below, _of(-1, a), Call("floor", (quotient,), a.dtype))
 
 
 def _softplus(x: Expr) -> Expr:

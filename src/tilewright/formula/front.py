@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import zip_longest
 from math import prod
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from tilewright.formula.promotion import compute_type
 from tilewright.ir.core import *
@@ -93,6 +93,10 @@ def _operator(name: str) -> tuple[Callable[..., Value], Callable[..., Value]]:
         return OPERATIONS[name](a, b) if is_operand(a) else NotImplemented
 
     return left, right
+
+
+class NoMethod(CompileError, AttributeError):
+    """A method that NumPy's arrays have."""
 
 
 class Value:
@@ -251,6 +255,19 @@ class Value:
         self._unknown(
             "a Python list, range or size", "sizes are x.shape[axis]; index a formula's array"
         )
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        return OPERATIONS["namespace"]()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise NoMethod(
+                f"arrays of a formula have no {name!r}",
+                fix=f"functions of arrays are in tilewright.math: tm.{name}(x)",
+            )
 
     def _unknown(self, where: str, fix: str) -> NoReturn:
         raise CompileError(

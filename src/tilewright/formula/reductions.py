@@ -248,6 +248,20 @@ def count_nonzero(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> 
     return _fold("count_nonzero", x, "sum", axis, keepdims, INT64, truth)
 
 
+def isin(x1: Value, x2: Value, /, *, invert: bool = False) -> Value:
+    """Whether each element of one array is somewhere in the other."""
+    x, among = array_of(x1, "isin"), _flat(array_of(x2, "isin"))
+    kind = result_type(x, among)
+    op = "==" if not invert else "!="
+    over = current().axes(among.shape)
+
+    def elements(new: tuple[Expr, ...]) -> Expr:
+        sides = element_of(x, new, kind), element_of(among, (over[0].var,), kind)
+        return compare(op, *sides)
+
+    return define("isin", x.shape, elements, BOOL, monoid="all" if invert else "any", over=over)
+
+
 def _count(x: Value, axis: Axes) -> int:
     return product(x.shape[d] for d in axes_of(axis, x.ndim))
 

@@ -188,11 +188,11 @@ def _rewritten(found: Definition, name: str, free: tuple[str, ...], flags: int) 
     tree = ast.parse("if 1:\n" * indented + found.text)
     ast.increment_lineno(tree, found.line - 1 - indented)
     node = next(each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
-    node.body = [_Namer().visit(each) for each in node.body]
     node.name, node.decorator_list, node.returns = "_tw_inner", [], None
     node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
     for argument in arguments_of(node):
         argument.annotation = None
+    _Namer().generic_visit(node)
     module = ast.parse(f"def _tw_outer({', '.join([*free, _HOOK])}): pass")
     module.body[0].body = [node]  # type: ignore[attr-defined]
     whole = compile(ast.fix_missing_locations(module), found.file, "exec", flags, dont_inherit=True)
@@ -226,9 +226,10 @@ class _Namer(ast.NodeTransformer):
         self.generic_visit(node)
         if not isinstance(node.target, ast.Name):
             return node
-        old = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
-        value = ast.copy_location(ast.BinOp(old, node.op, node.value), node)
-        return ast.copy_location(ast.Assign([node.target], self._told(node.target, value)), node)
+        made = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
+        target = ast.copy_location(ast.Name(node.target.id, ast.Store()), node)
+        again = ast.Assign([target], self._told(node.target, made))
+        return [node, ast.copy_location(again, node)]
 
     def _told(self, target: ast.expr, value: ast.expr) -> ast.expr:
         name = _target(target)
