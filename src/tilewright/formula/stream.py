@@ -6,7 +6,7 @@ number for each of its `Fold`s, `Center`s and `Sum`s, and a step brings them up 
 
     Fold    new = monoid(old, the block's terms)                  terms know nothing that runs
     Center  new = value                                           of results that are known so far
-    Sum     new = Σ coefficient(old centers, new centers) · old of a sum + Σ the block's terms
+    Sum     new = Σ coefficient(old centers, new centers) · old sums + Σ the block's terms
     Result  a level's value, of what is known so far              not state
 
 Two states of disjoint parts combine likewise: folds by their monoid, centers from the results,
@@ -44,7 +44,11 @@ class Level:
 
 @dataclass(frozen=True)
 class Fold:
-    """State that is folded from terms which know nothing that runs. It starts with `start`."""
+    """State that is folded from terms which know nothing that runs. It starts with `start`.
+
+    Of argmax and argmin, `var` is the place, the value of the stream's index there, an int32 that
+    starts with 0; the state has `value_of(fold)` too, the term there, which starts with `start`.
+    Of two places with equal values the smaller one is kept."""
 
     var: Var
     monoid: str
@@ -64,8 +68,8 @@ class Center:
 
 @dataclass(frozen=True)
 class Shift:
-    """How much of the old sum `of` goes into the new one: `coefficient` is over `old(c)` and `c`
-    of centers."""
+    """How much of the old `of`, a sum or a fold by sum or count, goes into the new sum:
+    `coefficient` is over `old(c)` and `c` of centers."""
 
     of: Var
     coefficient: Expr
@@ -113,3 +117,8 @@ def old(var: Var) -> Var:
     'c.old'
     """
     return Var(f"{var.name}.old", var.dtype)
+
+
+def value_of(fold: Fold) -> Var:
+    """The greatest or smallest term, of which a fold by argmax or argmin has the place."""
+    return Var(f"{fold.var.name}.value", fold.term.dtype)
