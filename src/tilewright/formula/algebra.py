@@ -25,6 +25,7 @@ class Algebra(Model):
 
     ordered = False
     order: int  # of the ring whose squares are the positive numbers
+    lacks: frozenset[str]  # laws that hold of real numbers and not here: see `verify`
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -147,6 +148,7 @@ class Series(Algebra):
 
     name = "series"
     order = MERSENNE
+    lacks = frozenset(("log in exp", "signs"))
 
     def ratio(self, value: Fraction) -> Value:
         number = value.numerator * pow(value.denominator, -1, MERSENNE) % MERSENNE
@@ -265,6 +267,7 @@ class Pair(Algebra):
 
     name = "pair"
     order = P
+    lacks = frozenset(("log", "exp in exp", "signs", "waves"))
 
     def ratio(self, value: Fraction) -> Value:
         top, bottom = value.numerator, value.denominator

@@ -160,7 +160,7 @@ EXPONENTIAL = frozenset(("exp", "exp2", "exp10"))
 # ---------------------------------------------------------------- decimals
 
 DIGITS = 60
-_CONTEXT = decimal.Context(DIGITS, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, traps=[])
+EXACT = decimal.Context(DIGITS, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, traps=[])
 _ONE = Decimal(1)
 _ROUNDINGS = {
     "floor": decimal.ROUND_FLOOR,
@@ -175,11 +175,11 @@ _TURN = decimal.Context(80).multiply(_PI, Decimal(2))
 def _wave(a: Decimal, first: Decimal, k: int) -> Decimal:
     """sin (`first` = a, k = 1) or cos (`first` = 1, k = 0) by their series."""
     total = term = first
-    square = _CONTEXT.multiply(a, a).copy_negate()
+    square = EXACT.multiply(a, a).copy_negate()
     while term and term.adjusted() > -DIGITS - 5:
         k += 2
-        term = _CONTEXT.divide(_CONTEXT.multiply(term, square), Decimal(k * (k - 1)))
-        total = _CONTEXT.add(total, term)
+        term = EXACT.divide(EXACT.multiply(term, square), Decimal(k * (k - 1)))
+        total = EXACT.add(total, term)
     return total
 
 
@@ -193,7 +193,7 @@ def _erf(a: Decimal) -> Decimal:
         k += 1
         term = context.divide(context.multiply(term, square), Decimal(k))
         total = context.add(total, context.divide(term, Decimal(2 * k + 1)))
-    return _CONTEXT.divide(context.add(total, total), _CONTEXT.sqrt(_PI))
+    return EXACT.divide(context.add(total, total), EXACT.sqrt(_PI))
 
 
 class Decimals(Model):
@@ -203,36 +203,36 @@ class Decimals(Model):
 
     def constant(self, value: Number) -> Value:
         if isinstance(value, Fraction):
-            return _CONTEXT.divide(Decimal(value.numerator), Decimal(value.denominator))
+            return EXACT.divide(Decimal(value.numerator), Decimal(value.denominator))
         return Decimal(value)
 
     def add(self, a: Value, b: Value) -> Value:
-        return _CONTEXT.add(a, b)
+        return EXACT.add(a, b)
 
     def mul(self, a: Value, b: Value) -> Value:
-        return _CONTEXT.multiply(a, b)
+        return EXACT.multiply(a, b)
 
     def neg(self, a: Value) -> Value:
         return a.copy_negate()
 
     def div(self, a: Value, b: Value) -> Value:
-        return _CONTEXT.divide(a, b)
+        return EXACT.divide(a, b)
 
     def power(self, a: Value, exponent: Fraction) -> Value:
         if exponent.denominator == 1:
             if exponent == -1:
-                return _CONTEXT.divide(Decimal(1), a)
-            return _CONTEXT.power(a, int(exponent)) if exponent else Decimal(1)
+                return EXACT.divide(Decimal(1), a)
+            return EXACT.power(a, int(exponent)) if exponent else Decimal(1)
         if abs(exponent) == Fraction(1, 2):
-            root = _CONTEXT.sqrt(a)
-            return root if exponent > 0 else _CONTEXT.divide(Decimal(1), root)
-        return _CONTEXT.exp(_CONTEXT.multiply(_CONTEXT.ln(a), self.constant(exponent)))
+            root = EXACT.sqrt(a)
+            return root if exponent > 0 else EXACT.divide(Decimal(1), root)
+        return EXACT.exp(EXACT.multiply(EXACT.ln(a), self.constant(exponent)))
 
     def exp(self, a: Value) -> Value:
-        return _CONTEXT.exp(a)
+        return EXACT.exp(a)
 
     def log(self, a: Value) -> Value:
-        return _CONTEXT.ln(a)
+        return EXACT.ln(a)
 
     def finite(self, a: Value) -> Value:
         return a.is_finite()
@@ -251,13 +251,13 @@ class Decimals(Model):
         if name in LOWERED:
             return LOWERED[name](self, *args)
         if name == "ln":
-            return _CONTEXT.ln(args[0])
+            return EXACT.ln(args[0])
         if not all(a.is_finite() for a in args):
             return Decimal("NaN")
         if name in _ROUNDINGS:
             return args[0].to_integral_value(_ROUNDINGS[name])
         if name in ("sin", "cos"):
-            turned = _CONTEXT.remainder_near(args[0], _TURN)
+            turned = EXACT.remainder_near(args[0], _TURN)
             return _wave(turned, turned, 1) if name == "sin" else _wave(turned, Decimal(1), 0)
         if name == "erf":
             return _erf(args[0])
@@ -265,6 +265,11 @@ class Decimals(Model):
             return Decimal(FOLD[name](*(int(a) for a in args)))
         # the rest as well as floats know it: exact on elements, which is where it stands
         return Decimal(float(Floats(np.float64).function(name, [np.float64(a) for a in args])))
+
+
+def _size(value: Decimal) -> Decimal:
+    """What rounds; an infinite number does not."""
+    return Decimal(0) if value.is_infinite() else value.copy_abs()
 
 
 class Measured(Model):
@@ -275,39 +280,39 @@ class Measured(Model):
     exact = Decimals()
 
     def given(self, value: Decimal, exact: bool) -> Value:
-        return value, Decimal(0) if exact else value.copy_abs()
+        return value, Decimal(0) if exact else _size(value)
 
     def constant(self, value: Number) -> Value:
         return self.exact.constant(value), Decimal(0)
 
     def _made(self, value: Decimal, *moved: tuple[Decimal, Decimal]) -> Value:
         """`value` of arguments with errors, each with how fast it moves with that argument."""
-        error = value.copy_abs()
+        error = _size(value)
         for slope, off in moved:
             if off:
-                error = _CONTEXT.fma(slope.copy_abs(), off, error)
+                error = EXACT.fma(slope.copy_abs(), off, error)
         return value, error
 
     def add(self, a: Value, b: Value) -> Value:
-        return self._made(_CONTEXT.add(a[0], b[0]), (_ONE, a[1]), (_ONE, b[1]))
+        return self._made(EXACT.add(a[0], b[0]), (_ONE, a[1]), (_ONE, b[1]))
 
     def mul(self, a: Value, b: Value) -> Value:
-        return self._made(_CONTEXT.multiply(a[0], b[0]), (b[0], a[1]), (a[0], b[1]))
+        return self._made(EXACT.multiply(a[0], b[0]), (b[0], a[1]), (a[0], b[1]))
 
     def neg(self, a: Value) -> Value:
         return a[0].copy_negate(), a[1]
 
     def power(self, a: Value, exponent: Fraction) -> Value:
         value = self.exact.power(a[0], exponent)
-        slope = _CONTEXT.multiply(self.exact.constant(exponent), _CONTEXT.divide(value, a[0]))
+        slope = EXACT.multiply(self.exact.constant(exponent), EXACT.divide(value, a[0]))
         return self._made(value, (slope, a[1]))
 
     def exp(self, a: Value) -> Value:
-        value = _CONTEXT.exp(a[0])
+        value = EXACT.exp(a[0])
         return self._made(value, (value, a[1])) if value else (value, value)
 
     def log(self, a: Value) -> Value:
-        return self._made(_CONTEXT.ln(a[0]), (_CONTEXT.divide(_ONE, a[0]), a[1]))
+        return self._made(EXACT.ln(a[0]), (EXACT.divide(_ONE, a[0]), a[1]))
 
     def finite(self, a: Value) -> Value:
         return a[0].is_finite()
@@ -325,7 +330,7 @@ class Measured(Model):
             return value
         if name in ("max", "min"):
             return value, max(args[0][1], args[1][1])
-        with decimal.localcontext(_CONTEXT):
+        with decimal.localcontext(EXACT):
             if name in _ROUNDINGS:  # may step where floats lie on the other side
                 off = abs(numbers[0] - value)
                 near = min(off, abs(off - 1), abs(off - Decimal("0.5")))
