@@ -23,7 +23,7 @@ _HOMES = {
     "SanitizerError SanitizerWarning VerifyError",
 }
 _PUBLIC = {name: home for home, names in _HOMES.items() for name in names.split()}
-_MODULES = ("autotuner", "language", "layout", "profiler")
+_MODULES = ("autotuner", "language", "layout", "math", "profiler")
 
 __all__ = [
     "AutoTuner",
@@ -54,6 +54,7 @@ __all__ = [
     "jit",
     "language",
     "layout",
+    "math",
     "measure",
     "next_power_of_2",
     "par_compile",
@@ -65,7 +66,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tilewright import autotuner, language, layout
+    from tilewright import autotuner, language, layout, math
     from tilewright.ir.atoms import Feature
     from tilewright.ir.schedule import Numerics, Schedule
     from tilewright.ir.target import Target

@@ -13,8 +13,8 @@ where they leave the function, or where `astype` says so.
         return tm.softmax(s, axis=-1) @ v
 
 Besides the standard: `array`, and `sum`, `prod`, `max`, `min`, `any`, `all` over indices;
-`indices`, `einsum`, `outer`, `softmax`, `log_softmax`, `logsumexp`, `sigmoid`, `relu`, `silu`, `gelu`,
-`softplus`, `rsqrt`, `erf`.
+`indices`, `einsum`, `outer`, `softmax`, `log_softmax`, `logsumexp`, `sigmoid`, `relu`, `silu`,
+`gelu`, `softplus`, `rsqrt`, `erf`.
 
 Of the standard it leaves out:
 
@@ -34,6 +34,8 @@ from __future__ import annotations
 
 import math as _math
 import sys as _sys
+import types as _types
+from typing import Any as _Any
 
 from tilewright.formula.elementwise import FUNCTIONS_BY_NAME as _ELEMENTWISE
 from tilewright.formula.elementwise import clip, gelu, where
@@ -340,3 +342,15 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+
+class _Decorator(_types.ModuleType):
+    """`tw.math` is this module and, called, the decorator."""
+
+    def __call__(self, function: _Any = None, *, target: _Any = None) -> _Any:
+        from tilewright.formula.function import math
+
+        return math(function, target=target)
+
+
+_sys.modules[__name__].__class__ = _Decorator

@@ -7,10 +7,10 @@ is rewritten; where there is none, arrays are called after their operation.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MappingProxyType
 from typing import Any, TypeAlias
 
 # for what operators mean
@@ -29,8 +29,13 @@ _LETTERS = "ijklmnpqrstuvw"
 _HOOK = "_tw_named"
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[Input]) -> Formula:
-    """The formula that `function` says of arrays like `inputs`.
+def trace(
+    function: Callable[..., Any],
+    inputs: Sequence[Input],
+    fixed: Mapping[str, Any] = MappingProxyType({}),
+) -> Formula:
+    """The formula that `function` says of arrays like `inputs`; arguments that are no arrays are
+    `fixed`.
 
     >>> def scores(q, k):
     ...     s = q @ k.mT
@@ -43,7 +48,7 @@ def trace(function: Callable[..., Any], inputs: Sequence[Input]) -> Formula:
     buffers = tuple(_input(each) for each in inputs)
     made = Trace()
     with tracing(made):
-        found = _with_names(function, made)(*map(input_of, buffers))
+        found = _called(_with_names(function, made), buffers, fixed)
         results = found if isinstance(found, (tuple, list)) else (found,)
         outputs = [_output(made, each, function) for each in results]
     name = getattr(function, "__name__", "formula")
@@ -51,6 +56,14 @@ def trace(function: Callable[..., Any], inputs: Sequence[Input]) -> Formula:
     formula = _named(made, name, buffers, _needed(made.arrays, outputs), outputs)
     verify(formula)
     return formula
+
+
+def _called(
+    function: Callable[..., Any], buffers: tuple[Buffer, ...], fixed: Mapping[str, Any]
+) -> Any:
+    if not fixed:
+        return function(*map(input_of, buffers))
+    return function(**{b.name: input_of(b) for b in buffers}, **fixed)
 
 
 def _input(given: Input) -> Buffer:
@@ -144,7 +157,7 @@ def _named(
     renamed = tuple(
         Array(
             buffers[a.name], axes(a.axes), transform(a.body, rule), a.monoid, axes(a.over), a.scan,
-            a.loc,
+            a.name in trace.names, a.loc,
         )
         for a in arrays
     )  # fmt: skip

@@ -44,8 +44,8 @@ class Axis:
 @dataclass(frozen=True)
 class Array:
     """An array and its definition. `over` and `monoid` say what is folded, if something is; with
-    `scan`, `over` is one of `axes`, and each element folds those up to its own. `loc` is where
-    the user wrote it."""
+    `scan`, `over` is one of `axes`, and each element folds those up to its own. `given`: the
+    user gave it its name; `loc` is where."""
 
     buffer: Buffer
     axes: tuple[Axis, ...]
@@ -53,6 +53,7 @@ class Array:
     monoid: str = ""
     over: tuple[Axis, ...] = ()
     scan: bool = False
+    given: bool = field(default=False, compare=False, repr=False)
     loc: Loc | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -1,0 +1,137 @@
+"""`@tw.math`: a function of arrays that runs as a tile program."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+from tilewright.formula.inline import normalize
+from tilewright.formula.program import TileProgram, program_of
+from tilewright.formula.trace import trace
+from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.formula import Formula
+from tilewright.support.errors import CompileError
+
+
+class MathFunction:
+    """A formula, called with arrays. Kernels are made for the shapes and types that it meets.
+
+    >>> import numpy as np, tilewright as tw, tilewright.math as tm
+    >>> @tw.math
+    ... def double(x):
+    ...     return x + x
+    >>> double(np.arange(3, dtype=np.float32)).tolist()
+    [0.0, 2.0, 4.0]
+    """
+
+    def __init__(self, function: Callable[..., Any], target: Any = None) -> None:
+        self.function, self.target = function, target
+        self.signature = inspect.signature(function)
+        self._made: dict[tuple[Any, ...], _Made] = {}
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        made, arrays = self._of(args, kwargs)
+        return made.run(arrays)
+
+    def formula(self, *args: Any, **kwargs: Any) -> Formula:
+        """The formula for arguments like these."""
+        return self._of(args, kwargs)[0].formula
+
+    def tile(self, *args: Any, **kwargs: Any) -> str:
+        """The tile program for arguments like these, as Python text."""
+        return self._of(args, kwargs)[0].program.text
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """What was decided for arguments like these: kernels, loops, rounding, and what each
+        kernel's schedule is."""
+        made, arrays = self._of(args, kwargs)
+        return made.explained(arrays)
+
+    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Made, list[Any]]:
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arrays = {n: a for n, a in bound.arguments.items() if _is_array(a)}
+        fixed = {n: a for n, a in bound.arguments.items() if n not in arrays}
+        kinds = [(n, tuple(map(int, a.shape)), find_dtype(a.dtype)) for n, a in arrays.items()]
+        key = (*kinds, *((n, repr(a)) for n, a in fixed.items()))
+        if key not in self._made:
+            self._made[key] = self._make(kinds, fixed)
+        return self._made[key], list(arrays.values())
+
+    def _make(self, kinds: list[tuple[str, tuple[int, ...], Any]], fixed: dict[str, Any]) -> _Made:
+        if not kinds:
+            raise CompileError(
+                f"{self.__name__} was given no array",  # type: ignore[attr-defined]
+                fix="call it with NumPy, PyTorch or JAX arrays; numbers are constants of a formula",
+                code="arguments",
+            )
+        return _Made(trace(self.function, kinds, fixed), self.target)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+class _Made:
+    """A formula of known shapes, its program, and the kernel when it has been called."""
+
+    def __init__(self, formula: Formula, target: Any) -> None:
+        self.formula, self.target = formula, target
+        self.normal = normalize(formula)
+
+    @functools.cached_property
+    def program(self) -> TileProgram:
+        return program_of(self.normal)
+
+    @functools.cached_property
+    def kernel(self) -> Any:
+        kernel = load(self.program)
+        return kernel.on(self.target) if self.target is not None else kernel
+
+    def _shaped(self, arrays: list[Any]) -> list[Any]:
+        return [a.reshape(b.static_shape) for a, b in
+                zip(arrays, self.normal.formula.inputs, strict=True)]  # fmt: skip
+
+    def run(self, arrays: list[Any]) -> Any:
+        found = self.kernel(*self._shaped(arrays))
+        several = isinstance(found, (tuple, list))
+        outputs = [
+            o.reshape(self.normal.shapes[b.name])
+            for o, b in zip(found if several else [found], self.formula.outputs, strict=True)
+        ]
+        return tuple(outputs) if several else outputs[0]
+
+    def explained(self, arrays: list[Any]) -> str:
+        program = self.program
+        lines = [str(self.formula), "", f"kernels: {len(program.kernels)}"]
+        for kernel in program.kernels:
+            axes = ", ".join(f"{v.name} {role}" for v, role in kernel.roles.items())
+            lines.append(f"  {kernel.output.name}: {axes}")
+            stream = program.streams.get(kernel.output.name)
+            if stream is not None:
+                kept = ", ".join(s.var.name for s in stream.state)
+                lines.append(f"    a loop over {kernel.stream[-1].var.name} keeps {kept}")
+                lines += [f"    {note}" for note in stream.notes]
+        lines += [f"in memory: {why}" for why in program.apart]
+        lines += [f"rounding: {where}" for where in program.rounded]
+        return "\n".join([*lines, "", program.text])
+
+
+def load(program: TileProgram) -> Any:
+    """The kernel of a program's text, compiled as if it had been read from a file."""
+    name = f"<tile program {program.name} {abs(hash(program.text)):x}>"
+    linecache.cache[name] = (len(program.text), None, program.text.splitlines(True), name)
+    scope: dict[str, Any] = {"__name__": f"tile_program_{program.name}"}
+    exec(compile(program.text, name, "exec"), scope)
+    return scope[program.name]
+
+
+def math(function: Callable[..., Any] | None = None, *, target: Any = None) -> Any:
+    """Make a tile program of a function of arrays: `@tw.math` or `@tw.math(target="cpu")`."""
+    if function is None:
+        return functools.partial(math, target=target)
+    return MathFunction(function, target)

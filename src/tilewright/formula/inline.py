@@ -1,0 +1,170 @@
+"""Formulas in normal form: folds, and what is pointwise written out inside them.
+
+Dimensions of one element go, arrays that fold nothing are inlined, equal folds become one, what
+nobody needs is dropped, and dimensions that are always used together become one. Names that the
+user gave to what was inlined are kept beside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.formula.laws import scales_behind_maxima, split_long_folds
+from tilewright.formula.merge import merged
+from tilewright.ir.analysis.bounds import Ranges, bounds
+from tilewright.ir.core import *
+from tilewright.ir.formula import Array, Formula, reads, tensor
+from tilewright.ir.simplify import simplify
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A formula whose arrays are folds and outputs. `inlined` are those that were written out,
+    for their names; `shapes` is what inputs and outputs look like from outside."""
+
+    formula: Formula
+    inlined: tuple[Array, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+
+def normalize(formula: Formula) -> Normal:
+    """
+    >>> from tilewright.ir.formula import Axis, array
+    >>> x, i = tensor("x", (4,), FLOAT32), Axis(Var("i"), 4)
+    >>> y = array("y", (i,), Load(x, (i.var,)) * 2)
+    >>> z = array("z", (i,), Load(y.buffer, (i.var,)) + 1)
+    >>> print(normalize(Formula("f", (x,), (y, z), (z.buffer,))).formula)
+    formula f(x: float32[4]) -> z
+        z[i < 4]: float32 = x[i] * 2.0 + 1.0
+    """
+    shapes = {b.name: b.static_shape for b in (*formula.inputs, *formula.outputs)}
+    formula = squeezed(formula)
+    known: dict[str, Array] = {}  # what is pointwise, inlined already
+    folds: dict[tuple[object, ...], Buffer] = {}
+    same: dict[str, Buffer] = {}
+    arrays: list[Array] = []
+    outputs = {b.name for b in formula.outputs}
+    for a in formula.arrays:
+        a = _inlined(a, known, same)
+        if a.is_pointwise:
+            known[a.name] = a
+        else:
+            key = _definition(a)
+            if key in folds and a.name not in outputs:
+                same[a.name] = folds[key]
+                continue
+            folds.setdefault(key, a.buffer)
+        if not a.is_pointwise or a.name in outputs:
+            arrays.append(a)
+    kept = _needed(arrays, outputs)
+    aside = [a for a in known.values() if a.name not in outputs]
+    both = merged(replace(formula, arrays=(*kept, *aside)))
+    kept, inlined = both.arrays[: len(kept)], both.arrays[len(kept) :]
+    found = split_long_folds(scales_behind_maxima(replace(both, arrays=kept)))
+    return Normal(found, inlined, shapes)
+
+
+def ranges_of(a: Array) -> Ranges:
+    """What is known of the axes of an array."""
+    return Ranges({axis.var: (0, axis.extent - 1) for axis in (*a.axes, *a.over)})
+
+
+def squeezed(formula: Formula) -> Formula:
+    """Without dimensions of one element: their index is zero."""
+    new: dict[str, Buffer] = {}
+
+    def short(b: Buffer) -> Buffer:
+        shape = tuple(n for n in b.static_shape if n != 1)
+        return b if len(shape) == b.rank else tensor(b.name, shape, b.dtype)
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or node.buffer.name not in new:
+            return None
+        kept = [i for i, n in zip(node.indices, node.buffer.static_shape, strict=True) if n != 1]
+        dropped = [i for i, n in zip(node.indices, node.buffer.static_shape, strict=True) if n == 1]
+        element: Expr = Load(new[node.buffer.name], tuple(kept), node.loc)
+        for index in dropped:  # what lies outside is zero, of one element, too
+            if not (isinstance(index, Const) and index.value == 0):
+                inside = compare("==", index, 0)
+                element = select(inside, element, const(0, element.dtype))
+        return element
+
+    for b in formula.inputs:
+        new[b.name] = short(b)
+    arrays = []
+    for a in formula.arrays:
+        ones = {axis.var: const(0, INT32) for axis in (*a.axes, *a.over) if axis.extent == 1}
+        arg = a.monoid.startswith("arg") and a.over[0].extent == 1
+        body = transform(substitute(a.body, dict(ones)), rule)
+        over = tuple(axis for axis in a.over if axis.extent != 1)
+        monoid = a.monoid if over else ""
+        if a.monoid and not over:
+            body = const(0, a.buffer.dtype) if arg else cast(body, a.buffer.dtype)
+        new[a.name] = short(a.buffer)
+        axes = tuple(axis for axis in a.axes if axis.extent != 1)
+        arrays.append(replace(a, buffer=new[a.name], axes=axes, body=body, over=over,
+                              monoid=monoid, scan=a.scan and bool(over)))  # fmt: skip
+    return replace(
+        formula,
+        inputs=tuple(new[b.name] for b in formula.inputs),
+        arrays=tuple(arrays),
+        outputs=tuple(new[b.name] for b in formula.outputs),
+    )
+
+
+def _inlined(a: Array, known: dict[str, Array], same: dict[str, Buffer]) -> Array:
+    ranges = ranges_of(a)
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        if node.buffer.name in same:
+            return Load(same[node.buffer.name], node.indices, node.loc)
+        inner = known.get(node.buffer.name)
+        if inner is None:
+            return None
+        indices = tuple(simplify(i, ranges) for i in node.indices)
+        element = cast(inner.at(indices), node.dtype)
+        for index, extent in zip(indices, node.buffer.static_shape, strict=True):
+            lo, hi = bounds(index, ranges)[:2]
+            if lo < 0 or hi >= extent:  # zero outside
+                inside = logical_and(compare(">=", index, 0), compare("<", index, extent))
+                element = select(inside, element, const(0, element.dtype))
+        return element
+
+    body = transform(transform(a.body, rule), _root)
+
+    def indexed(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        indices = tuple(simplify(i, ranges) for i in node.indices)
+        return Load(node.buffer, indices, node.loc)
+
+    return replace(a, body=transform(body, indexed))
+
+
+def _root(node: Expr) -> Expr | None:
+    """Powers that have a name."""
+    match node:
+        case Call(name="pow", args=(a, Const(value=0.5))):
+            return Call("sqrt", (a,), a.dtype)
+        case Call(name="pow", args=(a, Const(value=-0.5))):
+            return Call("rsqrt", (a,), a.dtype)
+    return None
+
+
+def _definition(a: Array) -> tuple[object, ...]:
+    """Equal for folds that are the same but for the names of their axes."""
+    axes = (*a.axes, *a.over)
+    body = substitute(a.body, {axis.var: Var(f"#{n}") for n, axis in enumerate(axes)})
+    extents = tuple(axis.extent for axis in axes)
+    return (a.monoid, a.scan, len(a.axes), extents, a.buffer.dtype, body)
+
+
+def _needed(arrays: list[Array], outputs: set[str]) -> tuple[Array, ...]:
+    needed, kept = set(outputs), []
+    for a in reversed(arrays):
+        if a.name in needed:
+            kept.append(a)
+            needed |= {read.buffer.name for read in reads(a)}
+    return tuple(reversed(kept))

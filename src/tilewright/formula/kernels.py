@@ -1,0 +1,279 @@
+"""Which arrays one kernel computes, over which axes, and what becomes of each axis.
+
+A kernel computes an output and the folds that it needs, unless a fold must lie in memory first.
+Arrays that read one another share axes: reading `top[i]` makes the axis of `top` and `i` one. Then
+each axis has a role:
+
+    each     one index a block                     batches
+    tile     a tile a block                        rows and columns
+    whole    all of it at once                     rows that are folded, heads of attention
+    stream   tiles one after the other             depths of products, keys of attention
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.formula.inline import Normal
+from tilewright.formula.matrices import Product, product_of
+from tilewright.ir.core import *
+from tilewright.ir.formula import Array, Axis, Formula, reads
+
+# an axis that no product walks is held by a block if it is not longer than this
+MOST_HELD = 512
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """`output` and the `folds` before it, over shared axes: `grid` and, where there is one, a loop
+    over `stream`, whose last axis is a tile, those before it one index at a time."""
+
+    output: Array
+    folds: tuple[Array, ...]
+    roles: dict[Var, str]
+    grid: tuple[Axis, ...]
+    stream: tuple[Axis, ...]
+    named: dict[Expr, str]
+    extents: dict[Var, int]
+
+    @property
+    def levels(self) -> tuple[Array, ...]:
+        """The folds of the loop, in order."""
+        along = {axis.var for axis in self.stream}
+        return tuple(f for f in self.folds if along & {axis.var for axis in f.over})
+
+
+class Apart(Exception):
+    """`array` cannot be computed inside the kernel: it has to lie in memory."""
+
+    def __init__(self, array: str, reason: str) -> None:
+        super().__init__(f"{array}: {reason}")
+        self.array, self.reason = array, reason
+
+
+def kernels_of(
+    normal: Normal, refused: dict[str, str]
+) -> tuple[tuple[KernelPlan, ...], tuple[str, ...]]:
+    """The kernels in order, and why arrays that lie between them were not fused; `refused` are
+    those that are known to lie there."""
+    formula, apart = normal.formula, dict(refused)
+    while True:
+        try:
+            roots = [a for a in formula.arrays if a.name in apart or a.buffer in formula.outputs]
+            kept = {a.name for a in roots}
+            found = tuple(_kernel(a, normal, kept - {a.name}) for a in roots)
+            return found, tuple(f"{name} {reason}" for name, reason in apart.items())
+        except Apart as wrong:
+            assert wrong.array not in apart, wrong
+            apart[wrong.array] = wrong.reason
+
+
+def _kernel(root: Array, normal: Normal, in_memory: set[str]) -> KernelPlan:
+    folds = _folds_of(root, normal.formula, in_memory)
+    arrays = [*folds, *([root] if root.is_pointwise else [])]
+    arrays, named = _on_shared_axes(arrays, {a.name for a in folds}, normal.inlined)
+    output = next(a for a in arrays if a.name == root.name)
+    folds = [a for a in arrays if not a.is_pointwise]
+    extents = {axis.var: axis.extent for a in arrays for axis in (*a.axes, *a.over)}
+    roles, stream = _roles(output, folds)
+    grid = tuple(axis for axis in output.axes if roles[axis.var] in ("each", "tile"))
+    return KernelPlan(output, tuple(folds), roles, grid, stream, named, extents)
+
+
+def _folds_of(root: Array, formula: Formula, in_memory: set[str]) -> list[Array]:
+    """The folds that `root` needs, itself among them, in order."""
+    needed = {root.name}
+    found = []
+    for a in reversed(formula.arrays):
+        if a.name in needed and (a.name == root.name or a.name not in in_memory):
+            needed |= {read.buffer.name for read in reads(a)} - in_memory
+            if not a.is_pointwise:
+                found.append(a)
+    return found[::-1]
+
+
+def _on_shared_axes(
+    arrays: Sequence[Array], folds: set[str], inlined: Sequence[Array]
+) -> tuple[list[Array], dict[Expr, str]]:
+    """The arrays over axes that they share. Two axes of one array stay two."""
+    fresh = [_renamed(a, {x.var: Var(f"{a.name}.{x.var.name}") for x in (*a.axes, *a.over)})
+             for a in arrays]  # fmt: skip
+    classes = _Classes(fresh)
+    definitions = {a.name: a for a in fresh}
+    for a in fresh:
+        for read in reads(a):
+            inner = definitions.get(read.buffer.name)
+            if inner is None or read.buffer.name not in folds:
+                continue
+            for index, axis in zip(read.indices, inner.axes, strict=True):
+                if not isinstance(index, Var):
+                    raise Apart(inner.name, f"is read at {_plain(index)}")
+                if not classes.join(index, axis.var):
+                    raise Apart(inner.name, "is read along two axes of one array")
+    _share_inputs(fresh, definitions, classes)
+    names = _names(fresh, classes)
+    shared = [_renamed(a, {x: names[classes.root(x)] for x in classes.extents}) for a in fresh]
+    return shared, _named(shared, inlined)
+
+
+def _plain(index: Expr) -> str:
+    """An index as the user wrote it."""
+    return str(substitute(index, {v: Var(v.name.split(".")[-1]) for v in variables(index)}))
+
+
+def _share_inputs(arrays: list[Array], inside: dict[str, Array], classes: _Classes) -> None:
+    """What reads the same place of an input shares its axes, too, where nothing speaks against
+    it: then it is loaded once."""
+    first: dict[tuple[str, int], Var] = {}
+    for a in arrays:
+        for read in reads(a):
+            if read.buffer.name in inside:
+                continue
+            for p, index in enumerate(read.indices):
+                if not isinstance(index, Var):
+                    continue
+                other = first.setdefault((read.buffer.name, p), index)
+                if classes.extents[other] == classes.extents[index]:
+                    classes.join(index, other)
+
+
+class _Classes:
+    """Axes that are one, by union and find."""
+
+    def __init__(self, arrays: Iterable[Array]) -> None:
+        self.arrays = [[axis.var for axis in dict.fromkeys((*a.axes, *a.over))] for a in arrays]
+        self.extents = {x.var: x.extent for a in arrays for x in (*a.axes, *a.over)}
+        self.above: dict[Var, Var] = {}
+
+    def root(self, var: Var) -> Var:
+        while var in self.above:
+            var = self.above[var]
+        return var
+
+    def join(self, a: Var, b: Var) -> bool:
+        """Whether they could be made one."""
+        a, b = self.root(a), self.root(b)
+        if a is b:
+            return True
+        if self.extents[a] != self.extents[b] or any(
+            {a, b} <= {self.root(v) for v in axes} for axes in self.arrays
+        ):
+            return False
+        self.above[b] = a
+        return True
+
+
+def _names(arrays: Sequence[Array], classes: _Classes) -> dict[Var, Var]:
+    """A short name for each class: that of the last array's axis, as the user sees it first."""
+    names: dict[Var, Var] = {}
+    taken: set[str] = set()
+    for a in reversed(arrays):
+        for axis in (*a.axes, *a.over):
+            root = classes.root(axis.var)
+            if root in names:
+                continue
+            base = axis.var.name.split(".")[-1].rstrip("0123456789") or "i"
+            options = [base, *(c for c in "ijklmnpqrstuvw"), *(f"{base}{n}" for n in range(99))]
+            name = next(c for c in options if c not in taken)
+            taken.add(name)
+            names[root] = Var(name)
+    return names
+
+
+def _renamed(a: Array, new: dict[Var, Var]) -> Array:
+    def axes(old: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(Axis(new.get(axis.var, axis.var), axis.extent) for axis in old)
+
+    return replace(a, axes=axes(a.axes), over=axes(a.over), body=substitute(a.body, dict(new)))
+
+
+def _named(arrays: Sequence[Array], inlined: Sequence[Array]) -> dict[Expr, str]:
+    """The user's names of what is written out in `arrays`: its definition has the same form over
+    other axes."""
+    forms: dict[Expr, str] = {}
+    for a in inlined:
+        if a.given and not isinstance(a.body, (Load, Const, Var, Cast)):
+            forms.setdefault(_form(a.body), a.name)
+    found: dict[Expr, str] = {}
+    for a in arrays:
+        for node in walk(a.body):
+            if node.children and not isinstance(node, Load) and _form(node) in forms:
+                found[node] = forms[_form(node)]
+    return found
+
+
+def _form(expr: Expr) -> Expr:
+    """The expression over axes without names, numbered as they are met."""
+    order: dict[Var, Expr] = {}
+    for node in walk(expr):
+        if isinstance(node, Var):
+            order.setdefault(node, Var(f"#{len(order)}"))
+    return substitute(expr, order)
+
+
+def _roles(output: Array, folds: list[Array]) -> tuple[dict[Var, str], tuple[Axis, ...]]:
+    products = {f.name: p for f in folds if (p := product_of(f)) is not None}
+    stream, inner = _stream(folds, products)
+    roles = {axis.var: "whole" for f in folds for axis in f.over}
+    roles |= {axis.var: "stream" for axis in stream}
+    own = [axis for axis in output.axes if axis.var not in roles]
+    if not products:
+        tiled = 1 if roles else 2
+        for axis in output.axes:
+            roles.setdefault(axis.var, "tile" if axis in own[-tiled:] else "each")
+        return roles, stream
+    batch = frozenset[Var].intersection(*(p.batch for p in products.values()))
+    needed = {v for f in folds if f.name in inner for v in (axis.var for axis in f.axes)}
+    sides = {v for p in products.values() for v in (*p.rows[-1:], *p.columns[-1:])}
+    for axis in own:
+        if axis.var in batch or axis.var not in sides:
+            roles[axis.var] = "each"
+        elif inner and axis.var not in needed and axis.extent <= MOST_HELD:
+            roles[axis.var] = "whole"
+        else:
+            roles[axis.var] = "tile"
+    return roles, stream
+
+
+def _stream(folds: list[Array], products: dict[str, Product]) -> tuple[tuple[Axis, ...], set[str]]:
+    """The axes of the loop, and the products that are computed inside it."""
+    folded = {axis.var for f in folds for axis in f.over}
+    inner = {name for name in products if folded & {x.var for f in folds if f.name == name
+                                                   for x in f.axes}}  # fmt: skip
+    for f in folds:
+        if f.name in inner and max(axis.extent for axis in f.over) > MOST_HELD:
+            raise Apart(f.name, f"has a depth of {f.over[-1].extent}, more than a block can hold")
+    found: list[tuple[Axis, ...]] = []
+    for f in folds:
+        if f.name in inner:
+            continue
+        walks = f.name in products or any(read.buffer.name in inner for read in reads(f))
+        if walks and f.over not in found:
+            found.append(f.over)
+    if len(found) > 1:
+        last = [f for f in folds if f.over == found[-1]][-1]
+        others = [f for f in folds if f.over in found[:-1]]
+        apart = next((f for f in others if f is not last), last)
+        raise Apart(apart.name, f"is folded over other axes than {last.name}")
+    if not found:
+        return (), inner
+    stream = found[0]
+    for f in folds:
+        along = {axis.var for axis in stream} & {axis.var for axis in f.over}
+        if along and f.over != stream:
+            raise Apart(f.name, "is folded over a part of the axes of a loop")
+        if along and not inner and f.name not in products:
+            reason = "is a fold of rows: read once more, operands of products stay where they lie"
+            raise Apart(f.name, reason)
+    return tuple(sorted(stream, key=lambda axis: (_is_plain(axis.var, folds), axis.extent))), inner
+
+
+def _is_plain(var: Var, folds: list[Array]) -> bool:
+    """Whether everybody reads along `var` as it is: then tiles of it are copied as they are."""
+    return all(
+        index is var or var not in variables(index)
+        for f in folds
+        for read in reads(f)
+        for index in read.indices
+    )

@@ -1,0 +1,113 @@
+"""Laws: formulas that mean the same, one of which is better to compute.
+
+Each takes a formula in normal form and gives one; nothing but sums is reassociated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, prod
+
+from tilewright.formula.matrices import product_of
+from tilewright.ir.core import *
+from tilewright.ir.formula import Array, Axis, Formula, array
+
+# The elements that one block, or the blocks of one cluster, can hold and fold.
+MOST_FOLDED = 1 << 19
+_PARTS = 1024  # a fold without axes of its own: some for each multiprocessor
+# what changes nothing, of folds that may be split
+_NEUTRAL = {"sum": 0, "prod": 1, "max": -inf, "min": inf, "any": False, "all": True}
+
+
+def scales_behind_maxima(formula: Formula) -> Formula:
+    """A positive factor of what a maximum or minimum is of stands behind it, and behind a mask:
+    rounding is monotone, so not a bit changes, and what is folded needs no product.
+
+    >>> from tilewright.ir.formula import tensor
+    >>> x, i, j = tensor("x", (4, 8), FLOAT32), Axis(Var("i"), 4), Axis(Var("j"), 8)
+    >>> top = array("t", (i,), Load(x, (i.var, j.var)) * 2, monoid="max", over=(j,))
+    >>> y = array("y", (i,), Load(top.buffer, (i.var,)) + 1)
+    >>> print(scales_behind_maxima(Formula("f", (x,), (top, y), (y.buffer,))))
+    formula f(x: float32[4, 8]) -> y
+        t[i < 4]: float32 = max[j < 8] x[i, j]
+        y[i < 4]: float32 = t[i] * 2.0 + 1.0
+    """
+    factors: dict[str, Expr] = {}
+    arrays = []
+    for a in formula.arrays:
+
+        def rule(node: Expr) -> Expr | None:
+            if isinstance(node, Load) and node.buffer.name in factors:
+                return node * factors[node.buffer.name]
+            return _behind_mask(node)
+
+        a = replace(a, body=transform(a.body, rule))
+        match a.body:
+            case Bin(op="*", a=inner, b=Const(value=k)) if k > 0 and a.monoid in ("max", "min"):
+                if a.buffer not in formula.outputs and not a.scan:
+                    factors[a.name], a = a.body.b, replace(a, body=inner)
+        arrays.append(a)
+    return replace(formula, arrays=tuple(arrays))
+
+
+def _behind_mask(node: Expr) -> Expr | None:
+    """where(c, a · k, ±inf) = where(c, a, ±inf) · k"""
+    match node:
+        case Bin(op="*", a=Const(value=k) as factor, b=b) if not isinstance(b, Const) and k > 0:
+            return b * factor
+        case Select(cond=cond, a=Bin(op="*", a=a, b=Const(value=k) as factor), b=Const(value=end)):
+            if k > 0 and end in (inf, -inf):
+                return select(cond, a, node.b) * factor
+        case Bin(op="*", a=Bin(op="*", a=a, b=Const(value=k)), b=Const(value=other)):
+            if k > 0 and other > 0 and node.dtype == FLOAT32:
+                product = float(k) * float(other)
+                exact = const(product, FLOAT32)
+                return a * exact if exact.value == product else None
+    return None
+
+
+def split_long_folds(formula: Formula) -> Formula:
+    """A fold of more elements than a block can hold is one of folds of parts.
+
+    >>> from tilewright.ir.formula import tensor
+    >>> x = tensor("x", (4, 1 << 20), FLOAT32)
+    >>> i, j = (Axis(Var(n), e) for n, e in zip("ij", x.static_shape))
+    >>> total = array("t", (), Load(x, (i.var, j.var)), monoid="sum", over=(i, j))
+    >>> print(split_long_folds(Formula("f", (x,), (total,), (total.buffer,))))
+    formula f(x: float32[4, 1048576]) -> t
+        t_parts_parts[i < 4, j_part < 1024]: float32 = sum[j < 1024] x[i, j_part * 1024 + j]
+        t_parts[i < 4]: float32 = sum[j_part < 1024] t_parts_parts[i, j_part]
+        t[]: float32 = sum[i < 4] t_parts[i]
+    """
+    arrays: list[Array] = []
+    for a in formula.arrays:
+        arrays += _split(a)
+    return replace(formula, arrays=tuple(arrays))
+
+
+def _split(a: Array) -> list[Array]:
+    if a.scan or a.monoid not in _NEUTRAL or product_of(a) is not None:
+        return [a]
+    if prod(axis.extent for axis in a.over) <= MOST_FOLDED:
+        return [a]
+    outer, inner = a.over[:-1], a.over[-1]
+    if outer:  # the last axis first
+        body = a.body
+    else:
+        outer, inner, body = _parted(a, inner)
+    part = array(f"{a.name}_parts", (*a.axes, *outer), body, a.buffer.dtype,
+                 monoid=a.monoid, over=(inner,), loc=a.loc)  # fmt: skip
+    element = Load(part.buffer, tuple(axis.var for axis in part.axes))
+    return [*_split(part), *_split(replace(a, body=element, over=outer))]
+
+
+def _parted(a: Array, axis: Axis) -> tuple[tuple[Axis, ...], Axis, Expr]:
+    """One axis as parts of even length; the last may be shorter."""
+    length = -(-axis.extent // _PARTS)
+    parts = Axis(Var(f"{axis.var.name}_part"), -(-axis.extent // length))
+    place = parts.var * length + axis.var
+    body = substitute(a.body, {axis.var: place})
+    if axis.extent % length:
+        neutral = const(_NEUTRAL[a.monoid], body.dtype)
+        body = select(compare("<", place, axis.extent), body, neutral)
+    return (parts,), Axis(axis.var, length), body

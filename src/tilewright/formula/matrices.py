@@ -1,0 +1,88 @@
+"""Products of matrices inside folds: a sum over an axis of two factors, one with rows, one with
+columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+from tilewright.ir.core import *
+from tilewright.ir.formula import Array
+
+
+@dataclass(frozen=True)
+class Product:
+    """Σ over `depth` of left · right, times `scale`. `batch` axes are in both factors."""
+
+    left: Expr
+    right: Expr
+    scale: Expr | None
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    depth: tuple[Var, ...]
+    batch: frozenset[Var]
+
+
+def axes_of(expr: Expr, known: Mapping[Var, frozenset[Var]]) -> frozenset[Var]:
+    """The axes that the value of `expr` has: `known` says which a variable stands for."""
+    found: frozenset[Var] = frozenset()
+    for var in variables(expr):
+        found |= known.get(var, frozenset())
+    return found
+
+
+def factors_of(expr: Expr) -> list[Expr]:
+    """What is multiplied, quotients as factors 1 / x."""
+    match expr:
+        case Bin(op="*", a=a, b=b):
+            return [*factors_of(a), *factors_of(b)]
+        case Bin(op="/", a=a, b=b) if not (isinstance(a, Const) and a.value == 1):
+            return [*factors_of(a), 1 / b]
+        case Call(name="neg", args=(a,)):
+            return [const(-1, expr.dtype), *factors_of(a)]
+    return [expr]
+
+
+def product_of(a: Array) -> Product | None:
+    """The product that a fold is, if it is one."""
+    if a.monoid != "sum" or a.scan:
+        return None
+    known = {axis.var: frozenset({axis.var}) for axis in (*a.axes, *a.over)}
+    return split(a.body, [axis.var for axis in a.over], [axis.var for axis in a.axes], known)
+
+
+def split(
+    term: Expr, depth: Iterable[Var], axes: Iterable[Var], known: Mapping[Var, frozenset[Var]]
+) -> Product | None:
+    """`term` summed over `depth` as a product over `axes`, in the order of the axes."""
+    order_of_depth, order = list(depth), list(axes)
+    deep = frozenset(order_of_depth)
+    inside: list[Expr] = []
+    outside: list[Expr] = []
+    for factor in factors_of(term):
+        (inside if axes_of(factor, known) & deep else outside).append(factor)
+    if len(inside) < 2:
+        return None
+    sets = [axes_of(f, known) - deep for f in inside]
+    batch = frozenset.intersection(*sets)
+    groups: list[tuple[frozenset[Var], list[Expr]]] = []
+    for own, factor in zip((s - batch for s in sets), inside, strict=True):
+        touching = [g for g in groups if g[0] & own]
+        rest = [g for g in groups if not g[0] & own]
+        joined = own.union(*(g[0] for g in touching))
+        groups = [*rest, (joined, [*(f for g in touching for f in g[1]), factor])]
+    sided = [g for g in groups if g[0]]
+    if len(sided) != 2:
+        return None
+    loose = [f for g in groups if not g[0] for f in g[1]]
+    (first, left), (second, right) = sorted(sided, key=lambda g: min(map(order.index, g[0])))
+    if any(axes_of(f, known) - deep - batch for f in loose):
+        return None
+    left = [*left, *loose]  # a factor of the depth alone goes with the rows
+    if not all(deep & axes_of(reduce(lambda x, y: x * y, side), known) for side in (left, right)):
+        return None
+    both = reduce(lambda x, y: x * y, left), reduce(lambda x, y: x * y, right)
+    scale = reduce(lambda x, y: x * y, outside) if outside else None
+    rows, columns = (tuple(v for v in order if v in side) for side in (first, second))
+    return Product(*both, scale, rows, columns, tuple(order_of_depth), batch)

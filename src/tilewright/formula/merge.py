@@ -1,0 +1,138 @@
+"""Neighbouring dimensions that are always used together become one.
+
+A softmax over (batch, heads, queries, keys) is one over (rows, keys): fewer loops, larger tiles.
+Two dimensions of a buffer stay apart where somebody reads them other than side by side, folds one
+of them, or computes with an index along one of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from tilewright.ir.core import *
+from tilewright.ir.formula import Array, Axis, Formula, reads, tensor
+
+
+def merged(formula: Formula) -> Formula:
+    """
+    >>> from tilewright.ir.formula import array
+    >>> x = tensor("x", (2, 3, 4), FLOAT32)
+    >>> i, j, k = (Axis(Var(n), e) for n, e in zip("ijk", x.static_shape))
+    >>> total = array("t", (i, j), Load(x, (i.var, j.var, k.var)), monoid="sum", over=(k,))
+    >>> print(merged(Formula("f", (x,), (total,), (total.buffer,))))
+    formula f(x: float32[6, 4]) -> t
+        t[i < 6]: float32 = sum[k < 4] x[i, k]
+    """
+    pairs = _pairs(formula)
+    while pairs:
+        formula = _join(formula, pairs)
+        pairs = _pairs(formula)
+    return formula
+
+
+def _pairs(formula: Formula) -> set[tuple[str, int]]:
+    """The (buffer, dimension) that may be one with the next, no two of them neighbours."""
+    buffers = [*formula.inputs, *(a.buffer for a in formula.arrays)]
+    pairs = {(b.name, p) for b in buffers for p in range(b.rank - 1)}
+    while True:
+        left = {pair for pair in pairs if all(_agrees(a, pair, pairs) for a in formula.arrays)}
+        if left == pairs:
+            break
+        pairs = left
+    # one of each chain at a time, the same everywhere: the last, which a later round extends
+    return {(name, p) for name, p in pairs if (name, p + 1) not in pairs}
+
+
+def _agrees(a: Array, pair: tuple[str, int], pairs: set[tuple[str, int]]) -> bool:
+    """Whether `a` uses the two dimensions of a pair only side by side, as what may be one."""
+    name, p = pair
+    for read in reads(a):
+        if read.buffer.name != name:
+            continue
+        x, y = read.indices[p], read.indices[p + 1]
+        if not (isinstance(x, Var) and isinstance(y, Var) and _side_by_side(a, x, y, pairs)):
+            return False
+        extents = {axis.var: axis.extent for axis in (*a.axes, *a.over)}
+        if (extents[x], extents[y]) != read.buffer.static_shape[p : p + 2]:
+            return False
+    if a.name == name:
+        return _side_by_side(a, a.axes[p].var, a.axes[p + 1].var, pairs)
+    return True
+
+
+def _side_by_side(a: Array, x: Var, y: Var, pairs: set[tuple[str, int]]) -> bool:
+    if a.scan and any(axis.var in (x, y) for axis in a.over):
+        return False
+    for axes, own in ((a.axes, True), (a.over, False)):
+        order = [axis.var for axis in axes]
+        if x in order and y in order:
+            p = order.index(x)
+            if order[p + 1 : p + 2] != [y] or (own and (a.name, p) not in pairs):
+                return False
+            if not own and a.monoid.startswith("arg"):
+                return False
+            return _only_together(a, x, y, pairs)
+    return False
+
+
+def _only_together(a: Array, x: Var, y: Var, pairs: set[tuple[str, int]]) -> bool:
+    uses, together = Counter[Var](), 0
+    for node in walk(a.body):
+        uses.update(child for child in node.children if isinstance(child, Var))
+        if isinstance(node, Load):
+            found = list(zip(node.indices, node.indices[1:], strict=False))
+            at = [p for p, (u, v) in enumerate(found) if u is x and v is y]
+            together += len(at)
+            if any((node.buffer.name, p) not in pairs for p in at):
+                return False
+    alone = isinstance(a.body, Var) and a.body in (x, y)
+    return uses[x] == uses[y] == together and not alone
+
+
+def _join(formula: Formula, pairs: set[tuple[str, int]]) -> Formula:
+    def shorter(b: Buffer) -> Buffer:
+        shape, at = list(b.static_shape), [p for name, p in pairs if name == b.name]
+        for p in sorted(at, reverse=True):
+            shape[p : p + 2] = [shape[p] * shape[p + 1]]
+        return tensor(b.name, tuple(shape), b.dtype) if at else b
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        drop = {p + 1 for name, p in pairs if name == node.buffer.name}
+        indices = tuple(i for p, i in enumerate(node.indices) if p not in drop)
+        return Load(shorter(node.buffer), indices, node.loc) if drop else None
+
+    arrays = []
+    for a in formula.arrays:
+        gone = {p + 1 for name, p in pairs if name == a.name}
+        first = {a.axes[p - 1].var: a.axes[p] for p in gone}
+        by_var = {axis.var: axis for axis in (*a.axes, *a.over)}
+        for read in reads(a):
+            for name, p in pairs:
+                if name == read.buffer.name:
+                    x, y = read.indices[p : p + 2]
+                    assert isinstance(x, Var) and isinstance(y, Var)
+                    first[x] = by_var[y]
+        new = {
+            "axes": _longer(a.axes, first),
+            "over": _longer(a.over, first),
+            "body": transform(a.body, rule),
+        }
+        arrays.append(replace(a, buffer=shorter(a.buffer), **new))  # type: ignore[arg-type]
+    return replace(
+        formula,
+        inputs=tuple(map(shorter, formula.inputs)),
+        arrays=tuple(arrays),
+        outputs=tuple(map(shorter, formula.outputs)),
+    )
+
+
+def _longer(axes: tuple[Axis, ...], first: dict[Var, Axis]) -> tuple[Axis, ...]:
+    """The axes, each that is the first of a pair with the length of both."""
+    return tuple(
+        Axis(axis.var, axis.extent * (first[axis.var].extent if axis.var in first else 1))
+        for axis in axes
+        if axis not in first.values()
+    )

@@ -1,0 +1,416 @@
+"""The tile program of a formula, as Python text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from tilewright.formula.cascade import Refused, derive
+from tilewright.formula.inline import Normal
+from tilewright.formula.kernels import Apart, KernelPlan, kernels_of
+from tilewright.formula.masks import first, limits, stop, within
+from tilewright.formula.spell import NOTE
+from tilewright.formula.stream import Center, Fold, Level, Result, Stream, Sum, old
+from tilewright.formula.text import UNARY, Names, Piece, Writer
+from tilewright.ir.analysis.bounds import Ranges
+from tilewright.ir.core import *
+
+_INDENT = "    "
+_MERGE = {"max": "T.maximum({}, {})", "min": "T.minimum({}, {})", "prod": "{} * {}"}
+
+
+@dataclass
+class TileProgram:
+    """A tile program: its text, and what was decided on the way."""
+
+    name: str
+    text: str
+    kernels: tuple[KernelPlan, ...]
+    streams: dict[str, Stream] = field(default_factory=dict)  # of the kernels that have a loop
+    levels: dict[str, tuple[Level, ...]] = field(default_factory=dict)
+    apart: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
+
+
+def program_of(normal: Normal) -> TileProgram:
+    """The tile program of a formula in normal form."""
+    refused: dict[str, str] = {}
+    while True:
+        kernels, apart = kernels_of(normal, refused)
+        try:
+            return _Printer(normal, kernels, apart).program()
+        except Apart as wrong:
+            if not wrong.array or wrong.array in refused:
+                raise
+            refused[wrong.array] = wrong.reason
+
+
+class _Printer:
+    def __init__(
+        self, normal: Normal, kernels: tuple[KernelPlan, ...], apart: tuple[str, ...]
+    ) -> None:
+        self.normal, self.kernels = normal, kernels
+        self.names = Names()
+        self.sizes: dict[int, str] = {}
+        formula = normal.formula
+        self.found = TileProgram(formula.name, "", kernels, apart=apart)
+        self.fast = all(b.dtype.bits <= 16 and b.dtype.is_float for b in formula.outputs)
+        if self.fast:
+            self.found.rounded += (NOTE,)
+        self.tensors: dict[str, str] = {}
+        outputs = {k.output.name for k in kernels}
+        for b in (*formula.inputs, *(a.buffer for a in formula.arrays if a.name in outputs)):
+            upper = b.name[:1].upper() + b.name[1:]
+            self.tensors[b.name] = self.names.fresh(upper)
+
+    def program(self) -> TileProgram:
+        formula, found = self.normal.formula, self.found
+        bodies = [self._kernel(kernel) for kernel in self.kernels]
+        inputs = [self.tensors[b.name] for b in formula.inputs]
+        lines = ["@tw.jit", f"def {formula.name}({', '.join(inputs)}):"]
+        body = []
+        if self.sizes:
+            sizes = sorted(self.sizes.items(), key=lambda item: item[1])
+            names, values = (", ".join(str(s[n]) for s in sizes) for n in (1, 0))
+            body.append(f"{names} = {values}")
+        body += [f"{self.tensors[b.name]}: {self._tensor(b)}" for b in formula.inputs]
+        for kernel in self.kernels:
+            b = kernel.output.buffer
+            word = "empty" if b in formula.outputs else "alloc_global"
+            shape, kind = self._tensor(b)[len("T.Tensor") :], self.tensors[b.name]
+            body.append(f"{kind} = T.{word}{shape}")
+        for lines_of in bodies:
+            body += lines_of
+        outputs = [self.tensors[b.name] for b in formula.outputs]
+        body.append(f"return {', '.join(outputs)}")
+        head = ["import tilewright as tw", "import tilewright.language as T", "", ""]
+        found.text = "\n".join([*head, *lines, *(_INDENT + line for line in body)]) + "\n"
+        return found
+
+    def _tensor(self, b: Buffer) -> str:
+        shape = ", ".join(self.sizes.get(n, str(n)) for n in b.static_shape)
+        return f'T.Tensor(({shape}{"," if b.rank == 1 else ""}), "{b.dtype}")'
+
+    def _size(self, var: Var, kernel: KernelPlan) -> str:
+        extent = kernel.extents[var]
+        if extent not in self.sizes:
+            self.sizes[extent] = self.names.fresh(var.name.upper())
+        return self.sizes[extent]
+
+    # -- one kernel
+
+    def _kernel(self, kernel: KernelPlan) -> list[str]:
+        def size(var: Var) -> str:
+            return self._size(var, kernel)
+
+        for axis in (*kernel.output.axes, *(x for f in kernel.folds for x in f.over)):
+            self.names.taken.add(axis.var.name)
+        tensors = {n: t for n, t in self.tensors.items() if n != kernel.output.name}
+        w = Writer(kernel, self.names, tensors, size, self.fast)
+        output = kernel.output
+        if kernel.stream:
+            body = _Loop(w, self.found).written()
+        else:
+            body = output.body if output.is_pointwise else Load(
+                output.buffer, tuple(axis.var for axis in output.axes)
+            )  # fmt: skip
+        if isinstance(body, Cast) and body.dtype == output.buffer.dtype:
+            body = body.a  # a store rounds
+        body = w.spelt(body)
+        rest = () if kernel.stream else kernel.folds
+        w.count([body, *(w.spelt(f.body) for f in rest if f is not output)])
+        value = w.value(body)
+        w.line(f"{self._place(kernel)} = {self._stored(w, kernel, value)}")
+        self.found.rounded += tuple(dict.fromkeys(w.rounded))
+        loop = [_INDENT + line for line in w.inside]
+        head = self._head(kernel, size)
+        inner = [*w.before, *([self._loop_head(w, kernel, size), *loop] if kernel.stream else []),
+                 *w.behind]  # fmt: skip
+        return [head, *(_INDENT + line for line in inner)]
+
+    def _head(self, kernel: KernelPlan, size: object) -> str:
+        if not kernel.grid:
+            return "for _ in T.tile():"
+        names = ", ".join(axis.var.name for axis in kernel.grid)
+        sizes = ", ".join(self._range(axis.var, kernel) for axis in kernel.grid)
+        return f"for {names} in T.tile({sizes}):"
+
+    def _range(self, var: Var, kernel: KernelPlan) -> str:
+        size = self._size(var, kernel)
+        return f"T.each({size})" if kernel.roles[var] == "each" else size
+
+    def _place(self, kernel: KernelPlan) -> str:
+        tensor, axes = self.tensors[kernel.output.name], kernel.output.axes
+        parts = [":" if kernel.roles[x.var] in ("whole", "stream") else x.var.name for x in axes]
+        return f"{tensor}[{', '.join(parts) or '()'}]"
+
+    def _stored(self, w: Writer, kernel: KernelPlan, value: Piece) -> str:
+        """The value with its dimensions as the tensor has them."""
+        dims = tuple(x.var for x in kernel.output.axes if kernel.roles[x.var] != "each")
+        if value.dims in ((), dims):
+            return value.text
+        if set(value.dims) != set(dims):
+            return w.aligned(value, tuple(v for v in w.order if v in dims)).text
+        return f"{value.inside(UNARY)}.T" if value.binds >= UNARY else f"({value.text}).T"
+
+    def _loop_head(self, w: Writer, kernel: KernelPlan, size: object) -> str:
+        axis = kernel.stream[-1]
+        low, high = self._bounds(w, kernel)
+        tile = high if low == "0" else f"({low}, {high})"
+        names = ", ".join(x.var.name for x in kernel.stream)
+        steps = [f"T.each({self._size(x.var, kernel)})" for x in kernel.stream[:-1]]
+        assert axis is kernel.stream[-1]
+        return f"for {names} in T.tile({', '.join([*steps, tile])}):"
+
+    def _bounds(self, w: Writer, kernel: KernelPlan) -> tuple[str, str]:
+        """From where to where the loop goes: to the ends, or as far as a mask lets it."""
+        axis, roles = kernel.stream[-1], kernel.roles
+        end = self._size(axis.var, kernel)
+        stream = self.found.streams[kernel.output.name]
+        if len(kernel.stream) > 1 or any(
+            isinstance(s, Fold) and s.monoid == "count" for s in stream.stages
+        ):
+            return "0", end
+        kinds = {k: {v for v in roles if roles[v] == k} for k in ("tile", "each")}
+        found = limits(kernel.levels, axis.var, kinds)
+        ranges = {v: (0, n - 1) for v, n in kernel.extents.items()}
+        for v in kinds["tile"]:
+            w.bound[first(v)], w.bound[stop(v)] = (
+                Piece(f"{v.name}.{e}") for e in ("start", "stop")
+            )
+            ranges |= {first(v): (0, kernel.extents[v] - 1), stop(v): (1, kernel.extents[v])}
+        known = Ranges(ranges)
+        low = [w.value(e).text for e in found.low]
+        high = [w.value(e).text for e in found.high]
+        if low and not any(within(e, known, axis.extent, False) for e in found.low):
+            low.append("0")
+        if not any(within(e, known, axis.extent, True) for e in found.high):
+            high.append(end)
+        return (_least("T.max", low) if low else "0"), _least("T.min", high)
+
+
+def _least(word: str, texts: list[str]) -> str:
+    found = texts[0]
+    for text in texts[1:]:
+        found = f"{word}({found}, {text})"
+    return found
+
+
+class _Loop:
+    """The loop of a kernel: what it keeps, how a step changes it, what is left at the end."""
+
+    def __init__(self, w: Writer, found: TileProgram) -> None:
+        self.w, self.kernel = w, w.kernel
+        self.back: dict[Var, Expr] = {}  # what the variables of the stream stand for
+        self.along = self.kernel.stream[-1].var
+        levels = tuple(Level(Var(f.name, f.buffer.dtype), f.monoid, self._leaves(f.body))
+                       for f in self.kernel.levels)  # fmt: skip
+        elements = {v for v, e in self.back.items() if self._varies(e)}
+        try:
+            self.stream = derive(levels, {*elements, self._index()}, self._index())
+        except Refused as refused:
+            inner = [p for p in w.products if p not in {f.name for f in self.kernel.levels}]
+            apart = (inner or [self.kernel.levels[0].name])[0]
+            raise Apart(apart, f"is needed twice: {refused}") from refused
+        found.streams[self.kernel.output.name] = self.stream
+        found.levels[self.kernel.output.name] = levels
+        self.late: list[str] = []  # what takes its new value at the end of a step
+
+    def _index(self) -> Var:
+        return self.along
+
+    def _varies(self, expr: Expr) -> bool:
+        steps = {axis.var for axis in self.kernel.stream}
+        return not steps.isdisjoint(variables(expr))
+
+    def _leaves(self, expr: Expr) -> Expr:
+        """`expr` over variables: an element that is read is one, and so is an earlier level."""
+        inner = expr.a if isinstance(expr, Cast) and expr.dtype.is_float else expr
+        if isinstance(inner, Load):
+            if inner.buffer.name in {f.name for f in self.kernel.levels}:
+                return Var(inner.buffer.name, inner.dtype)
+            known = {e: v for v, e in self.back.items()}
+            found = known.get(expr)
+            if found is None:
+                found = Var(f"{inner.buffer.name}.{len(self.back)}", expr.dtype)
+                self.back[found] = expr
+            return found
+        return map_children(expr, self._leaves)
+
+    def written(self) -> Expr:
+        """Write the loop; the output's value is then an expression over what it left."""
+        w = self.w
+        w.running |= {self.along, *(axis.var for axis in self.kernel.stream)}
+        stages = self.stream.stages
+        results: dict[Var, Expr] = {}
+        exprs: list[Expr] = []
+        self.centers: dict[Var, Center] = {}
+        for stage in stages:  # shapes and names, in order, before anything is written
+            if isinstance(stage, Result):
+                results[stage.level] = self._whole(substitute(stage.value, dict(results)))
+            elif isinstance(stage, Center):
+                self._center(stage, results)
+            else:
+                term = self._term(stage)
+                dims = tuple(v for v in w.dims_of(term) if v is not self.along)
+                self._state(stage.var, self._wanted(stage.var), dims, stage)
+                exprs.append(term)
+                if isinstance(stage, Sum):
+                    exprs += [w.spelt(s.coefficient) for s in stage.shifts]
+        w.count(exprs)
+        self._write_steps()
+        return self._left(results)
+
+    def _whole(self, expr: Expr) -> Expr:
+        return substitute(expr, dict(self.back))
+
+    def _term(self, stage: Fold | Sum) -> Expr:
+        term = self._whole(stage.term)
+        return self.w.spelt(_guarded(term) if isinstance(stage, Sum) else term)
+
+    def _wanted(self, var: Var) -> str:
+        """The name of the level that is this state, or that is made of it."""
+        for exact in (True, False):
+            for s in self.stream.stages:
+                if isinstance(s, Result) and (
+                    s.value is var if exact else var in variables(s.value)
+                ):
+                    return s.level.name
+        return var.name
+
+    def _state(self, var: Var, wanted: str, dims: tuple[Var, ...], stage: Fold | Sum) -> None:
+        w = self.w
+        name = w.names.fresh(wanted)
+        w.bound[var] = Piece(name, dims)
+        w.running.add(var)
+        if isinstance(stage, Fold) and stage.monoid == "count":
+            w.bound[var] = Piece(f"{self.along.name}.stop")
+            return
+        shape = ", ".join(v.name if w.kernel.roles[v] == "tile" else w.size(v) for v in dims)
+        shape = f"({shape}{',' if len(dims) == 1 else ''})"
+        kind = "" if var.dtype == FLOAT32 else f', "{var.dtype}"'
+        start = stage.start if isinstance(stage, Fold) else 0.0
+        number = {inf: "T.inf", -inf: "-T.inf"}.get(start, repr(start))
+        value = f"T.zeros({shape}{kind})" if start == 0 else f"T.full({shape}, {number}{kind})"
+        w.before.append(f"{name} = {value}")
+
+    def _center(self, stage: Center, results: dict[Var, Expr]) -> None:
+        """A center that is a fold needs no state of its own."""
+        w = self.w
+        value = substitute(stage.value, dict(results))
+        self.centers[stage.var] = Center(stage.var, self._whole(value), stage.start)
+        w.running |= {stage.var, old(stage.var)}
+        dims = w.dims_of(self._whole(value))
+        if isinstance(value, Var) and value in w.bound:
+            w.bound[stage.var] = w.bound[old(stage.var)] = w.bound[value]
+        else:
+            name = w.names.fresh("center")
+            w.bound[stage.var] = w.bound[old(stage.var)] = Piece(name, dims)
+            shape = ", ".join(v.name if w.kernel.roles[v] == "tile" else w.size(v) for v in dims)
+            shape = f"({shape}{',' if len(dims) == 1 else ''})"
+            w.before.append(f"{name} = T.full({shape}, {stage.start!r})")
+
+    def _write_steps(self) -> None:
+        w = self.w
+        w.section = w.inside
+        for stage in self.stream.stages:
+            match stage:
+                case Fold(monoid="count"):
+                    continue
+                case Fold():
+                    self._fold(stage)
+                case Center(var=var):
+                    center = self.centers[var]
+                    if not (isinstance(center.value, Var) and center.value in w.bound):
+                        self._update(var, w.value(center.value).text, keeps_old=True)
+                case Sum():
+                    self._sum(stage)
+        for line in self.late:
+            w.line(line)
+        w.section = w.behind
+
+    def _update(self, var: Var, text: str, keeps_old: bool) -> None:
+        """`var` takes a new value; where the old one is still needed, under another name until
+        the step is done."""
+        w = self.w
+        piece = w.bound[var]
+        if not keeps_old:
+            w.line(f"{piece.text} = {text}")
+            return
+        new = w.names.fresh(f"new_{piece.text}")
+        w.line(f"{new} = {text}")
+        self.late.append(f"{piece.text} = {new}")
+        for other, known in list(w.bound.items()):
+            if known is piece and not other.name.endswith(".old"):
+                w.bound[other] = Piece(new, piece.dims)
+
+    def _fold(self, stage: Fold) -> None:
+        w = self.w
+        if stage.monoid.startswith("arg"):
+            raise Apart("", "an argmax inside a loop is not written yet")
+        if stage.monoid == "sum":
+            w.line(f"{w.bound[stage.var].text} += {w.summed(self._term(stage)).text}")
+            return
+        block = w.folded(stage.monoid, self._term(stage), {self.along})
+        text = _MERGE[stage.monoid].format(w.bound[stage.var].text, block.text)
+        needed = {v for s in self.stream.stages if isinstance(s, Sum) for x in s.shifts
+                  for v in variables(x.coefficient)}  # fmt: skip
+        keeps = any(isinstance(c.value, Var) and c.value is stage.var and old(v) in needed
+                    for v, c in self.centers.items())  # fmt: skip
+        self._update(stage.var, text, keeps)
+
+    def _sum(self, stage: Sum) -> None:
+        w = self.w
+        block = w.summed(self._term(stage))
+        own = w.bound[stage.var]
+        parts = []
+        for shift in stage.shifts:
+            before = self._before.get(shift.of) or w.bound[shift.of]
+            if isinstance(shift.coefficient, Const) and shift.coefficient.value == 1:
+                if shift.of is stage.var and len(stage.shifts) == 1:
+                    w.line(f"{own.text} += {block.text}")
+                    return
+                parts.append(before.text)
+                continue
+            coefficient = w.spelt(shift.coefficient)
+            w.kernel.named.setdefault(coefficient, "fix")
+            factor = w.aligned(w.value(coefficient), before.dims)
+            parts.append(f"{before.text} * {factor.inside(UNARY)}")
+        later = [s for s in self.stream.stages if isinstance(s, Sum)]
+        after = later[later.index(stage) + 1 :]
+        keeps = any(x.of is stage.var for s in after for x in s.shifts)
+        if keeps:
+            self._before[stage.var] = own
+        self._update(stage.var, " + ".join([*parts, block.text]), keeps)
+
+    @property
+    def _before(self) -> dict[Var, Piece]:
+        return self.__dict__.setdefault("_kept", {})  # type: ignore[no-any-return]
+
+    def _left(self, results: dict[Var, Expr]) -> Expr:
+        """The output's value: what its levels are when the loop has ended."""
+        w, output = self.w, self.kernel.output
+        for line in self.late:  # after the loop, the plain names hold the last values
+            name, new = line.split(" = ")
+            for var, piece in list(w.bound.items()):
+                if piece.text == new:
+                    w.bound[var] = Piece(name, piece.dims)
+        values = {level.name: value for level, value in results.items()}
+
+        def rule(node: Expr) -> Expr | None:
+            return values.get(node.buffer.name) if isinstance(node, Load) else None
+
+        if not output.is_pointwise:
+            return values[output.name]
+        return transform(output.body, rule)
+
+
+def _guarded(term: Expr) -> Expr:
+    """A term whose exponential is zero is zero, even where another factor is infinite there."""
+    powers = [n for n in walk(term) if isinstance(n, Call) and n.name in ("exp", "exp2", "exp10")]
+    for power in powers:
+        masked = any(isinstance(n, Const) and n.value == -inf for n in walk(power))
+        others = transform(term, lambda n, p=power: const(1, n.dtype) if n is p else None)  # type: ignore[misc]
+        if masked and any(isinstance(n, Const) and n.value == -inf for n in walk(others)):
+            return select(compare("==", power, 0), const(0, term.dtype), term)
+    return term

@@ -1,0 +1,75 @@
+"""How expressions are spelt for the chip, where every result is rounded to 16 bits or fewer.
+
+A few ulp of float32 are then far below the rounding: exponentials become powers of two with their
+factors folded into what they are applied to (one FMA and one instruction an element), and what is
+divided by a value of fewer dimensions is multiplied by its reciprocal. `explain()` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import e, log2
+
+from tilewright.ir.core import *
+
+NOTE = "exponentials and quotients are a few ulp of float32 off: results have 16 bits or fewer"
+_BASES = {"exp": log2(e), "exp2": 1.0, "exp10": log2(10)}
+_FAST = {"sigmoid": "__sigmoid", "log": "__log", "log2": "__log2"}
+
+
+def spell(expr: Expr, dims: Callable[[Expr], int]) -> Expr:
+    """`expr` in fast words; `dims` says how many dimensions a value has.
+
+    >>> x, m = Var("x", FLOAT32), Var("m", FLOAT32)
+    >>> spell(Call("exp", (x * 0.125 - m,), FLOAT32), lambda e: int(x in variables(e)))
+    __exp2(x * 0.18033688 - m * 1.442695)
+    """
+
+    def rule(node: Expr) -> Expr | None:
+        if node.dtype != FLOAT32:
+            return None
+        match node:
+            case Call(name=name, args=(a,)) if name in _BASES:
+                return Call("__exp2", (_scaled(a, _BASES[name], dims),), FLOAT32)
+            case Call(name=name, args=args) if name in _FAST:
+                return Call(_FAST[name], args, FLOAT32)
+            case Bin(op="/", a=a, b=b) if dims(b) < dims(a) and not isinstance(b, Const):
+                return a * (1 / b)
+        return None
+
+    return transform(expr, rule)
+
+
+def _scaled(expr: Expr, factor: float, dims: Callable[[Expr], int]) -> Expr:
+    """`expr · factor` as a sum of terms with one constant each, the widest first."""
+    terms: dict[Expr, float] = {}
+    _collect(expr, factor, terms)
+    found: Expr | None = None
+    for term, by in sorted(terms.items(), key=lambda item: -dims(item[0])):
+        if isinstance(term, Const):
+            part: Expr = const(float(term.value) * abs(by), FLOAT32)
+        else:
+            part = term if abs(by) == 1 else term * abs(by)
+        if found is None:
+            found = part if by > 0 else -part
+        else:
+            found = found + part if by > 0 else found - part
+    return const(0.0, FLOAT32) if found is None else found
+
+
+def _collect(expr: Expr, by: float, terms: dict[Expr, float]) -> None:
+    match expr:
+        case Bin(op="+", a=a, b=b):
+            _collect(a, by, terms)
+            _collect(b, by, terms)
+        case Bin(op="-", a=a, b=b):
+            _collect(a, by, terms)
+            _collect(b, -by, terms)
+        case Call(name="neg", args=(a,)):
+            _collect(a, -by, terms)
+        case Bin(op="*", a=a, b=Const(value=k)) | Bin(op="*", a=Const(value=k), b=a):
+            _collect(a, by * float(k), terms)
+        case Bin(op="/", a=a, b=Const(value=k)) if k:
+            _collect(a, by / float(k), terms)
+        case _:
+            terms[expr] = terms.get(expr, 0.0) + by

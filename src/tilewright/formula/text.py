@@ -1,0 +1,424 @@
+"""Expressions over the axes of a kernel as Python text in tile values.
+
+Every piece of text knows the axes of its dimensions, in the one order of its kernel; where two
+meet, the one that lacks a dimension gets a `None` there.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.formula.kernels import Apart, KernelPlan
+from tilewright.formula.matrices import Product, product_of, split
+from tilewright.formula.spell import spell
+from tilewright.ir.core import *
+from tilewright.ir.dtype import DType, promote
+from tilewright.ir.simplify import simplify
+
+ATOM, POWER, UNARY, TIMES, PLUS, SHIFT, AND, XOR, OR, COMPARE = range(10, 0, -1)
+_BINARY = {
+    "+": PLUS, "-": PLUS, "*": TIMES, "/": TIMES, "//": TIMES, "%": TIMES, "&": AND, "|": OR,
+    "^": XOR, "<<": SHIFT, ">>": SHIFT,
+}  # fmt: skip
+_LOGIC = {"and": "&", "or": "|"}
+_WORDS = {"min": "T.minimum", "max": "T.maximum"}
+_PREFIX = {"neg": "-", "not": "~", "invert": "~"}
+# names of tile programs that mean something else
+_TAKEN = {"T", "tw", "sum", "max", "min", "any", "all", "abs", "round", "pow", "range"}
+_SHORT = {"exp": "e", "exp2": "e", "log": "l", "sqrt": "root", "rsqrt": "r", "neg": "x"}
+_INSTEAD = {"sum": "total", "max": "top", "min": "least", "matmul": "acc"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text, the axes of its dimensions, and how tightly it binds."""
+
+    text: str
+    dims: tuple[Var, ...] = ()
+    binds: int = ATOM
+
+    def inside(self, binds: int) -> str:
+        return self.text if self.binds >= binds else f"({self.text})"
+
+
+class Names:
+    """Names that are not taken yet."""
+
+    def __init__(self) -> None:
+        self.taken = set(_TAKEN)
+
+    def fresh(self, wanted: str) -> str:
+        base = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or "x"
+        base = _INSTEAD.get(base, f"_{base}" if base[0].isdigit() else base)
+        options = (base, *(f"{base}{n}" for n in range(1, 999)))
+        name = next(n for n in options if n not in self.taken and not keyword.iskeyword(n))
+        self.taken.add(name)
+        return name
+
+
+class Writer:
+    """The lines of one kernel: before its loop, inside, and behind. What stays the same in the
+    loop is written before it."""
+
+    def __init__(self, kernel: KernelPlan, names: Names, tensors: dict[str, str],
+                 sizes: Callable[[Var], str], fast: bool) -> None:  # fmt: skip
+        self.fast = fast
+        self.kernel, self.names, self.tensors, self.size = kernel, names, tensors, sizes
+        self.before: list[str] = []
+        self.inside: list[str] = []
+        self.behind: list[str] = []
+        self.section = self.before
+        self.bound: dict[Var, Piece] = {}  # state of the loop, under the names it has right now
+        self.running: set[Var] = set()  # what changes from one iteration to the next
+        self.folds: dict[str, Piece] = {}
+        self.known: dict[tuple[int, Expr], Piece] = {}
+        self.uses: Counter[Expr] = Counter()
+        self.rounded: list[str] = []
+        self.order = _order(kernel)
+        self.products: dict[str, Product] = {
+            f.name: p for f in kernel.folds if (p := product_of(f)) is not None
+        }
+
+    # -- what is printed
+
+    def count(self, exprs: Iterable[Expr]) -> None:
+        """Say what will be printed, so that what occurs twice gets a name."""
+        seen: set[Expr] = set()
+        for root in exprs:
+            self.uses[root] += 1
+            for node in walk(root):
+                if node in seen:
+                    continue
+                seen.add(node)
+                if not isinstance(node, Load):
+                    self.uses.update(node.children)
+
+    def spelt(self, expr: Expr) -> Expr:
+        """`expr` in the words in which it is written; names go with it."""
+        if not self.fast:
+            return expr
+        found = spell(expr, lambda e: len(self.dims_of(e)))
+        if expr in self.kernel.named:
+            self.kernel.named.setdefault(found, self.kernel.named[expr])
+        return found
+
+    def line(self, text: str) -> None:
+        self.section.append(text)
+
+    def dims_of(self, expr: Expr) -> tuple[Var, ...]:
+        """The dimensions of its value, which are not those of batches."""
+        found: set[Var] = set()
+        for var in variables(expr):
+            if var in self.bound:
+                found |= set(self.bound[var].dims)
+            elif self.kernel.roles.get(var) in ("tile", "whole") or self.is_streamed(var):
+                found.add(var)
+        return tuple(v for v in self.order if v in found)
+
+    def is_streamed(self, var: Var) -> bool:
+        return bool(self.kernel.stream) and var is self.kernel.stream[-1].var
+
+    def value(self, expr: Expr) -> Piece:
+        """The text of `expr`: a name where it has one, gets one, or is needed twice."""
+        running = not self.running.isdisjoint(variables(expr))
+        home = self.section if running else self.before
+        found = self.known.get((id(home), expr)) or self.known.get((id(self.before), expr))
+        if found is not None:
+            return found
+        outer, self.section = self.section, home
+        piece = self._written(expr)
+        name = self._name(expr, piece, hoisted=home is not outer)
+        if name is not None:
+            name = self.names.fresh(name)
+            self.line(f"{name} = {self._loaded(expr, piece)}")
+            piece = Piece(name, piece.dims)
+        self.section = outer
+        self.known[id(home), expr] = piece
+        return piece
+
+    def _loaded(self, expr: Expr, piece: Piece) -> str:
+        inner = expr.a if isinstance(expr, Cast) else expr
+        is_tile = isinstance(inner, Load) and inner.buffer.name not in self.folds
+        return f"T.load({piece.text})" if is_tile and piece.text.endswith("]") else piece.text
+
+    def _name(self, expr: Expr, piece: Piece, hoisted: bool) -> str | None:
+        """The name of a value that is used twice, or that the user named."""
+        if isinstance(expr, (Const, Var)) or (piece.binds == ATOM and piece.text.isidentifier()):
+            return None
+        inner = expr.a if isinstance(expr, Cast) else expr
+        if isinstance(inner, Load):
+            if not piece.dims and not hoisted:
+                return None
+            twice = self.uses[expr] > 1 or self.uses[inner] > 1
+            return self.tensors[inner.buffer.name].lower() if twice or hoisted else None
+        if expr in self.kernel.named:
+            return self.kernel.named[expr]
+        if self.uses[expr] > 1 and piece.dims and not isinstance(expr, Cast):
+            called = expr.name.lstrip("_") if isinstance(expr, Call) else "x"
+            return _SHORT.get(called, called)
+        return None
+
+    # -- expressions
+
+    def _written(self, expr: Expr) -> Piece:
+        match expr:
+            case Const(value=value, dtype=dtype):
+                return _number(value, dtype)
+            case Var():
+                return self._variable(expr)
+            case Load(buffer=buffer) if buffer.name in self.tensors:
+                return self._element(expr)
+            case Load(buffer=buffer):
+                return self._fold(buffer.name)
+            case Cast(dtype=dtype, a=a):
+                return self._cast(dtype, a)
+            case Select(cond=c, a=a, b=b):
+                return self._call("T.where", [c, a, b])
+            case Cmp(op=op, a=a, b=b):
+                return self._infix(op, a, b, COMPARE)
+            case Bin(op=op, a=a, b=b) if op in _WORDS:
+                return self._call(_WORDS[op], [a, b])
+            case Bin(op=op, a=a, b=b):
+                sign = _LOGIC.get(op, op)
+                return self._wrapped(expr, self._infix(sign, a, b, _BINARY[sign]))
+            case Call(name=name, args=args) if name in _PREFIX:
+                (piece,) = self._aligned(args)
+                text = f"{_PREFIX[name]}{piece.inside(UNARY)}"
+                return self._wrapped(expr, Piece(text, piece.dims, UNARY))
+            case Call(name="pow", args=(a, b)):
+                return self._wrapped(expr, self._infix("**", a, b, POWER))
+            case Call(name="max_nan" | "min_nan" as name, args=(a, b)):
+                return self._keeping_nan("max" if name == "max_nan" else "min", a, b)
+            case Call(name=name, args=args):
+                return self._call(f"T.{name}", list(args))
+        raise AssertionError(type(expr))
+
+    def _variable(self, var: Var) -> Piece:
+        if var in self.bound:
+            return self.bound[var]
+        role = self.kernel.roles[var]
+        if role == "each" or (role == "stream" and not self.is_streamed(var)):
+            return Piece(var.name)
+        if role == "whole":
+            return Piece(f"T.arange({self.size(var)})", (var,))
+        return Piece(f"{var.name}.index", (var,))
+
+    def _aligned(self, exprs: Iterable[Expr]) -> list[Piece]:
+        """The pieces with dimensions of one where others have more."""
+        pieces = [self.value(e) for e in exprs]
+        union = {v for p in pieces for v in p.dims}
+        dims = tuple(v for v in self.order if v in union)
+        return [self.aligned(p, dims) for p in pieces]
+
+    def aligned(self, piece: Piece, dims: tuple[Var, ...]) -> Piece:
+        """`piece` where it meets a value of `dims`; leading dimensions may be missing."""
+        if not piece.dims or piece.dims == dims[len(dims) - len(piece.dims) :]:
+            return Piece(piece.text, dims, piece.binds)
+        first = dims.index(piece.dims[0])
+        marks = [":" if v in piece.dims else "None" for v in dims[first:]]
+        return Piece(f"{piece.inside(ATOM)}[{', '.join(marks)}]", dims)
+
+    def _infix(self, op: str, a: Expr, b: Expr, binds: int) -> Piece:
+        x, y = self._aligned([a, b])
+        left, right = (binds + 1, binds) if op == "**" else (binds, binds + 1)
+        return Piece(f"{x.inside(left)} {op} {y.inside(right)}", x.dims or y.dims, binds)
+
+    def _call(self, word: str, args: list[Expr]) -> Piece:
+        pieces = self._aligned(args)
+        dims = max((p.dims for p in pieces), key=len)
+        return Piece(f"{word}({', '.join(p.text for p in pieces)})", dims)
+
+    def _keeping_nan(self, word: str, a: Expr, b: Expr) -> Piece:
+        """`T.maximum` takes the number beside a NaN, formulas keep the NaN."""
+        either: Expr = Bin(word, a, b)
+        for each in (a, b):
+            if not isinstance(each, Const):
+                either = select(Call("isnan", (each,), BOOL), each, either)
+        return self._written(either)
+
+    def _wrapped(self, expr: Expr, piece: Piece) -> Piece:
+        """Integers of fewer than 32 bits wrap; values compute in 32."""
+        if expr.dtype.is_int and expr.dtype.bits < 32:
+            return Piece(f'T.cast({piece.text}, "{expr.dtype}")', piece.dims)
+        return piece
+
+    def _cast(self, dtype: DType, a: Expr) -> Piece:
+        piece = self.value(a)
+        widens = a.dtype.is_float and dtype.is_float and a.dtype.bits < dtype.bits
+        if widens and dtype.bits == 32:  # values compute in float32
+            return piece
+        return Piece(f'T.cast({piece.text}, "{dtype}")', piece.dims)
+
+    # -- elements
+
+    def _element(self, load: Load) -> Piece:
+        tensor = self.tensors[load.buffer.name]
+        plain = [self._plain_index(i) for i in load.indices]
+        if not load.indices:
+            return Piece(f"{tensor}[()]")
+        if all(p is not None for p in plain):
+            dims = tuple(p.dims[0] for p in plain if p is not None and p.dims)
+            if len(set(dims)) == len(dims):
+                text = f"{tensor}[{', '.join(p.text for p in plain if p is not None)}]"
+                return self._ordered(Piece(text, dims), load)
+        pieces = self._aligned(load.indices)
+        dims = max((p.dims for p in pieces), key=len)
+        pieces = [self.aligned(self.value(i), dims) for i in load.indices]
+        return Piece(f"{tensor}[{', '.join(p.text for p in pieces)}]", dims)
+
+    def _plain_index(self, index: Expr) -> Piece | None:
+        """An index that is a tile, all of a dimension, or a number; a tile may be shifted."""
+        if not self.dims_of(index):
+            return self.value(index)
+        match index:
+            case Var() if index not in self.bound:
+                whole = self.kernel.roles[index] == "whole"
+                return Piece(":" if whole else index.name, (index,))
+            case _ if index.dtype == INT32 and len(self.dims_of(index)) == 1:
+                (var,) = self.dims_of(index)
+                shift = simplify(index - var)
+                if var in self.bound or self.dims_of(shift):
+                    return None
+                if self.kernel.roles[var] != "whole":
+                    by = self.value(shift)
+                    return Piece(
+                        f"{var.name} + {by.inside(PLUS)}".replace("+ -", "- "), (var,), PLUS
+                    )
+                start = self.value(shift).inside(PLUS)
+                return Piece(f"{start} : {start} + {self.size(var)}", (var,))
+        return None
+
+    def _ordered(self, piece: Piece, load: Load) -> Piece:
+        """With its dimensions in the order of the kernel."""
+        dims = tuple(v for v in self.order if v in piece.dims)
+        if dims == piece.dims:
+            return piece
+        if len(dims) == 2:
+            return Piece(f"{piece.text}.T", dims)
+        indices = []
+        for i in load.indices:
+            indices.append(self.aligned(self.value(i), dims) if self.dims_of(i) else self.value(i))
+        return Piece(f"{self.tensors[load.buffer.name]}[{', '.join(p.text for p in indices)}]",
+                     dims)  # fmt: skip
+
+    # -- folds
+
+    def _fold(self, name: str) -> Piece:
+        """A fold of this kernel that is not state of its loop."""
+        if name in self.folds:
+            return self.folds[name]
+        fold = next(f for f in self.kernel.folds if f.name == name)
+        product = self.products.get(name)
+        if product is not None:
+            piece = self.product(product)
+        else:
+            body = self.spelt(fold.body)
+            piece = self.folded(fold.monoid, body, {x.var for x in fold.over}, fold.scan)
+        name = self.names.fresh(fold.name)
+        self.line(f"{name} = {piece.text}")
+        found = Piece(name, piece.dims)
+        if self.section is self.before:
+            self.folds[fold.name] = found
+        return found
+
+    def folded(self, monoid: str, body: Expr, over: set[Var], scan: bool = False) -> Piece:
+        """`body` folded along the dimensions of `over`."""
+        piece = self.value(body)
+        along = [p for p, v in enumerate(piece.dims) if v in over]
+        if len(along) != len({v for v in over if v in self.order}):
+            raise Apart("", "folds what does not depend on the axis")
+        if scan:
+            word = {"sum": "T.cumsum", "prod": "T.cumprod"}.get(monoid)
+            how = f"{word}({piece.text}" if word else f'T.scan({piece.text}, "{monoid}"'
+            return Piece(f"{how}, dim={along[0]})", piece.dims)
+        dim = str(along[0]) if len(along) == 1 else str(tuple(along))
+        dims = tuple(v for v in piece.dims if v not in over)
+        return Piece(f"T.{monoid}({piece.text}, dim={dim})", dims)
+
+    def summed(self, term: Expr) -> Piece:
+        """`term` summed along the loop's tile: a product of matrices where it is one."""
+        along = self.kernel.stream[-1].var
+        axes = {v: frozenset(self.dims_of(v)) for v in variables(term)}
+        rest = [v for v in self.dims_of(term) if v is not along]
+        product = split(term, [along], rest, axes)
+        sides = () if product is None else (product.rows, product.columns)
+        if product is not None and not product.batch and all(len(side) == 1 for side in sides):
+            return self.product(product)
+        return self.folded("sum", term, {along})
+
+    def product(self, p: Product) -> Piece:
+        """`left @ right`, rounded to a type that both have."""
+        kind = _operand_type(p.left, p.right)
+        depth = next(v for v in p.depth if v in self.order)
+        (row,), (column,) = ([v for v in side if v in self.order] for side in (p.rows, p.columns))
+        left = self._operand(p.left, (row, depth), kind)
+        right = self._operand(p.right, (depth, column), kind)
+        dims = tuple(v for v in self.order if v in (row, column))
+        if dims != (row, column):
+            left, right = (self._operand(p.right, (column, depth), kind),
+                           self._operand(p.left, (depth, row), kind))  # fmt: skip
+        piece = Piece(f"{left.inside(TIMES)} @ {right.inside(UNARY)}", dims, TIMES)
+        if p.scale is None:
+            return piece
+        scale = self.aligned(self.value(p.scale), dims)
+        return Piece(f"{piece.text} * {scale.inside(UNARY)}", dims, TIMES)
+
+    def _operand(self, expr: Expr, dims: tuple[Var, Var], kind: DType) -> Piece:
+        if isinstance(expr, Cast) and isinstance(expr.a, Load) and expr.a.dtype == kind:
+            expr = expr.a
+        piece = self.value(expr)
+        if set(piece.dims) != set(dims):
+            raise Apart("", "an operand lacks a dimension")
+        if expr.dtype != kind and not (isinstance(expr, Cast) and expr.a.dtype == kind):
+            piece = Piece(f'T.cast({piece.text}, "{kind}")', piece.dims)
+            if kind.bits < 32:
+                self.rounded.append(f"{self.value(expr).text} is rounded to {kind} for a product")
+        if piece.dims != dims:
+            turned = piece.text[:-2] if piece.text.endswith(".T") else f"{piece.inside(ATOM)}.T"
+            piece = Piece(turned, dims)
+        return piece
+
+
+def _order(kernel: KernelPlan) -> list[Var]:
+    """The order of dimensions: rows, the loop's tile, columns; else as the output has them."""
+    order = [axis.var for axis in kernel.output.axes]
+    stream = [axis.var for axis in kernel.stream[-1:]]
+    at = 1 + next((n for n, v in enumerate(order) if kernel.roles[v] == "tile"), -1)
+    order = [*order[:at], *(v for v in stream if v not in order), *order[at:]]
+    for fold in kernel.folds:
+        order += [axis.var for axis in (*fold.axes, *fold.over) if axis.var not in order]
+    each = [v for v in order if kernel.roles[v] == "each"]
+    steps = {axis.var for axis in kernel.stream[:-1]}
+    return [v for v in order if v not in each and v not in steps]
+
+
+def _number(value: float | int | bool, dtype: DType) -> Piece:
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            return Piece("T.inf * 0", (), TIMES)
+        return Piece("T.inf") if value > 0 else Piece("-T.inf", (), UNARY)
+    shortest = str(np.float32(value)) if dtype == FLOAT32 else repr(value)
+    return Piece(shortest, (), UNARY if not isinstance(value, bool) and value < 0 else ATOM)
+
+
+def _operand_type(a: Expr, b: Expr) -> DType:
+    """The type in which both are multiplied: that in which they are stored, and, for what is
+    computed, that of the other or of what it is computed from."""
+
+    def stored(expr: Expr) -> DType | None:
+        inner = expr.a if isinstance(expr, Cast) else expr
+        return inner.dtype if isinstance(inner, Load) else None
+
+    kinds = [k for k in (stored(a), stored(b)) if k is not None]
+    if not kinds:
+        kinds = [load.dtype for load in (*loads(a), *loads(b)) if load.dtype.is_float]
+    found = kinds[0] if kinds else a.dtype
+    for kind in kinds[1:]:
+        found = promote(found, kind)
+    return found
