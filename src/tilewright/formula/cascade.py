@@ -149,14 +149,14 @@ class Derivation:
         self._folds: dict[tuple[str, object], Var] = {}
         self._sums: dict[object, Var | None] = {}  # by form; None for one that is always zero
         self._values: dict[Expr, Form] = {}  # of levels, as forms over the state
-        self._aliases: dict[Var, Expr] = {}  # levels that are a part of the state
+        self._aliases: dict[Var, Var] = {}  # levels that are a part of the state
         self._candidates: list[_Candidate] = []
         self._bodies: dict[object, Expr] = {}  # how the formula writes a form
 
     def stream(self) -> Stream:
         for level in self.levels:
             self.level = level.name
-            body = substitute(level.body, self._aliases)
+            body = substitute(level.body, dict(self._aliases))
             if self.count in variables(body):
                 self.sum_of(number(1))
                 self.note("the extent is counted")
@@ -175,7 +175,7 @@ class Derivation:
         for center in self.centers:
             value = expression(center.value, self.context)
             values[center.y] = cast(center.of, center.y.dtype) - value
-        names = {var: level for level, var in self._aliases.items() if isinstance(var, Var)}
+        names: dict[Var, Expr] = {v: name for name, v in self._aliases.items()}
         factor = substitute(expression(form, self.context), values)
         return Refused(self.level, reason, substitute(factor, names))
 
@@ -429,6 +429,9 @@ class Derivation:
                 yield _Candidate(form, scaled(running, -sign), self._written(form), form)
 
     # --- folds and products -------------------------------------------------------------------
+
+    def has_fold(self, monoid: str, form: Form) -> bool:
+        return (monoid, key(form)) in self._folds
 
     def fold(self, monoid: str, form: Form) -> Var:
         """The state that is folded from `form`, which knows nothing that runs."""

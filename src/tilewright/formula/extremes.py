@@ -30,7 +30,7 @@ def extreme(d: Derivation, form: Form, monoid: str) -> Form:
         return of_exp
     place = monoid.startswith("arg")
     if not d.context.runs(form):
-        return atom(d.fold(monoid, form))
+        return _folded(d, form, monoid)
     varying = {mono: size for mono, size in form.items() if d.context.varies({mono: size})}
     rest = minus(form, varying)
     if not varying:
@@ -40,6 +40,21 @@ def extreme(d: Derivation, form: Form, monoid: str) -> Form:
         found = extreme(d, varying, monoid)
         return found if place else plus(found, rest)
     return _scaled(d, form, monoid)
+
+
+def _folded(d: Derivation, form: Form, monoid: str) -> Form:
+    """Of what knows nothing that runs: a fold, or a positive multiple of one that there is."""
+    ((mono, size), *others) = form.items()
+    if not others and size > 0 and not d.has_fold(monoid, form):
+        factor = tuple(
+            power for power in mono
+            if d.context.atom_is_positive(*power) and not d.context.varies({(power,): WHOLE})
+        )  # fmt: skip
+        part = divided({mono: WHOLE}, factor)
+        if d.has_fold(monoid, part):
+            found = atom(d.fold(monoid, part))
+            return found if monoid.startswith("arg") else product(found, {factor: size})
+    return atom(d.fold(monoid, form))
 
 
 def _of_exponent(d: Derivation, form: Form, monoid: str) -> Form | None:
