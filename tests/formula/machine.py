@@ -87,6 +87,8 @@ class Evaluator:
             case Call(name, (a, b)):
                 rule, left, right = BINARY[name], self.compiled(a), self.compiled(b)
                 return lambda env: rule(left(env), right(env))
+            case Call("fma", (a, b, c)):
+                return self.compiled(a * b + c)
         raise NotImplementedError(repr(expr))
 
     def times(self, a, b):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import cache
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ REFUSED = [case for case in CASES if case.refused]
 by_name = {"ids": lambda case: case.name}
 
 
+@cache
 def derived(case: Case):
     return derive(case.levels, ELEMENTS, j, case.extent, case.positive)
 
@@ -106,7 +108,8 @@ def test_short_axes(n):
         if not isinstance(case.extent, Var):
             continue
         rng = np.random.default_rng(3)
-        assert_agrees(case, derived(case), drawn("random", rng, n), rng)
+        elements = {var: abs(values) for var, values in drawn("random", rng, n).items()}
+        assert_agrees(case, derived(case), elements, rng)
 
 
 def narrow(node):
@@ -150,7 +153,8 @@ def test_float32(case):
 
 # formulas that lose digits themselves, or add up large numbers of both signs
 POOR_IN_FLOAT32 = {
-    "variance from moments", "covariance", "waves around the mean", "layer norm, then a product",
+    "variance from moments", "covariance", "third central moment", "product of a normalized row",
+    "waves around the mean", "layer norm, then a product",
 }  # fmt: skip
 
 
@@ -350,7 +354,7 @@ def test_derivations_are_quick():
     for case in CASES:
         start = time.perf_counter()
         with suppress(Refused):
-            derived(case)
+            derived.__wrapped__(case)
         took[case.name] = time.perf_counter() - start
     slowest = max(took, key=took.get)
     print(f"slowest: {slowest}, {took[slowest] * 1e3:.1f} ms")

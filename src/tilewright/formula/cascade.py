@@ -25,7 +25,7 @@ from itertools import count as count_from
 from tilewright.formula import extremes
 from tilewright.formula.form import *
 from tilewright.formula.normal import FLOAT64, Context, expression
-from tilewright.formula.starts import started
+from tilewright.formula.starts import Shifted, started
 from tilewright.formula.stream import (
     Center,
     Fold,
@@ -102,19 +102,6 @@ def _type_of(levels: Sequence[Level]) -> DType:
 
 
 @dataclass(frozen=True)
-class Shifted:
-    """A center: in forms `y` stands for `form` - `value` and `moved` for the old value minus the
-    new one; in the stream they are `of` - `var` and `old(var)` - `var`."""
-
-    var: Var
-    y: Var
-    moved: Var
-    form: Form
-    value: Form
-    of: Expr
-
-
-@dataclass(frozen=True)
 class _Candidate:
     """A center to try: `form` - `value`. It may be found as `part` where `under` holds."""
 
@@ -138,7 +125,7 @@ class Derivation:
     ) -> None:
         self.levels, self.axis, self.index, self.count = levels, axis, index, count
         self.names = {var.name for lv in levels for var in variables(lv.body) | {lv.name}}
-        self.level = levels[0].name
+        self.level = levels[0].name if levels else index
         self.context = Context(
             axis, {count, *(level.name for level in levels)}, {count, *positive}, count.dtype
         )

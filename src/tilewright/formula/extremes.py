@@ -11,19 +11,27 @@ An exp is pulled out even where nothing runs: what is folded stays in its expone
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tilewright.formula.form import *
-from tilewright.formula.normal import INCREASING, STEPS
-from tilewright.ir.arith import Bin, Call, Cmp, Expr, const
-
-if TYPE_CHECKING:
-    from tilewright.formula.cascade import Derivation
+from tilewright.formula.normal import INCREASING, STEPS, Context
+from tilewright.ir.arith import Bin, Call, Cmp, Expr, Var, const
 
 FLIPPED = {"max": "min", "min": "max", "argmax": "argmin", "argmin": "argmax"}
 
 
-def extreme(d: Derivation, form: Form, monoid: str) -> Form:
+class Folds(Protocol):
+    """What a derivation has for this."""
+
+    context: Context
+
+    def has_fold(self, monoid: str, form: Form) -> bool: ...
+    def fold(self, monoid: str, form: Form) -> Var: ...
+    def note(self, text: str) -> None: ...
+    def refusal(self, reason: str, form: Form) -> Exception: ...
+
+
+def extreme(d: Folds, form: Form, monoid: str) -> Form:
     """The reduction of `form` by max, min, argmax or argmin, over the state."""
     of_exp = _of_exponent(d, form, monoid)
     if of_exp is not None:
@@ -42,7 +50,7 @@ def extreme(d: Derivation, form: Form, monoid: str) -> Form:
     return _scaled(d, form, monoid)
 
 
-def _folded(d: Derivation, form: Form, monoid: str) -> Form:
+def _folded(d: Folds, form: Form, monoid: str) -> Form:
     """Of what knows nothing that runs: a fold, or a positive multiple of one that there is."""
     ((mono, size), *others) = form.items()
     if not others and size > 0 and not d.has_fold(monoid, form):
@@ -57,7 +65,7 @@ def _folded(d: Derivation, form: Form, monoid: str) -> Form:
     return atom(d.fold(monoid, form))
 
 
-def _of_exponent(d: Derivation, form: Form, monoid: str) -> Form | None:
+def _of_exponent(d: Folds, form: Form, monoid: str) -> Form | None:
     """Of a positive multiple of an exponential."""
     if len(form) != 1:
         return None
@@ -71,7 +79,7 @@ def _of_exponent(d: Derivation, form: Form, monoid: str) -> Form | None:
     return found if monoid.startswith("arg") else product(d.context.exp(found), {rest: size})
 
 
-def _scaled(d: Derivation, form: Form, monoid: str) -> Form:
+def _scaled(d: Folds, form: Form, monoid: str) -> Form:
     """Of terms that have one running factor in common."""
     parts: dict[Mono, Form] = {}
     for mono, size in form.items():
@@ -94,7 +102,7 @@ def _scaled(d: Derivation, form: Form, monoid: str) -> Form:
     return _of_either_sign(d, part, {factor: WHOLE}, monoid)
 
 
-def _of_either_sign(d: Derivation, form: Form, factor: Form, monoid: str) -> Form:
+def _of_either_sign(d: Folds, form: Form, factor: Form, monoid: str) -> Form:
     d.note("both the maximum and the minimum are kept for a factor of unknown sign")
     most, least = extreme(d, form, monoid), extreme(d, form, FLIPPED[monoid])
     written, zero = d.context.write(factor), const(0, d.context.dtype)
@@ -106,7 +114,7 @@ def _of_either_sign(d: Derivation, form: Form, factor: Form, monoid: str) -> For
     return product(either, factor)
 
 
-def _of_function(d: Derivation, form: Form, monoid: str) -> Form:
+def _of_function(d: Folds, form: Form, monoid: str) -> Form:
     """Of a multiple of one function that increases, or whose greatest values are at the ends."""
     ((mono, size), *others) = form.items()
     if others or len(mono) != 1:
@@ -122,7 +130,7 @@ def _of_function(d: Derivation, form: Form, monoid: str) -> Form:
     return found if place else scaled(found, size)
 
 
-def _of_power(d: Derivation, base: Expr, power: Fraction, monoid: str) -> Form | None:
+def _of_power(d: Folds, base: Expr, power: Fraction, monoid: str) -> Form | None:
     """Of a power of a sum that increases or decreases."""
     inner = d.context.normalize(base)
     odd = power.denominator == 1 and power % 2 == 1
@@ -132,7 +140,7 @@ def _of_power(d: Derivation, base: Expr, power: Fraction, monoid: str) -> Form |
     return found if monoid.startswith("arg") else d.context.power(found, power)
 
 
-def _of_call(d: Derivation, base: Expr, monoid: str, place: bool) -> Form | None:
+def _of_call(d: Folds, base: Expr, monoid: str, place: bool) -> Form | None:
     context = d.context
     match base:
         case Call(name, (inner,)) if (

@@ -75,6 +75,10 @@ class Context:
     def mixes(self, form: Form) -> bool:
         return self.varies(form) and self.runs(form)
 
+    def _mixed(self, expr: Expr) -> bool:
+        found = variables(expr)
+        return not (self.elements.isdisjoint(found) or self.running.isdisjoint(found))
+
     def is_positive(self, form: Form) -> bool:
         """Whether no monomial can be negative; zero counts as positive."""
         return bool(form) and all(
@@ -268,6 +272,8 @@ class Context:
             return self.indicator(self.condition(expr))
         if not (expr.dtype in (FLOAT32, FLOAT64) or expr.dtype.is_int or isinstance(expr, Var)):
             return atom(expr)  # narrow floats round after every operation
+        if expr.dtype.is_int and expr.children and not self._mixed(expr):
+            return atom(expr)  # integers are exact as they are
         match expr:
             case Const(value):
                 if math.isfinite(value):
@@ -376,8 +382,8 @@ class Context:
         return expr
 
     def _difference(self, op: str, form: Form) -> Expr:
-        """form op 0, without the positive factors of the form."""
-        _, (rest,) = self._positive_factor([form])
+        """form op 0, in one of the multiples of the form."""
+        rest = scaled(form, 1 / abs(leading(form))) if form else form
         zero = const(0, self.dtype)
         if rest and leading(rest) < 0:
             other = self.write(scaled(rest, Fraction(-1)))

@@ -9,21 +9,30 @@ A maximum that is a center starts with the same number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from tilewright.formula.form import *
 from tilewright.formula.normal import Context
 from tilewright.formula.stream import Center, Fold, Stage
-from tilewright.ir.arith import Var
+from tilewright.ir.arith import Expr, Var
 from tilewright.ir.dtype import FLOAT32
-
-if TYPE_CHECKING:
-    from tilewright.formula.cascade import Shifted
 
 FAR = 30  # a center starts at ±10³⁰
 RANGE = 36  # powers of distances stay below 10³⁶ in float32
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """A center: in forms `y` stands for `form` - `value` and `moved` for the old value minus the
+    new one; in the stream they are `of` - `var` and `old(var)` - `var`."""
+
+    var: Var
+    y: Var
+    moved: Var
+    form: Form
+    value: Form
+    of: Expr
 
 
 def started(

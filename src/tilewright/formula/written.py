@@ -1,6 +1,7 @@
 """Normal forms as expressions.
 
-Written *plainly*, a form is what its atoms are made of: reading it again gives the same form.
+Written *plainly*, a form is what its atoms are made of: reading it again gives the same form, if
+there is no indicator in it, and atoms have none inside.
 Written *readably*, for code, it is short: common factors are taken out, opposite indicators become
 one select, logarithms of constants numbers. Both have one exp for each monomial, and select by
 indicators, which they never multiply by.
