@@ -138,6 +138,8 @@ case("root mean square, then a product", (S, "sum", x**2),
      (R, "sum", x * rsqrt(S / N + 1e-6) * w), state="3 0 0")  # fmt: skip
 case("layer norm, then a product", (S, "sum", x), (A, "sum", (x - S / N) ** 2),
      (R, "sum", (x - S / N) * rsqrt(A / N + 1e-5) * w), state="3 1 2")  # fmt: skip
+case("layer norm with a bias, squared", (S, "sum", x), (A, "sum", (x - S / N) ** 2),
+     (R, "sum", ((x - S / N) * rsqrt(A / N + 1e-5) * w + q) ** 2), state="4 1 4")  # fmt: skip
 case("cosine similarity", (A, "sum", x**2), (B, "sum", y**2),
      (R, "sum", x / sqrt(A) * y / sqrt(B)), state="3 0 0")  # fmt: skip
 case("normalized by its maximum", (m, "max", abs(x)), (R, "sum", x / m), state="2 0 0")
@@ -148,6 +150,8 @@ case("greatest probability", MAX, SUM, (R, "max", p), (i, "argmax", p), data=MAS
 case("Gumbel", MAX, SUM, (i, "argmax", log(p) + g), (R, "max", log(p) + g))
 case("greatest deviation", (S, "sum", x), (R, "max", x - S / N), (i, "argmin", x - S / N))
 case("greatest absolute deviation", (S, "sum", x), (R, "max", abs(x - S / N)))
+case("capped probability", MAX, SUM, (R, "max", Bin("min", p, const(0.25, REAL))), data=MASKED)
+case("count, then a mean", (i, "sum", select(j < t, const(1), const(0))), (R, "sum", x / i))
 case("maximum times a sum", (S, "sum", x), (R, "max", x * S), (i, "argmax", x * S), data=MILD)
 case("maximum of a step", (S, "sum", x), (R, "max", floor(x - S)))
 case("maximum of tanh", (S, "sum", x**2), (R, "max", tanh(x / S)), (i, "argmax", tanh(x / S)))
@@ -155,6 +159,7 @@ case("count of maxima", MAX, (R, "sum", where(eq(x, m), const(1, REAL), 0)))
 case("waves around the mean", (S, "sum", x), (R, "sum", cos(x - S / N) + sin(x - S / N)))
 case("product of a normalized row", (m, "max", abs(x)), (R, "prod", x / m))
 case("product of probabilities", MAX, SUM, (R, "prod", exp((x - m) / 40.0) * l), data=MILD)
+case("likelihood", MAX, SUM, (R, "prod", exp((x - m) / 64.0) / pow_(l, const(1 / 64, REAL))))
 case("exp around the mean", (S, "sum", x), (R, "sum", exp(x - S / N)))
 case("exp without a maximum", (l, "sum", exp(x)), (R, "sum", exp(x) / l * v), data=MILD)
 case("log1p of a sum", (S, "sum", x**2), (R, "sum", log1p(S) * x))

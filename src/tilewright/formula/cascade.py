@@ -43,7 +43,6 @@ from tilewright.ir.arith import Bin, Call, Cast, Cmp, Const, Expr, Select, Var, 
 from tilewright.ir.dtype import FLOAT32, INT32, DType
 from tilewright.ir.expr import substitute, transform, variables, walk
 
-_EMPTY = {"max": -math.inf, "argmax": -math.inf, "min": math.inf, "argmin": math.inf, "prod": 1.0}
 MOST_SUMS = 24  # that moving the center of one of them may need
 
 
@@ -167,10 +166,13 @@ class Derivation:
         return Refused(self.level, reason, substitute(factor, names))
 
     def _finish(self, level: Level, value: Form) -> None:
-        if level.monoid.startswith("arg"):
-            written = Writer(INT32, readable=True).write(value)
-        else:
-            written = self._written(value)
+        match list(value):
+            case [((Var() as var, _),)] if value == atom(var):
+                written: Expr = var
+            case _ if level.monoid.startswith("arg"):
+                written = Writer(INT32, readable=True).write(value)
+            case _:
+                written = self._written(value)
         written = cast(written, level.name.dtype)
         self.stages.append(Result(level.name, written))
         self._values[level.name] = self.context.replace(value, self._values)
@@ -260,7 +262,7 @@ class Derivation:
             if len(found) > MOST_SUMS:
                 raise self.refusal("moving its center takes too many sums", {mono: WHOLE})
         for one in found:
-            self._sums[key({one: WHOLE})] = self._new("s", {one: WHOLE})
+            self._sums[key({one: WHOLE})] = self._new("s", {one: WHOLE}, self.context.dtype)
         for one, parts in found.items():
             self._append_sum(one, parts)
 
@@ -401,7 +403,7 @@ class Derivation:
         for node in walk(body):
             if not _is_sum(node) or node in inside:
                 continue
-            inside |= {found for found in walk(node) if _is_sum(found) and found is not node}
+            inside |= set(_partial_sums(node))
             varying: Form = {}
             running: Form = {}
             for term, negated in _terms(node):
@@ -426,11 +428,18 @@ class Derivation:
         if known is not None:
             return known
         term = self._bodies.get(key(form))
-        term = self._written(form) if term is None else cast(term, self.context.dtype)
-        place = monoid.startswith("arg")
-        var = self.count if monoid == "count" else self._new(monoid, {} if place else form, place)
+        if term is None:
+            term = self._written(form)
+        elif not term.dtype.is_int:  # integers are folded exactly
+            term = cast(term, self.context.dtype)
+        if monoid == "count":
+            var = self.count
+        elif monoid.startswith("arg"):
+            var = self._new(monoid, {}, INT32)
+        else:
+            var = self._new(monoid, form, term.dtype)
         self._folds[monoid, key(form)] = var
-        self.stages.append(Fold(var, monoid, term, _EMPTY.get(monoid, 0.0)))
+        self.stages.append(Fold(var, monoid, term, _empty(monoid, term.dtype)))
         if monoid in ("max", "min"):
             self._offer(form, var, term)
         elif monoid == "sum":
@@ -452,10 +461,13 @@ class Derivation:
         if self.context.runs(rest):
             raise self.refusal("a product of sums does not separate", form)
         varying, constant = self._split(common)
-        inside = exponent(varying)
-        if not inside and not self.context.runs(form):
+        inside: Form = {}
+        if self.context.varies(exponent(common)):
+            inside = exponent(common)
+            varying, constant = without_exp(varying), without_exp(constant)
+        elif not self.context.runs(form):
             return atom(self.fold("prod", form))
-        scale, folded = {constant: WHOLE}, product({without_exp(varying): WHOLE}, rest)
+        scale, folded = {constant: WHOLE}, product({varying: WHOLE}, rest)
         if not self.context.varies(folded):
             scale, folded = product(scale, folded), number(1)
         total = self.context.exp(self._total(inside, body)) if inside else number(1)
@@ -469,12 +481,12 @@ class Derivation:
 
     # --- names and expressions ----------------------------------------------------------------
 
-    def _new(self, prefix: str, form: Form, place: bool = False) -> Var:
+    def _new(self, prefix: str, form: Form, dtype: DType) -> Var:
         """A variable for state that is reduced from `form`."""
         free = (f"{prefix}{which}" for which in count_from())
         name = next(name for name in free if name not in self.names)
         self.names.add(name)
-        var = Var(name, INT32 if place else self.context.dtype)
+        var = Var(name, dtype)
         self.context.running.add(var)
         if self.context.is_positive(form):
             self.context.positive.add(var)
@@ -495,6 +507,12 @@ class Derivation:
             found = variables(base)
             if found.isdisjoint(centered) and not found.isdisjoint(self.axis):
                 self.note("exp without a maximum")
+
+
+def _empty(monoid: str, dtype: DType) -> float:
+    """What folding nothing gives."""
+    low, high = (dtype.min_value, dtype.max_value) if dtype.is_int else (-math.inf, math.inf)
+    return {"max": float(low), "min": float(high), "prod": 1.0}.get(monoid.removeprefix("arg"), 0.0)
 
 
 def _turned(expr: Expr) -> Expr | None:
@@ -523,6 +541,16 @@ def _terms(expr: Expr, negated: bool = False) -> Iterator[tuple[Expr, bool]]:
             yield from _terms(a, not negated)
         case _:
             yield expr, negated
+
+
+def _partial_sums(expr: Expr) -> Iterator[Expr]:
+    """Sums that are terms of a sum."""
+    for child in expr.children:
+        while isinstance(child, Call) and child.name == "neg":
+            child = child.args[0]
+        if _is_sum(child):
+            yield child
+            yield from _partial_sums(child)
 
 
 def _needed(stages: list[Stage]) -> list[Stage]:

@@ -37,12 +37,12 @@ def extreme(d: Folds, form: Form, monoid: str) -> Form:
     if of_exp is not None:
         return of_exp
     place = monoid.startswith("arg")
+    if not d.context.varies(form):
+        return {} if place else form
     if not d.context.runs(form):
         return _folded(d, form, monoid)
     varying = {mono: size for mono, size in form.items() if d.context.varies({mono: size})}
     rest = minus(form, varying)
-    if not varying:
-        return {} if place else rest
     if rest:
         d.note("what does not vary is added after the maximum")
         found = extreme(d, varying, monoid)

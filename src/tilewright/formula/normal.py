@@ -105,7 +105,8 @@ class Context:
                 return all(self.is_positive(self.normalize(side)) or _is_zero(side)
                            for side in (a, b))  # fmt: skip
             case Bin("+" | "-" | "*" | "/"):
-                return self.is_positive(self.normalize(base))
+                form = self.normalize(base)
+                return form != atom(base) and self.is_positive(form)
         return base.dtype.is_bool
 
     # --- arithmetic ---------------------------------------------------------------------------

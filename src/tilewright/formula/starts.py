@@ -44,7 +44,7 @@ def started(
 ) -> tuple[Stage, ...]:
     """`stages` with the starts of centers, and of the maxima that they are."""
     starts: dict[Var, float] = {}
-    folds = {stage.var: stage for stage in stages if isinstance(stage, Fold)}
+    folds = {s.var: s for s in stages if isinstance(s, Fold) and s.var.dtype.is_float}
     for center in centers:
         side = _side(center.moved, moves, context)
         fold = next((folds[v] for v in folds if center.value == atom(v)), None)

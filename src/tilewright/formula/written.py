@@ -112,11 +112,13 @@ class Writer:
         value = above[0]
         for other in above[1:]:
             value = value * other
-        if below:
+        if self.readable and below:
             divisor = below[0]
             for other in below[1:]:
                 divisor = divisor * other
-            value = value / divisor
+            return value / divisor
+        for other in below:  # one by one: their product would be multiplied out when it is read
+            value = value / other
         return value
 
     def _factors(self, mono: Mono) -> tuple[list[Expr], list[Expr]]:
