@@ -247,7 +247,8 @@ class Context:
         if not monos:
             return number(1), forms
         out = tuple(power for power in content(monos) if self.atom_is_positive(*power))
-        size = abs(leading(next(form for form in forms if form)))
+        several = sum(map(bool, forms)) > 1  # then no number is the one to take out
+        size = WHOLE if several else abs(leading(next(form for form in forms if form)))
         rest = [scaled(divided(form, out), 1 / size) for form in forms]
         return {out: size}, rest
 
