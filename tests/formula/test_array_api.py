@@ -420,3 +420,53 @@ def test_products():
     compare(lambda m, v, w: m.tensordot(v, w, axes=0), x, y)
     compare(lambda m, v, w: m.vecdot(v, m.matrix_transpose(w)), x, y, ulps=64)
     compare(lambda m, v, w: m.vecdot(v, w[:, :1], axis=-2), x, x, ulps=64)
+
+
+# ── views of views ───────────────────────────────────────────────────────────────────────────
+
+
+def some_view(rng, shape):
+    """A random view that fits `shape`."""
+    ndim = len(shape)
+    order = tuple(int(d) for d in rng.permutation(ndim))
+    axis = int(rng.integers(ndim))
+    cut = tuple(
+        slice(*sorted(rng.integers(0, n + 1, 2)), int(rng.integers(1, 3))) if n > 3 else slice(None)
+        for n in (int(n) for n in shape)
+    )
+    reverse = (*[slice(None)] * axis, slice(None, None, -1), ...)
+    size = int(np.prod(shape))
+    half = (2, -1) if size and size % 2 == 0 else (-1,)
+    return [
+        lambda m, x: m.permute_dims(x, order),
+        lambda m, x: x[cut],
+        lambda m, x: x[reverse],
+        lambda m, x: m.reshape(x, half),
+        lambda m, x: m.reshape(x, (*shape[:axis], 1, *shape[axis:])),
+        lambda m, x: m.roll(x, 2, axis=axis),
+        lambda m, x: m.repeat(x, 2, axis=axis) if size < 60 else x,
+        lambda m, x: m.tile(x, (2,)) if size < 60 else x,
+        lambda m, x: m.expand_dims(x, axis=axis),
+        lambda m, x: m.broadcast_to(x, (2, *shape)) if size < 60 else x,
+        lambda m, x: m.flip(x, axis=axis),
+        lambda m, x: m.sum(x, axis=axis, keepdims=True) if ndim > 2 else x,
+        lambda m, x: m.concat([x, x + x], axis=axis) if size < 60 else x,
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_views_of_views(seed):
+    rng = np.random.default_rng(seed)
+    x = xp.reshape(xp.arange(48, dtype=xp.int64), (4, 2, 6))
+    chain, value = [], x
+    for _ in range(7):
+        views = some_view(rng, value.shape)
+        chain.append(views[rng.integers(len(views))])
+        value = chain[-1](xp, value)
+
+    def all_of(m, v):
+        for each in chain:
+            v = each(m, v)
+        return v
+
+    compare(all_of, np.asarray(x))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -322,7 +325,10 @@ REFUSED = {
     "no 'sum'": lambda x, i: x.sum(),
     "not ndarray": lambda x, i: tm.where(x > 0, x, np.zeros(8)),
     "which (5, -1)": lambda x, i: tm.reshape(x, (5, -1)),
-    "takes 1 argument, not 2": lambda x, i: tm.exp(x, x),
+    "add takes arrays of the formula": lambda x, i: x + np.zeros(8),
+    "multiply takes arrays": lambda x, i: np.zeros(8) * x,
+    "not tuple": lambda x, i: tm.sum((3, 4)),
+    "takes an array, not the number": lambda x, i: tm.exp(3.0),
     "takes integers and bools": lambda x, i: x & 1,
     "uint64 have no common": lambda x, i: i + tm.astype(i, "uint64"),
     "returns arrays": lambda x, i: 3,
@@ -357,3 +363,11 @@ def test_refused(message):
 def test_only_in_a_trace():
     with pytest.raises(CompileError, match="inside a function"):
         tm.zeros(3)
+
+
+@pytest.mark.parametrize(
+    "name", "promotion front elementwise indexing products reductions shapes trace".split()
+)
+def test_examples(name):
+    outcome = doctest.testmod(importlib.import_module(f"tilewright.formula.{name}"))
+    assert outcome.attempted and not outcome.failed

@@ -43,6 +43,13 @@ def test_what_writing_a_kernel_takes():
     assert not {name for name in found if name.startswith(rooms)}
 
 
+def test_what_writing_a_formula_takes():
+    found = brought("import tilewright.math")
+    assert not tops(found) & {"llvmlite", "click", "rich", "torch", "jax", "hashlib", "tempfile"}
+    rooms = tuple(f"tilewright.{room}" for room in "tools machine passes targets runtime".split())
+    assert not {name for name in found if name.startswith(rooms)}
+
+
 def test_the_cache_brings_no_compiler():
     found = brought("import tilewright.support.cache, tilewright.support.sources")
     assert not tops(found) & {"numpy", "llvmlite", "tempfile", "random", "rich", "click"}

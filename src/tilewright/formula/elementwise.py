@@ -248,28 +248,25 @@ def apply(name: str, *given: Any) -> Value:
     return pointwise(name, operands, row.build, inner, outer)
 
 
-class Function:
+def _function(name: str, arity: int) -> Callable[..., Value]:
     """A function of the table, under its public name."""
 
-    def __init__(self, name: str) -> None:
-        self.__name__ = self.__qualname__ = name
-        self.__doc__ = f"The Array API's `{name}`, element by element."
+    def unary(x: Any, /) -> Value:
+        return apply(name, x)
 
-    def __call__(self, *given: Any) -> Value:
-        arity = TABLE[self.__name__].arity
-        if len(given) != arity:
-            raise CompileError(
-                f"{self.__name__} takes {arity} argument{'s' * (arity > 1)}, not {len(given)}",
-                fix=f"write tm.{self.__name__}({', '.join(['x1', 'x2'][:arity])})",
-            )
-        return apply(self.__name__, *given)
+    def both(x1: Any, x2: Any, /) -> Value:
+        return apply(name, x1, x2)
 
-    def __repr__(self) -> str:
-        return f"<function tilewright.math.{self.__name__}>"
+    found = unary if arity == 1 else both
+    found.__name__ = found.__qualname__ = name
+    found.__doc__ = f"`{name}` of the Array API, element by element."
+    return found
 
 
-FUNCTIONS_BY_NAME: dict[str, Function] = {
-    name: Function(name) for name in TABLE if name not in ("gelu_erf", "gelu_tanh")
+FUNCTIONS_BY_NAME: dict[str, Callable[..., Value]] = {
+    name: _function(name, row.arity)
+    for name, row in TABLE.items()
+    if name not in ("gelu_erf", "gelu_tanh")
 }
 OPERATIONS.update(FUNCTIONS_BY_NAME)
 

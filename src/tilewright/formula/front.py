@@ -87,10 +87,10 @@ def _operator(name: str) -> tuple[Callable[..., Value], Callable[..., Value]]:
     """The methods that an operator calls on its left side, and else on its right side."""
 
     def left(a: Value, b: Any) -> Any:
-        return OPERATIONS[name](a, b) if is_operand(b) else NotImplemented
+        return OPERATIONS[name](a, b) if _is_theirs(b) else NotImplemented
 
     def right(b: Value, a: Any) -> Any:
-        return OPERATIONS[name](a, b) if is_operand(a) else NotImplemented
+        return OPERATIONS[name](a, b) if _is_theirs(a) else NotImplemented
 
     return left, right
 
@@ -288,6 +288,11 @@ def is_operand(x: Any) -> bool:
     return isinstance(x, (Value, bool, int, float)) or (
         hasattr(x, "item") and getattr(x, "shape", None) == ()
     )
+
+
+def _is_theirs(x: Any) -> bool:
+    """What an operator takes, or refuses with a reason."""
+    return is_operand(x) or hasattr(x, "shape")
 
 
 def operand(x: Any, what: str = "an operation") -> Operand:
