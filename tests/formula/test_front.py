@@ -121,6 +121,12 @@ def test_arrays_inside_comprehensions():
 
     near(run(pooled, x, table), (np.exp(x[table]) - np.arange(5)[:, None]).max(1) * 2)
 
+    def shifted(v):
+        parts = [tm.array((3, 4), lambda *at, k=k: v[at[0], at[1] + k]) for k in range(2)]
+        return parts[0] + parts[1]
+
+    near(run(shifted, x), x[:3, :4] + x[:3, 1:5])
+
     def rows_of(v):
         return tm.array((3,), lambda n: v[n + 1, :] * (n + 1))
 
@@ -213,6 +219,11 @@ def test_promotion_of_narrow_types(a, b, want):
     assert formula.outputs[0].dtype == DTYPES[want]
 
 
+def test_types_of_types():
+    assert tm.result_type(np.float32, tm.int8) is tm.float32
+    assert tm.can_cast(np.int8, "int16") and not tm.can_cast(tm.float32, np.int64)
+
+
 def test_numbers_take_the_type_of_arrays():
     for dtype, number, want in [
         ("bfloat16", 2.0, "bfloat16"), ("int8", 2, "int8"), ("int8", 2.0, "float32"),
@@ -259,6 +270,7 @@ def test_closures_defaults_and_methods_are_traced():
 
     formula = trace(Model().forward, [("x", (2,), "float32")])
     near(evaluate(formula, [np.float32([1, 2])])[0], [4, 7])
+    assert [a.name for a in formula.arrays] == ["y", "out"]
 
     def scaled(x, *, by=factor):
         y = x * by * factor
@@ -336,7 +348,14 @@ REFUSED = {
     "transpose of a matrix": lambda x, i: x[None].T,
     "einsum does not fit": lambda x, i: tm.einsum("ij,jk->ik", x),
     "outside of the comprehension": lambda x, i: leaked(x),
-    "a function of 2": lambda x, i: tm.array((3,), lambda a, b: x[a, b]),
+    "over 1 indices": lambda x, i: tm.array((3,), lambda a, b: x[a, b]),
+    "over 2 indices": lambda x, i: tm.array((3, 4), lambda a: x[a, a]),
+    "come in pairs": lambda x, i: tm.moveaxis(x, (0, 1), (1,)),
+    "one count": lambda x, i: tm.repeat(x, (1, 2, 1, 1), axis=0),
+    "negative size": lambda x, i: tm.zeros((-1, 3)),
+    "takes Python numbers": lambda x, i: tm.arange(i[0]),
+    "step of arange": lambda x, i: tm.arange(0, 3, 0),
+    "needs an axis": lambda x, i: tm.cumulative_sum(x),
     "gives a number, not an array": lambda x, i: tm.sum((3,), lambda a: x[a]),
     "made of Python integers": lambda x, i: tm.zeros((i[0], 3)),
     "more than one element": lambda x, i: tm.squeeze(x, axis=0),

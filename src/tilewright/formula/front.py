@@ -380,6 +380,28 @@ def sizes(shape: Any, what: str = "a shape") -> Shape:
     return tuple(n.__index__() for n in each)
 
 
+def paired(a: Any, b: Any, what: str) -> list[tuple[int, int]]:
+    """Integers that belong together; a single one belongs to each."""
+    left, right = sizes(a, what), sizes(b, what)
+    left = left * len(right) if len(left) == 1 else left
+    if len(left) != len(right):
+        raise CompileError(
+            f"{what} come in pairs", got=f"{left} and {right}", fix="give as many of both"
+        )
+    return list(zip(left, right, strict=True))
+
+
+def number_of(x: Any, what: str) -> Any:
+    """A Python number, known when the formula is written."""
+    found = operand(x, what)
+    if isinstance(found, Value):
+        raise CompileError(
+            f"{what} takes Python numbers, not {found!r}",
+            fix="shapes are known before a formula runs: compute with tm.arange(n) instead",
+        )
+    return found
+
+
 # ── definitions ──────────────────────────────────────────────────────────────────────────────
 
 

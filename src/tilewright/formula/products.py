@@ -19,7 +19,7 @@ from tilewright.formula.front import (
     broadcast_shapes,
     current,
     define,
-    sizes,
+    paired,
 )
 from tilewright.formula.promotion import compute_type, result_type
 from tilewright.ir.core import *
@@ -114,7 +114,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Value:
     if isinstance(axes, int):
         pairs = [(a.ndim - axes + d, d) for d in range(axes)]
     else:
-        pairs = list(zip(sizes(axes[0]), sizes(axes[1]), strict=True))
+        pairs = paired(axes[0], axes[1], "the axes of tensordot")
     pairs = [(axis_of(i, a.ndim), axis_of(j, b.ndim)) for i, j in pairs]
     left, right = list(_LETTERS[: a.ndim]), list(_LETTERS[a.ndim : a.ndim + b.ndim])
     for i, j in pairs:

@@ -65,6 +65,12 @@ def promoted(a: DType, b: DType) -> DType:
     return signed if signed.bits > unsigned.bits else DTYPES[f"int{2 * unsigned.bits}"]
 
 
+def _type_of(given: Any) -> DType:
+    """The type of an array, or the one that is named."""
+    own = getattr(given, "dtype", None)
+    return own if isinstance(own, DType) else find_dtype(given)
+
+
 def result_type(*given: Any) -> DType:
     """The type that the given arrays, types and Python numbers have in common. A Python number
     takes the type of the arrays beside it; a float beside integers makes float32.
@@ -77,7 +83,7 @@ def result_type(*given: Any) -> DType:
     for each in given:
         if isinstance(each, (bool, int, float)):
             continue
-        own = find_dtype(getattr(each, "dtype", each))
+        own = _type_of(each)
         found = arithmetic_type(own) if found is None else promoted(found, own)
     for number in numbers:
         kind = "bool" if isinstance(number, bool) else type(number).__name__
@@ -97,7 +103,7 @@ def can_cast(source: Any, target: Any) -> bool:
     >>> can_cast("int8", "int32"), can_cast("float32", "float16")
     (True, False)
     """
-    a, b = (find_dtype(getattr(each, "dtype", each)) for each in (source, target))
+    a, b = _type_of(source), _type_of(target)
     if a == b:
         return True
     if kind_of(a) != kind_of(b) or (a.kind == "int" and b.kind == "uint"):

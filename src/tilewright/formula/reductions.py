@@ -40,22 +40,28 @@ Axes: TypeAlias = "int | tuple[int, ...] | None"
 # ── comprehensions ───────────────────────────────────────────────────────────────────────────
 
 
-def _words(function: Callable[..., Any]) -> list[str]:
-    """The names of a function's parameters."""
+def _words(function: Callable[..., Any], count: int) -> list[str] | None:
+    """The names of the parameters that get `count` indices; None where they do not fit."""
     try:
-        return [p.name for p in inspect.signature(function).parameters.values()]
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in named if p.default is p.empty]
+    takes_more = builtins.any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(needed) > count or (len(named) < count and not takes_more):
+        return None
+    return [p.name for p in named[:count]]
 
 
 def _over(word: str, extents: Any, function: Callable[..., Any]) -> tuple[Any, Value]:
     """The axes of a comprehension, and its value over them."""
     trace = current()
     shape = sizes(extents, f"the size of tm.{word}")
-    words = _words(function)
-    if words and len(words) != len(shape):
+    words = _words(function, len(shape))
+    if words is None:
         raise CompileError(
-            f"tm.{word} over {len(shape)} indices calls a function of {len(words)}",
+            f"tm.{word} over {len(shape)} indices calls a function of another number",
             got=f"sizes {shape}",
             fix="give the function one parameter per size",
         )

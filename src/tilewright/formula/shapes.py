@@ -15,7 +15,9 @@ from tilewright.formula.front import (
     broadcast_shapes,
     define,
     element_of,
+    number_of,
     operand,
+    paired,
     sizes,
 )
 from tilewright.formula.indexing import getitem
@@ -52,10 +54,10 @@ def matrix_transpose(x: Value, /) -> Value:
 def moveaxis(x: Value, source: Any, destination: Any, /) -> Value:
     """Some axes moved to other places, the rest in order."""
     x = array_of(x, "moveaxis")
-    origins = [axis_of(axis, x.ndim) for axis in sizes(source)]
-    targets = [axis_of(axis, x.ndim) for axis in sizes(destination)]
-    order = [d for d in range(x.ndim) if d not in origins]
-    for target, origin in sorted(zip(targets, origins, strict=True)):
+    pairs = paired(source, destination, "the axes of moveaxis")
+    moves = {axis_of(b, x.ndim): axis_of(a, x.ndim) for a, b in pairs}
+    order = [d for d in range(x.ndim) if d not in moves.values()]
+    for target, origin in sorted(moves.items()):
         order.insert(target, origin)
     return permute_dims(x, order)
 
@@ -169,10 +171,8 @@ def roll(x: Value, /, shift: Any, *, axis: Any = None) -> Value:
     x = array_of(x, "roll")
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), shift, axis=0), x.shape)
-    shifts, places = sizes(shift, "a shift"), sizes(axis)
-    shifts = shifts * len(places) if len(shifts) == 1 else shifts
     by = [0] * x.ndim
-    for d, n in zip(places, shifts, strict=True):
+    for n, d in paired(shift, axis, "the shifts and axes of roll"):
         by[axis_of(d, x.ndim)] += n
 
     def indices(*new: Expr) -> tuple[Expr, ...]:
@@ -187,7 +187,14 @@ def repeat(x: Value, repeats: Any, /, *, axis: int | None = None) -> Value:
     x = array_of(x, "repeat")
     if axis is None:
         return repeat(reshape(x, (-1,)), repeats, axis=0)
-    along, (count,) = axis_of(axis, x.ndim), sizes(repeats, "the count of repeat")
+    along, counts = axis_of(axis, x.ndim), sizes(repeats, "the count of repeat")
+    if len(counts) != 1:
+        raise CompileError(
+            "repeat takes one count",
+            got=repr(repeats),
+            fix="gather instead: x[indices]",
+        )
+    count = counts[0]
     shape = tuple(n * count if d == along else n for d, n in enumerate(x.shape))
     each = max(1, count)
     return x.view(
@@ -271,7 +278,10 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None) -> Value:
     """One number everywhere."""
     given = operand(fill_value, "full")
     kind = result_type(given) if dtype is None else find_dtype(dtype)
-    return define("full", sizes(shape), lambda new: element_of(given, (), kind), kind)
+    extents = sizes(shape)
+    if any(n < 0 for n in extents):
+        raise CompileError(f"the shape {extents} has a negative size", fix="write sizes from 0 on")
+    return define("full", extents, lambda new: element_of(given, (), kind), kind)
 
 
 def zeros(shape: Any, *, dtype: Any = "float32") -> Value:
@@ -301,6 +311,9 @@ def ones_like(x: Value, /, *, dtype: Any = None) -> Value:
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None) -> Value:
     """start, start + step, … before stop; integers are int64 and floats float32 unless said."""
     start, stop = (0, start) if stop is None else (start, stop)
+    start, stop, step = (number_of(x, "arange") for x in (start, stop, step))
+    if not step:
+        raise CompileError("the step of arange is zero", fix="leave it out")
     kind = result_type(start, stop, step) if dtype is None else find_dtype(dtype)
     count = max(0, math.ceil((stop - start) / step))
     return define("arange", (count,), lambda new: _line(new[0], start, step, kind), kind)
@@ -314,6 +327,7 @@ def _line(i: Expr, start: float, step: float, dtype: DType) -> Expr:
 def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = "float32",
              endpoint: bool = True) -> Value:  # fmt: skip
     """`num` numbers from start to stop, evenly spaced."""
+    start, stop, num = (number_of(x, "linspace") for x in (start, stop, num))
     kind = find_dtype(dtype)
     parts = num - 1 if endpoint else num
 
@@ -330,7 +344,7 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0,
     """Ones on the diagonal `k`, zeros elsewhere."""
     kind = find_dtype(dtype)
     one, zero = (const(v, compute_type(kind)) for v in (1, 0))
-    shape = (n_rows, n_rows if n_cols is None else n_cols)
+    shape = sizes((n_rows, n_rows if n_cols is None else n_cols))
     return define(
         "eye", shape, lambda new: select(compare("==", new[0] + k, new[1]), one, zero), kind
     )

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
-from types import CellType, CodeType, FunctionType, MappingProxyType
+from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType
 from typing import Any, TypeAlias
 
 # for what operators mean
@@ -179,6 +179,8 @@ def _name(trace: Trace, target: Any, value: Any) -> Any:
 
 def _with_names(function: Callable[..., Any], trace: Trace) -> Callable[..., Any]:
     """`function`, which tells the trace what it calls its values."""
+    if isinstance(function, MethodType):
+        return MethodType(_with_names(function.__func__, trace), function.__self__)
     if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
         return function
     try:
