@@ -77,6 +77,10 @@ def test_layer_norm():
     x, w, b = normal(4, 16), normal(16), normal(16)
     want = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * w + b
     near(run(layer_norm, x, w, b), want)
+    shapes = [("x", (4, 16), "float32"), ("weight", (16,), "float32"), ("bias", (16,), "float32")]
+    formula = trace(layer_norm, shapes)
+    assert [axis.extent for a in formula.arrays for axis in a.axes].count(1) == 0
+    assert {"center", "spread"} <= {a.name for a in formula.arrays}
 
 
 def cross_entropy(logits, labels):
@@ -247,7 +251,9 @@ def test_names():
         return w, total
 
     formula = trace(several, [("x", (4,), "float32")])
-    assert [a.name for a in formula.arrays] == ["a", "b", "c", "total", "add", "w", "total1"]
+    assert [a.name for a in formula.arrays] == [
+        "a", "b", "c", "total", "add", "multiply", "w", "total1",
+    ]  # fmt: skip
     assert [b.name for b in formula.outputs] == ["w", "total1"]
 
 

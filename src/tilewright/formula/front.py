@@ -419,7 +419,11 @@ def define(
 ) -> Value:
     """A new array of `shape`, whose elements `elements` says for given indices. `over` are axes
     that it folds by `monoid` (which `elements` knows), `scan` is the axis that it folds along. It
-    is stored in the compute type, if nobody says otherwise."""
+    is stored in the compute type, if nobody says otherwise, and without axes of size 1."""
+    if axes is None and stored is None:
+        long = [d for d, n in enumerate(shape) if n != 1 or d == scan]
+        if len(long) < len(shape):
+            return _define_long(word, shape, elements, dtype, long, monoid, over, scan)
     trace = current()
     axes = trace.axes(shape) if axes is None else axes
     kind = compute_type(dtype)
@@ -446,6 +450,28 @@ def define(
         Array(buffer, own + axes, body, monoid, folds, scan is not None, loc=locate())
     )
     return Value(shape, dtype, buffer, tuple(axis.var for axis in outer))
+
+
+def _define_long(
+    word: str,
+    shape: Shape,
+    elements: Elements,
+    dtype: DType,
+    long: list[int],
+    monoid: str,
+    over: tuple[Axis, ...],
+    scan: int | None,
+) -> Value:
+    """Without axes of size 1: later stages find the same axis in every array."""
+
+    def inner(new: tuple[Expr, ...]) -> Expr:
+        known = dict(zip(long, new, strict=True))
+        return elements(tuple(known.get(d, const(0)) for d in range(len(shape))))
+
+    along = None if scan is None else long.index(scan)
+    extents = tuple(shape[d] for d in long)
+    found = define(word, extents, inner, dtype, monoid=monoid, over=over, scan=along)
+    return found.view(shape, lambda *new: tuple(new[d] for d in long))
 
 
 def pointwise(
