@@ -118,7 +118,7 @@ class _Printer:
             body = body.a  # a store rounds
         body = w.spelt(body)
         rest = () if kernel.stream else kernel.folds
-        w.count([body, *(w.spelt(f.body) for f in rest if f is not output)])
+        w.count([body, *(w.spelt(f.body) for f in rest)])
         value = w.value(body)
         w.line(f"{self._place(kernel)} = {self._stored(w, kernel, value)}")
         self.found.rounded += tuple(dict.fromkeys(w.rounded))
