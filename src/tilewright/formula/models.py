@@ -162,6 +162,7 @@ EXPONENTIAL = frozenset(("exp", "exp2", "exp10"))
 DIGITS = 60
 EXACT = decimal.Context(DIGITS, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, traps=[])
 _ONE = Decimal(1)
+_COARSE = Decimal(2) ** -23  # the eps of float32
 _ROUNDINGS = {
     "floor": decimal.ROUND_FLOOR,
     "ceil": decimal.ROUND_CEILING,
@@ -261,6 +262,9 @@ class Decimals(Model):
             return _wave(turned, turned, 1) if name == "sin" else _wave(turned, Decimal(1), 0)
         if name == "erf":
             return _erf(args[0])
+        if name in ("//", "%"):
+            whole = EXACT.divide(*args).to_integral_value(decimal.ROUND_FLOOR)
+            return whole if name == "//" else EXACT.fma(whole.copy_negate(), args[1], args[0])
         if name in FOLD:
             return Decimal(FOLD[name](*(int(a) for a in args)))
         # the rest as well as floats know it: exact on elements, which is where it stands
@@ -273,8 +277,9 @@ def _size(value: Decimal) -> Decimal:
 
 
 class Measured(Model):
-    """A decimal with what its evaluation in floats may be off by, to first order, in units of
-    their eps: each operation rounds once, and so did each number that is given."""
+    """A decimal with what its evaluation in floats may be off by, in units of their eps: each
+    operation rounds once, and so did each number that is given. To first order, and in products
+    to second order too: a square of what should be zero is not zero."""
 
     name = "measured"
     exact = Decimals()
@@ -297,7 +302,8 @@ class Measured(Model):
         return self._made(EXACT.add(a[0], b[0]), (_ONE, a[1]), (_ONE, b[1]))
 
     def mul(self, a: Value, b: Value) -> Value:
-        return self._made(EXACT.multiply(a[0], b[0]), (b[0], a[1]), (a[0], b[1]))
+        both = EXACT.multiply(a[1], _COARSE)
+        return self._made(EXACT.multiply(a[0], b[0]), (b[0], a[1]), (a[0], b[1]), (both, b[1]))
 
     def neg(self, a: Value) -> Value:
         return a[0].copy_negate(), a[1]
@@ -445,6 +451,8 @@ def evaluate(
     >>> print(evaluate(x * x + 1, {x: Decimal(3)}, Decimals()))
     10
     """
+    if isinstance(expr, Var):
+        return env[expr]
     memo = {} if memo is None else memo
     found = memo.get(expr)
     if found is None:
@@ -455,16 +463,15 @@ def evaluate(
 def _evaluated(
     expr: Expr, env: Mapping[Var, Value], model: Model, memo: dict[Expr, Value]
 ) -> Value:
+    if isinstance(expr, Bin):
+        a, b = evaluate(expr.a, env, model, memo), evaluate(expr.b, env, model, memo)
+        if expr.op in ("*", "/"):
+            value = model.mul(a, b) if expr.op == "*" else model.div(a, b)
+            return _vanishing(expr, value, env, model, memo)
+        return _combined(expr.op, a, b, model)
     if isinstance(expr, Const):
         return expr.value if expr.dtype.is_bool else model.constant(expr.value)
-    if isinstance(expr, Var):
-        return env[expr]
     parts = [evaluate(child, env, model, memo) for child in expr.children]
-    if isinstance(expr, Bin):
-        if expr.op in ("*", "/"):
-            value = (model.mul if expr.op == "*" else model.div)(*parts)
-            return _vanishing(expr, value, env, model, memo)
-        return _combined(expr.op, parts, model)
     if isinstance(expr, Cmp):
         if expr.a.dtype.is_bool:
             parts = [_converted(part, expr.a.dtype, DTYPES["int32"], model) for part in parts]
@@ -492,8 +499,7 @@ def _plain(name: str) -> str:
     return {"max_nan": "max", "min_nan": "min"}.get(name, name)
 
 
-def _combined(op: str, parts: list[Value], model: Model) -> Value:
-    a, b = parts
+def _combined(op: str, a: Value, b: Value, model: Model) -> Value:
     if op == "+":
         return model.add(a, b)
     if op == "-":
@@ -502,7 +508,7 @@ def _combined(op: str, parts: list[Value], model: Model) -> Value:
         return a & b if op == "and" else a | b
     if isinstance(a, (bool, np.bool_)) or getattr(a, "dtype", None) == np.bool_:
         return FOLD[op](a, b)
-    return model.function(op, parts)
+    return model.function(op, (a, b))
 
 
 def _converted(value: Value, source: DType, to: DType, model: Model) -> Value:
