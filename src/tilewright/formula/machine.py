@@ -76,6 +76,9 @@ class Machine:
     def __init__(self, stream: Stream, model: Model, constants: Values) -> None:
         self.stream, self.model, self.constants = stream, model, constants
         self.running = _running(stream)
+        folds = [stage for stage in stream.state if isinstance(stage, Fold)]
+        self.positive = {fold.var: nonnegative(fold.term) for fold in folds}
+        self.before = {s.var: old(s.var) for s in stream.state if isinstance(s, Center)}
 
     def start(self) -> State:
         """The state before any element."""
@@ -126,11 +129,12 @@ class Machine:
             elif isinstance(stage, Center):
                 value = evaluate(stage.value, known, model, memo)
                 value = model.select(model.finite(value), value, model.constant(stage.start))
+                before = self.before[stage.var]
                 learn(stage.var, value)
                 scopes.learn(stage.var, value)
-                scopes.learn(old(stage.var), states[0][stage.var])
+                scopes.learn(before, states[0][stage.var])
                 for (env, _), state in zip(sides, states, strict=True):
-                    env[stage.var], env[old(stage.var)] = value, state[stage.var]
+                    env[stage.var], env[before] = value, state[stage.var]
             elif isinstance(stage, Sum):
                 terms = scopes.of(stage.term)
                 for (env, coefficients), state in zip(sides, states, strict=True):
@@ -155,7 +159,8 @@ class Machine:
             pairs += zip(terms, places, strict=True)
             value, place = self.model.best(fold.monoid, pairs)
             return {fold.var: place, kept: value}
-        return {fold.var: self.model.fold(fold.monoid, before + terms, nonnegative(fold.term))}
+        positive = self.positive[fold.var]
+        return {fold.var: self.model.fold(fold.monoid, before + terms, positive)}
 
 
 def best_value(fold: Fold) -> Var:

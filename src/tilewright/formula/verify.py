@@ -136,6 +136,7 @@ class Problem:
     ) -> None:
         self.levels, self.stream, self.seed, self.extent = tuple(levels), stream, seed, extent
         self.machine: type[Machine] = Machine
+        self._wanted: dict[str, dict[Var, Any]] = {}
 
     def verdict(self) -> Verdict | Mismatch:
         found: list[Proof | Test | Open] = []
@@ -180,14 +181,14 @@ class Problem:
     def data(self) -> list[Data]:
         return list(_data(self, random.Random(self.seed)))
 
-    @cached_property
-    def wanted(self) -> list[dict[Var, Any]]:
-        """Of each of `data`, the levels' values and their condition."""
-        model = Measured()
-        return [
-            direct(self.levels, self.stream.index, *data.given(self, model), model)
-            for data in self.data
-        ]
+    def wanted(self, data: Data) -> dict[Var, Any]:
+        """The levels' values on one of `data`, and their condition."""
+        found = self._wanted.get(data.kind)
+        if found is None:
+            model, index = Measured(), self.stream.index
+            found = direct(self.levels, index, *data.given(self, model), model)
+            self._wanted[data.kind] = found
+        return found
 
     def given(
         self, model: Model, number: Callable[[Var, int], Value], count: int
@@ -469,7 +470,8 @@ def check_decimals(problem: Problem) -> Test | Mismatch | Open:
     model, rng = Decimals(), random.Random(problem.seed)
     worst = 0.0
     kinds = []
-    for data, want in zip(problem.data, problem.wanted, strict=True):
+    for data in problem.data:
+        want = problem.wanted(data)
         elements, constants = data.given(problem, model)
         machine = problem.machine(problem.stream, model, constants)
         got = run(machine, elements, rng, tree=True)
@@ -503,24 +505,21 @@ def check_floats(dtype: type[np.floating[Any]], problem: Problem) -> Test | Mism
     worst = 0.0
     kinds: dict[str, None] = {}
     for count in (LENGTH, 1):
-        chosen = [
-            (data, want)
-            for data, want in zip(problem.data, problem.wanted, strict=True)
-            if len(data.elements) == count
-        ]
-        elements, constants = _stacked([data for data, _ in chosen], problem, model)
+        chosen = [data for data in problem.data if len(data.elements) == count]
+        elements, constants = _stacked(chosen, problem, model)
         machine = problem.machine(problem.stream, model, constants)
         for tree in (False, True):
             with np.errstate(all="ignore"):
                 got = run(machine, elements, rng, tree)
             for level in problem.levels:
                 values = np.broadcast_to(got[level.name], (len(chosen),)).tolist()
-                for (data, want), value in zip(chosen, values, strict=True):
-                    off = _float_off(dtype, value, *want[level.name])
+                for data, value in zip(chosen, values, strict=True):
+                    want = problem.wanted(data)[level.name]
+                    off = _float_off(dtype, value, *want)
                     if off is None:
                         continue
                     if not off <= 1:
-                        return _mismatch(model, data, level, want[level.name][0], value)
+                        return _mismatch(model, data, level, want[0], value)
                     worst = max(worst, off)
                     kinds[data.kind] = None
     if not kinds:
