@@ -89,13 +89,21 @@ class Algebra(Model):
         return self.constant(0) if a is _INFINITE else self._exp(a)
 
     def log(self, a: Value) -> Value:
-        return _INFINITE if a is _INFINITE or not self.leading(a) else self._log(a)
+        if a is _INFINITE or not self.leading(a):
+            return _INFINITE
+        number = self.whole(a)
+        if number is None:
+            return self._log(a)
+        return self.constant(0) if number == 1 else self.function("ln", (a,))
 
     def finite(self, a: Value) -> bool:
         return a is not _INFINITE
 
     def positive(self, a: Value) -> bool:
         return pow(self.leading(a), (self.order - 1) // 2, self.order) == 1
+
+    def negative(self, a: Value) -> bool:
+        return bool(self.leading(a)) and not self.positive(a)
 
     def compare(self, op: str, a: Value, b: Value) -> bool:
         if a is _INFINITE or b is _INFINITE:
@@ -128,7 +136,7 @@ class Algebra(Model):
 
     def best(self, monoid: str, pairs: Sequence[tuple[Value, Value]]) -> tuple[Value, Value]:
         """Any: some order puts it first."""
-        real = [pair for pair in pairs if pair[1] is not _INFINITE]
+        real = [pair for pair in pairs if pair[0] is not _INFINITE]
         return self.random.choice(real) if real else pairs[0]
 
 
@@ -143,12 +151,12 @@ _INVERSE = [0] + [pow(k, -1, MERSENNE) for k in range(1, TERMS + 1)]
 
 class Series(Algebra):
     """Σ cₖ εᵏ over Z_{2⁶¹ - 1}, as the coefficients that are known. exp(u) is the series of
-    exp(εu) and knows one more than u; log knows one less, and takes the logarithm of a number to
-    be zero, so it cannot see a constant factor."""
+    exp(εu) and knows one more than u; log knows one less, and cannot see a constant factor. Of a
+    number alone it is an oracle."""
 
     name = "series"
     order = MERSENNE
-    lacks = frozenset(("log in exp", "signs"))
+    lacks = frozenset(("log in exp", "log of a number", "signs"))
 
     def ratio(self, value: Fraction) -> Value:
         number = value.numerator * pow(value.denominator, -1, MERSENNE) % MERSENNE
@@ -343,4 +351,8 @@ class Pair(Algebra):
     def function(self, name: str, args: Sequence[Value]) -> Value:
         if name not in LOWERED and name not in FOLD:  # as `same` says, where only one is known
             args = [a if a is _INFINITE else PairValue(None, None, a.value) for a in args]
-        return super().function(name, args)
+        found = super().function(name, args)
+        if name in ("tanh", "sigmoid") and found is not _INFINITE:  # which stand in exponents too
+            there = super().function("exponent", (PairValue(None, None, found.value),))
+            return PairValue(there.number, None, found.value)
+        return found

@@ -7,7 +7,6 @@ values at the end.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -88,7 +87,7 @@ class Machine:
             state[stage.var] = self.model.constant(begin)
             if isinstance(stage, Fold) and stage.monoid in ARG:
                 state[best_value(stage)] = self.model.constant(begin)
-                state[stage.var] = self.model.constant(math.inf)  # after every element
+                state[stage.var] = self.model.constant(0)
         return state
 
     def step(self, state: State, block: Sequence[Values]) -> State:

@@ -90,13 +90,16 @@ class Model(ABC):
         return best
 
     def best(self, monoid: str, pairs: Sequence[tuple[Value, Value]]) -> tuple[Value, Value]:
-        """Of (value, index) the best, of equal ones that with the smallest index."""
+        """Of (value, index) the best, of equal ones that with the smallest index. If one of them
+        is no number, neither is what comes out."""
         value, index = pairs[0]
         better = ">" if monoid == "argmax" else "<"
         for other, place in pairs[1:]:
             tie = self.compare("==", other, value) & self.compare("<", place, index)
             wins = self.compare(better, other, value) | tie
             value, index = self.select(wins, other, value), self.select(wins, place, index)
+        for other, _ in pairs:
+            index = self.select(self.compare("!=", other, other), self.constant(math.nan), index)
         return value, index
 
 
@@ -111,10 +114,6 @@ def _plus(m: Model, a: Value, value: Number) -> Value:
 
 def _times(m: Model, a: Value, value: Number) -> Value:
     return m.mul(a, m.constant(value))
-
-
-def _ln(m: Model, value: int) -> Value:
-    return m.function("ln", (m.constant(value),))
 
 
 def _pow(m: Model, a: Value, b: Value) -> Value:
@@ -133,11 +132,11 @@ def _mean(m: Model, a: Value, b: Value) -> Value:
 
 # what exact models make of a function; `floats` have their own
 LOWERED: dict[str, _Rule] = {
-    "exp2": lambda m, a: m.exp(m.mul(a, _ln(m, 2))),
-    "exp10": lambda m, a: m.exp(m.mul(a, _ln(m, 10))),
+    "exp2": lambda m, a: m.exp(m.mul(a, m.log(m.constant(2)))),
+    "exp10": lambda m, a: m.exp(m.mul(a, m.log(m.constant(10)))),
     "expm1": lambda m, a: _plus(m, m.exp(a), -1),
-    "log2": lambda m, a: m.div(m.log(a), _ln(m, 2)),
-    "log10": lambda m, a: m.div(m.log(a), _ln(m, 10)),
+    "log2": lambda m, a: m.div(m.log(a), m.log(m.constant(2))),
+    "log10": lambda m, a: m.div(m.log(a), m.log(m.constant(10))),
     "log1p": lambda m, a: m.log(_plus(m, a, 1)),
     "sqrt": lambda m, a: m.power(a, Fraction(1, 2)),
     "rsqrt": lambda m, a: m.power(a, Fraction(-1, 2)),
@@ -239,7 +238,8 @@ class Decimals(Model):
         return a.is_finite()
 
     def whole(self, a: Value) -> int | None:
-        return int(a) if a.copy_abs() < SMALL and a == a.to_integral_value() else None
+        small = a.is_finite() and a.copy_abs() < SMALL
+        return int(a) if small and a == a.to_integral_value() else None
 
     def compare(self, op: str, a: Value, b: Value) -> Value:
         if a.is_nan() or b.is_nan():
@@ -251,8 +251,6 @@ class Decimals(Model):
             return Decimal("NaN")
         if name in LOWERED:
             return LOWERED[name](self, *args)
-        if name == "ln":
-            return EXACT.ln(args[0])
         if not all(a.is_finite() for a in args):
             return Decimal("NaN")
         if name in _ROUNDINGS:
@@ -274,6 +272,10 @@ class Decimals(Model):
 def _size(value: Decimal) -> Decimal:
     """What rounds; an infinite number does not."""
     return Decimal(0) if value.is_infinite() else value.copy_abs()
+
+
+def _larger(a: Decimal, b: Decimal) -> Decimal:
+    return Decimal("NaN") if a.is_nan() or b.is_nan() else max(a, b)
 
 
 class Measured(Model):
@@ -335,7 +337,7 @@ class Measured(Model):
         if isinstance(value, bool):
             return value
         if name in ("max", "min"):
-            return value, max(args[0][1], args[1][1])
+            return value, _larger(args[0][1], args[1][1])
         with decimal.localcontext(EXACT):
             if name in _ROUNDINGS:  # may step where floats lie on the other side
                 off = abs(numbers[0] - value)
@@ -436,6 +438,10 @@ class Floats(Model):
 # ---------------------------------------------------------------- the evaluator
 
 _ROUND_TO = "round to "
+# constants that mean the logarithm which they are the nearest number to
+LOGARITHMS: dict[float, int] = {
+    float(number(math.log(base))): base for base in (2, 10) for number in (np.float32, np.float64)
+}
 
 
 def evaluate(
@@ -470,6 +476,9 @@ def _evaluated(
             return _vanishing(expr, value, env, model, memo)
         return _combined(expr.op, a, b, model)
     if isinstance(expr, Const):
+        base = None if isinstance(model, Floats) else LOGARITHMS.get(expr.value)
+        if base is not None:
+            return model.log(model.constant(base))
         return expr.value if expr.dtype.is_bool else model.constant(expr.value)
     parts = [evaluate(child, env, model, memo) for child in expr.children]
     if isinstance(expr, Cmp):

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import decimal
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property, partial
 from itertools import pairwise
@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tilewright.formula.algebra import Algebra, Pair, Series
-from tilewright.formula.machine import ARG, Machine, State, Values, best_value, direct, nonnegative
+from tilewright.formula.machine import ARG, Machine, State, Values, direct, nonnegative
 from tilewright.formula.models import (
     EXACT,
     Decimals,
@@ -38,9 +38,11 @@ from tilewright.formula.models import (
     Model,
     Value,
 )
-from tilewright.formula.stream import Center, Fold, Level, Result, Stage, Stream, Sum, old
-from tilewright.ir.arith import Bin, Call, Cmp, Const, Expr, Var
-from tilewright.ir.expr import variables, walk
+from tilewright.formula.needs import GROWS, exprs, made, needs
+from tilewright.formula.stream import Center, Fold, Level, Result, Stream, Sum
+from tilewright.ir.arith import Bin, Call, Const, Expr, Var, cast
+from tilewright.ir.dtype import INT32
+from tilewright.ir.expr import transform, variables, walk
 
 # how often an operation of the formula may round in a stream: each of its sums is moved by a
 # coefficient once a block and once a combine, and each move is a handful of operations
@@ -121,20 +123,52 @@ Outcome: TypeAlias = "Proof | Test | Open | Mismatch"
 
 
 def verify(
-    levels: Sequence[Level], stream: Stream, seed: int = 0, extent: Var | None = None
+    levels: Sequence[Level],
+    stream: Stream,
+    seed: int = 0,
+    extent: Expr | None = None,
+    positive: Collection[Var] = (),
 ) -> Verdict | Mismatch:
     """What is known of `stream` as a computation of `levels`, or where it differs. `extent` is
-    the variable that is the length of the axis, if there is one."""
-    return Problem(levels, stream, seed, extent).verdict()
+    the length of the axis, if it has a name (a variable) or is fixed (a constant); `positive`
+    variables are nowhere negative."""
+    if extent is None or isinstance(extent, Var):
+        return Problem(levels, stream, seed, extent, positive).verdict()
+    # a divisor that is the extent is one, or just a number: agreement on any length either way
+    assert isinstance(extent, Const), "an extent is a variable or a constant"
+    length = Var("extent", INT32)
+    general = [replace(x, body=_divided(x.body, extent.value, length)) for x in levels]
+    found = Problem(general, stream, seed, length, positive).verdict()
+    if isinstance(found, Mismatch):
+        other = Problem(levels, stream, seed, None, positive).verdict()
+        found = found if isinstance(other, Mismatch) else other
+    return found
+
+
+def _divided(body: Expr, number: float, length: Var) -> Expr:
+    """`body` with `length` for each divisor `number`."""
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Bin) and node.op == "/" and isinstance(node.b, Const):
+            return node.a / cast(length, node.dtype) if node.b.value == number else None
+        return None
+
+    return transform(body, rule)
 
 
 class Problem:
     """Levels, the stream, and the data that they are tried on."""
 
     def __init__(
-        self, levels: Sequence[Level], stream: Stream, seed: int = 0, extent: Var | None = None
+        self,
+        levels: Sequence[Level],
+        stream: Stream,
+        seed: int = 0,
+        extent: Var | None = None,
+        positive: Collection[Var] = (),
     ) -> None:
         self.levels, self.stream, self.seed, self.extent = tuple(levels), stream, seed, extent
+        self.positive = frozenset(positive)
         self.machine: type[Machine] = Machine
         self._wanted: dict[str, dict[Var, Any]] = {}
 
@@ -156,17 +190,17 @@ class Problem:
     def exprs(self) -> list[Expr]:
         found = [level.body for level in self.levels]
         for stage in self.stream.stages:
-            found += _exprs(stage)
+            found += exprs(stage)
         return found
 
     @cached_property
     def constants(self) -> list[Var]:
         """What stays the same along the axis, but the extent."""
-        made = {level.name for level in self.levels} | {self.extent} | self.stream.elements
+        given = {level.name for level in self.levels} | {self.extent} | self.stream.elements
         for stage in self.stream.stages:
-            made |= _made(stage)
+            given |= made(stage)
         free = {var for expr in self.exprs for var in variables(expr)}
-        return sorted(free - made, key=lambda var: var.name)
+        return sorted(free - given, key=lambda var: var.name)
 
     @cached_property
     def elements(self) -> list[Var]:
@@ -175,7 +209,7 @@ class Problem:
     @cached_property
     def needs(self) -> frozenset[str]:
         """The laws that not every algebraic model has, and this may use."""
-        return frozenset(_needs(self))
+        return frozenset(needs(self.levels, self.stream, self.extent))
 
     @cached_property
     def data(self) -> list[Data]:
@@ -230,23 +264,6 @@ def _part(machine: Machine, elements: Sequence[Values], rng: random.Random) -> S
 # ---------------------------------------------------------------- form
 
 
-def _exprs(stage: Stage) -> list[Expr]:
-    if isinstance(stage, Fold):
-        return [stage.term]
-    if isinstance(stage, Sum):
-        return [stage.term, *(shift.coefficient for shift in stage.shifts)]
-    return [stage.value]
-
-
-def _made(stage: Stage) -> set[Var]:
-    if isinstance(stage, Result):
-        return {stage.level}
-    if isinstance(stage, Center):
-        return {stage.var, old(stage.var)}
-    made = {stage.var}
-    return made | {best_value(stage)} if isinstance(stage, Fold) and stage.monoid in ARG else made
-
-
 def check_form(problem: Problem) -> Mismatch | None:
     """Each level has a result, and each stage uses what is known when it is reached."""
     stream = problem.stream
@@ -254,7 +271,7 @@ def check_form(problem: Problem) -> Mismatch | None:
     for level in problem.levels:
         if level.name not in results:
             return Mismatch("form", "", level.name.name, "a result", "none")
-    running = set().union(*(_made(stage) for stage in stream.stages))
+    running = set().union(*(made(stage) for stage in stream.stages))
     sums = {stage.var for stage in stream.state if not isinstance(stage, Center)}
     centers: set[Var] = set()
     known: set[Var] = set()
@@ -262,67 +279,21 @@ def check_form(problem: Problem) -> Mismatch | None:
         if isinstance(stage, (Center, Result)):
             allowed = [known]
         else:
-            allowed = [centers if isinstance(stage, Sum) else set()] * len(_exprs(stage))
+            allowed = [centers if isinstance(stage, Sum) else set()] * len(exprs(stage))
         name = (stage.level if isinstance(stage, Result) else stage.var).name
-        for k, (expr, names) in enumerate(zip(_exprs(stage), allowed, strict=True)):
+        for k, (expr, names) in enumerate(zip(exprs(stage), allowed, strict=True)):
             inside = isinstance(stage, (Fold, Sum)) and k == 0
             for var in sorted(variables(expr), key=lambda var: var.name):
                 if (var in running and var not in names) or (var in stream.elements and not inside):
                     return Mismatch("form", "", name, "what is known before it", var.name)
         if isinstance(stage, Sum) and not sums.issuperset(shift.of for shift in stage.shifts):
             return Mismatch("form", "", name, "sums to shift", "something else")
-        known |= _made(stage)
-        centers |= _made(stage) if isinstance(stage, Center) else set()
+        known |= made(stage)
+        centers |= made(stage) if isinstance(stage, Center) else set()
     return None
 
 
 # ---------------------------------------------------------------- algebra
-
-_GROWS = frozenset("exp exp2 exp10 expm1 sigmoid tanh sinh cosh".split())
-_LOGS = frozenset("log log2 log10 log1p".split())
-
-
-def _needs(problem: Problem) -> Iterator[str]:
-    inside: dict[Var, set[str]] = {}
-    counts = {level.name for level in problem.levels if level.monoid == "count"}
-    counts |= {s.var for s in problem.stream.state if isinstance(s, Fold) and s.monoid == "count"}
-    counts |= set() if problem.extent is None else {problem.extent}
-
-    def kinds(expr: Expr) -> set[str]:
-        found = {node.name.removeprefix("__") for node in walk(expr) if isinstance(node, Call)}
-        below = set().union(*(inside.get(var, set()) for var in variables(expr)))
-        return below | {kind for kind, names in (("exp", _GROWS), ("log", _LOGS)) if found & names}
-
-    def scan(expr: Expr) -> Iterator[str]:
-        for node in walk(expr):
-            if isinstance(node, Cmp):
-                yield from ("signs",) if node.a.dtype.is_float else ()
-            elif isinstance(node, Bin):
-                yield from ("signs",) if node.op in ("min", "max") else ()
-            elif isinstance(node, Call):
-                name = node.name.removeprefix("__")
-                if name in ("abs", "copysign", "min_nan", "max_nan"):
-                    yield "signs"
-                if name in ("sin", "cos", "tan"):
-                    yield "waves"
-                if name in _LOGS:
-                    yield "log"
-                power = name == "pow" and not isinstance(node.args[1], Const)
-                if power and not variables(node.args[1]) <= counts:
-                    yield from ("log", "log in exp")
-                if name in _GROWS:
-                    yield from (f"{kind} in exp" for kind in kinds(node.args[0]))
-
-    for level in problem.levels:
-        yield from scan(level.body)
-        inside[level.name] = kinds(level.body)
-    for stage in problem.stream.stages:
-        found: set[str] = set()
-        for expr in _exprs(stage):
-            yield from scan(expr)
-            found |= kinds(expr)
-        for var in _made(stage):
-            inside[var] = inside.get(var, set()) | found
 
 
 def check_algebra(make: type[Algebra], problem: Problem) -> Proof | Open | Mismatch:
@@ -352,7 +323,9 @@ def _trial(problem: Problem, model: Algebra, compared: Sequence[Level]) -> Misma
     def number(var: Var, at: int) -> Value:
         if var.dtype.is_bool:
             return rng.random() < 0.5
-        return model.arbitrary() if var.dtype.is_float else model.constant(rng.randrange(count))
+        if not var.dtype.is_float:
+            return model.constant(rng.randrange(count))
+        return model.arbitrary(var in problem.positive)
 
     elements, constants = problem.given(model, number, count)
     got = run(problem.machine(problem.stream, model, constants), elements, rng, tree=True)
@@ -361,7 +334,7 @@ def _trial(problem: Problem, model: Algebra, compared: Sequence[Level]) -> Misma
     for level in compared:
         value = want[level.name]
         signed = "signs" in problem.needs and level.monoid == "sum" and nonnegative(level.body)
-        if not model.finite(value) or (signed and not model.positive(value)):
+        if not model.finite(value) or (signed and model.negative(value)):
             raise Discard
     for level in compared:
         a, b = want[level.name], got[level.name]
@@ -400,7 +373,7 @@ def _scores(problem: Problem) -> dict[Var, float]:
     found: dict[Var, float] = {}
     for level in problem.levels:
         for node in walk(level.body):
-            if isinstance(node, Call) and node.name in _GROWS:
+            if isinstance(node, Call) and node.name in GROWS:
                 found |= dict.fromkeys(variables(node) & elements, 0.0)
     for level in problem.levels:
         if level.monoid in ORDERED:
@@ -438,7 +411,7 @@ _KINDS: dict[str, Callable[[int, float, float], float]] = {
 
 
 def _data(problem: Problem, rng: random.Random) -> Iterator[Data]:
-    scores, weights = _scores(problem), _weights(problem)
+    scores, positive = _scores(problem), _weights(problem) | problem.positive
     masked = any(scores.values())
     singles = ("mild", "large", "very negative")
     for kind, count in [(k, LENGTH) for k in _KINDS] + [(k, 1) for k in singles]:
@@ -451,7 +424,7 @@ def _data(problem: Problem, rng: random.Random) -> Iterator[Data]:
             if not var.dtype.is_float:
                 return float(rng.randrange(count))
             value = rng.gauss(0, 1)
-            if kind == "positive" or var in weights:
+            if kind == "positive" or var in positive:
                 value = abs(value) + 0.1
             elif at >= 0 and var in scores:
                 value = _KINDS[kind](at, value, scores[var])
