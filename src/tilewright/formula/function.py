@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilewright.formula.inline import normalize
+from tilewright.formula.kernels import KernelPlan
 from tilewright.formula.program import TileProgram, program_of
 from tilewright.formula.trace import trace
+from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.formula import Formula
+from tilewright.ir.formula import Formula, reads
 from tilewright.support.errors import CompileError
 
 
@@ -27,8 +29,10 @@ class MathFunction:
     [0.0, 2.0, 4.0]
     """
 
-    def __init__(self, function: Callable[..., Any], target: Any = None) -> None:
-        self.function, self.target = function, target
+    def __init__(
+        self, function: Callable[..., Any], target: Any = None, schedule: Any = None
+    ) -> None:
+        self.function, self.target, self.schedule = function, target, schedule or {}
         self.signature = inspect.signature(function)
         self._made: dict[tuple[Any, ...], _Made] = {}
         functools.update_wrapper(self, function)
@@ -36,6 +40,11 @@ class MathFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made, arrays = self._of(args, kwargs)
         return made.run(arrays)
+
+    def with_schedule(self, **choices: Any) -> MathFunction:
+        """The same formula with parts of its schedule given: `tiles={"i": 128}`, by the names of
+        the loops in `tile()`, `threads`, `stages`, …; the rest is chosen."""
+        return MathFunction(self.function, self.target, {**self.schedule, **choices})
 
     def formula(self, *args: Any, **kwargs: Any) -> Formula:
         """The formula for arguments like these."""
@@ -69,7 +78,7 @@ class MathFunction:
                 fix="call it with NumPy, PyTorch or JAX arrays; numbers are constants of a formula",
                 code="arguments",
             )
-        return _Made(trace(self.function, kinds, fixed), self.target)
+        return _Made(trace(self.function, kinds, fixed), self.target, self.schedule)
 
 
 def _is_array(value: Any) -> bool:
@@ -79,8 +88,8 @@ def _is_array(value: Any) -> bool:
 class _Made:
     """A formula of known shapes, its program, and the kernel when it has been called."""
 
-    def __init__(self, formula: Formula, target: Any) -> None:
-        self.formula, self.target = formula, target
+    def __init__(self, formula: Formula, target: Any, schedule: dict[str, Any]) -> None:
+        self.formula, self.target, self.schedule = formula, target, schedule
         self.normal = normalize(formula)
 
     @functools.cached_property
@@ -90,7 +99,8 @@ class _Made:
     @functools.cached_property
     def kernel(self) -> Any:
         kernel = load(self.program)
-        return kernel.on(self.target) if self.target is not None else kernel
+        kernel = kernel.on(self.target) if self.target is not None else kernel
+        return kernel.with_schedule(**self.schedule) if self.schedule else kernel
 
     def _shaped(self, arrays: list[Any]) -> list[Any]:
         return [a.reshape(b.static_shape) for a, b in
@@ -107,18 +117,45 @@ class _Made:
 
     def explained(self, arrays: list[Any]) -> str:
         program = self.program
-        lines = [str(self.formula), "", f"kernels: {len(program.kernels)}"]
+        lines = [str(self.formula), "", *moved(program, self.normal.formula)]
         for kernel in program.kernels:
-            axes = ", ".join(f"{v.name} {role}" for v, role in kernel.roles.items())
-            lines.append(f"  {kernel.output.name}: {axes}")
-            stream = program.streams.get(kernel.output.name)
-            if stream is not None:
-                kept = ", ".join(s.var.name for s in stream.state)
-                lines.append(f"    a loop over {kernel.stream[-1].var.name} keeps {kept}")
-                lines += [f"    {note}" for note in stream.notes]
+            lines += ["", *_kernel_lines(program, kernel)]
         lines += [f"in memory: {why}" for why in program.apart]
         lines += [f"rounding: {where}" for where in program.rounded]
-        return "\n".join([*lines, "", program.text])
+        chosen = self.kernel.compile(*self._shaped(arrays)).explain()
+        return "\n".join([*lines, "", program.text, str(chosen)])
+
+
+def _kernel_lines(program: TileProgram, kernel: KernelPlan) -> list[str]:
+    """What one kernel computes, what becomes of its axes, and what its loop keeps."""
+    name = kernel.output.name
+    axes = ", ".join(f"{v.name} {role}" for v, role in kernel.roles.items())
+    inside = [f.name for f in kernel.folds if f.name != name]
+    lines = [f"kernel {name}: {axes}"]
+    lines += [f"  fused: {', '.join(inside)}"] if inside else []
+    stream = program.streams.get(name)
+    if stream is not None:
+        kept = ", ".join(s.var.name for s in stream.state)
+        lines.append(f"  a loop over {kernel.stream[-1].var.name} keeps {kept}")
+        lines += [f"  {note}" for note in stream.notes]
+        lines += [f"  {line}" for line in str(program.verdicts[name]).splitlines()]
+    return lines
+
+
+def moved(program: TileProgram, formula: Formula) -> list[str]:
+    """The bytes that the kernels read and write, each array once, against the least possible."""
+
+    def size(buffers: Iterable[Buffer]) -> int:
+        return sum(b.bytes for b in dict.fromkeys(buffers))
+
+    inside = {k.output.name: k.output.buffer for k in program.kernels}
+    outer = {b.name: b for b in formula.inputs} | inside
+    total = 0
+    for kernel in program.kernels:
+        reading = {r.buffer.name for a in (*kernel.folds, kernel.output) for r in reads(a)}
+        total += size([kernel.output.buffer, *(outer[n] for n in sorted(reading) if n in outer)])
+    least = size([*formula.inputs, *formula.outputs])
+    return [f"kernels: {len(program.kernels)}, {total:,} bytes moved, {least:,} at the least"]
 
 
 def load(program: TileProgram) -> Any:

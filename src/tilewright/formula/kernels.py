@@ -26,16 +26,21 @@ MOST_HELD = 512
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """`output` and the `folds` before it, over shared axes: `grid` and, where there is one, a loop
-    over `stream`, whose last axis is a tile, those before it one index at a time."""
+    """`outputs` and the `folds` before them, over shared axes: `grid` and, where there is one, a
+    loop over `stream`, whose last axis is a tile, those before it one index at a time."""
 
-    output: Array
+    outputs: tuple[Array, ...]
     folds: tuple[Array, ...]
     roles: dict[Var, str]
     grid: tuple[Axis, ...]
     stream: tuple[Axis, ...]
     named: dict[Expr, str]
     extents: dict[Var, int]
+
+    @property
+    def output(self) -> Array:
+        """That with the most axes, after which the kernel is called."""
+        return max(self.outputs, key=lambda a: len(a.axes))
 
     @property
     def levels(self) -> tuple[Array, ...]:
@@ -61,32 +66,84 @@ def kernels_of(
     while True:
         try:
             roots = [a for a in formula.arrays if a.name in apart or a.buffer in formula.outputs]
-            kept = {a.name for a in roots}
-            found = tuple(_kernel(a, normal, kept - {a.name}) for a in roots)
+            found = _grouped(roots, normal)
             return found, tuple(f"{name} {reason}" for name, reason in apart.items())
         except Apart as wrong:
             assert wrong.array not in apart, wrong
             apart[wrong.array] = wrong.reason
 
 
-def _kernel(root: Array, normal: Normal, in_memory: set[str]) -> KernelPlan:
-    folds = _folds_of(root, normal.formula, in_memory)
-    arrays = [*folds, *([root] if root.is_pointwise else [])]
+def _grouped(roots: list[Array], normal: Normal) -> tuple[KernelPlan, ...]:
+    """A kernel for each root; those that have the same blocks and read the same are one."""
+    in_memory = {a.name for a in roots}
+    groups: list[tuple[list[Array], KernelPlan]] = []
+    for n, root in enumerate(roots):
+        plan = _kernel([root], normal, in_memory)
+        for g, (members, other) in enumerate(groups):
+            waits = {a.name for a in roots[roots.index(members[0]) : n]} & _read_by(plan)
+            if waits or not _read_by(plan) & _read_by(other):
+                continue
+            both = _together([*members, root], normal, in_memory, (other, plan))
+            if both is not None:
+                groups[g] = [*members, root], both
+                break
+        else:
+            groups.append(([root], plan))
+    return tuple(plan for _, plan in groups)
+
+
+def _read_by(plan: KernelPlan) -> set[str]:
+    """The names of the arrays in memory that a kernel reads."""
+    arrays = (*plan.folds, *plan.outputs)
+    return {read.buffer.name for a in arrays for read in reads(a)} - {a.name for a in arrays}
+
+
+def _together(
+    roots: list[Array], normal: Normal, in_memory: set[str], apart: Iterable[KernelPlan]
+) -> KernelPlan | None:
+    """One kernel for all of `roots`, if its blocks are those that each alone would have."""
+    try:
+        plan = _kernel(roots, normal, in_memory)
+    except Apart:
+        return None
+    grid = {axis.var for axis in plan.grid}
+    if any(not grid <= {axis.var for axis in a.axes} for a in plan.outputs):
+        return None
+    blocks = sorted((axis.extent, plan.roles[axis.var]) for axis in plan.grid)
+    same = [sorted((x.extent, p.roles[x.var]) for x in p.grid) == blocks for p in apart]
+    return plan if all(same) else None
+
+
+def _kernel(roots: list[Array], normal: Normal, in_memory: set[str]) -> KernelPlan:
+    own = {a.name for a in roots}
+    folds = _folds_of(roots, normal.formula, in_memory - own)
+    arrays = [*folds, *(a for a in roots if a.is_pointwise)]
     arrays, named = _on_shared_axes(arrays, {a.name for a in folds}, normal.inlined)
-    output = next(a for a in arrays if a.name == root.name)
+    outputs = tuple(a for a in arrays if a.name in own)
     folds = [a for a in arrays if not a.is_pointwise]
     extents = {axis.var: axis.extent for a in arrays for axis in (*a.axes, *a.over)}
-    roles, stream = _roles(output, folds)
-    grid = tuple(axis for axis in output.axes if roles[axis.var] in ("each", "tile"))
-    return KernelPlan(output, tuple(folds), roles, grid, stream, named, extents)
+    largest = max(outputs, key=lambda a: len(a.axes))
+    roles, stream = _roles(largest, folds)
+    if any(axis.var not in roles for a in outputs for axis in a.axes):
+        raise Apart(roots[-1].name, f"has other axes than {largest.name}")
+    grid = tuple(axis for axis in largest.axes if roles[axis.var] in ("each", "tile"))
+    if any(roles[axis.var] == "stream" for a in outputs for axis in a.axes):
+        raise Apart(_inner_of(folds, stream), "is read again after its loop")
+    return KernelPlan(outputs, tuple(folds), roles, grid, stream, named, extents)
 
 
-def _folds_of(root: Array, formula: Formula, in_memory: set[str]) -> list[Array]:
-    """The folds that `root` needs, itself among them, in order."""
-    needed = {root.name}
+def _inner_of(folds: list[Array], stream: tuple[Axis, ...]) -> str:
+    """The fold that has the axes of a loop itself."""
+    along = {axis.var for axis in stream}
+    return next(f.name for f in reversed(folds) if along & {axis.var for axis in f.axes})
+
+
+def _folds_of(roots: list[Array], formula: Formula, in_memory: set[str]) -> list[Array]:
+    """The folds that `roots` need, they themselves among them, in order."""
+    needed = {a.name for a in roots}
     found = []
     for a in reversed(formula.arrays):
-        if a.name in needed and (a.name == root.name or a.name not in in_memory):
+        if a.name in needed and a.name not in in_memory:
             needed |= {read.buffer.name for read in reads(a)} - in_memory
             if not a.is_pointwise:
                 found.append(a)

@@ -12,8 +12,10 @@ from tilewright.formula.masks import first, limits, stop, within
 from tilewright.formula.spell import NOTE
 from tilewright.formula.stream import Center, Fold, Level, Result, Stream, Sum, old
 from tilewright.formula.text import UNARY, Names, Piece, Writer
+from tilewright.formula.verify import Mismatch, Verdict, verify
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
+from tilewright.ir.formula import Array
 
 _INDENT = "    "
 _MERGE = {"max": "T.maximum({}, {})", "min": "T.minimum({}, {})", "prod": "{} * {}"}
@@ -28,6 +30,7 @@ class TileProgram:
     kernels: tuple[KernelPlan, ...]
     streams: dict[str, Stream] = field(default_factory=dict)  # of the kernels that have a loop
     levels: dict[str, tuple[Level, ...]] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
     rounded: tuple[str, ...] = ()
 
@@ -58,7 +61,7 @@ class _Printer:
         if self.fast:
             self.found.rounded += (NOTE,)
         self.tensors: dict[str, str] = {}
-        outputs = {k.output.name for k in kernels}
+        outputs = {a.name for k in kernels for a in k.outputs}
         for b in (*formula.inputs, *(a.buffer for a in formula.arrays if a.name in outputs)):
             upper = b.name[:1].upper() + b.name[1:]
             self.tensors[b.name] = self.names.fresh(upper)
@@ -74,12 +77,14 @@ class _Printer:
             names, values = (", ".join(str(s[n]) for s in sizes) for n in (1, 0))
             body.append(f"{names} = {values}")
         body += [f"{self.tensors[b.name]}: {self._tensor(b)}" for b in formula.inputs]
-        for kernel in self.kernels:
-            b = kernel.output.buffer
+        for b in (a.buffer for kernel in self.kernels for a in kernel.outputs):
             word = "empty" if b in formula.outputs else "alloc_global"
             shape, kind = self._tensor(b)[len("T.Tensor") :], self.tensors[b.name]
             body.append(f"{kind} = T.{word}{shape}")
-        for lines_of in bodies:
+        reasons = dict(why.split(" ", 1) for why in found.apart)
+        for kernel, lines_of in zip(self.kernels, bodies, strict=True):
+            reason = reasons.get(kernel.output.name)
+            body += [f"# {kernel.output.name} {reason}"] if reason else []
             body += lines_of
         outputs = [self.tensors[b.name] for b in formula.outputs]
         body.append(f"return {', '.join(outputs)}")
@@ -105,30 +110,23 @@ class _Printer:
 
         for axis in (*kernel.output.axes, *(x for f in kernel.folds for x in f.over)):
             self.names.taken.add(axis.var.name)
-        tensors = {n: t for n, t in self.tensors.items() if n != kernel.output.name}
+        own = {a.name for a in kernel.outputs}
+        tensors = {n: t for n, t in self.tensors.items() if n not in own}
         w = Writer(kernel, self.names, tensors, size, self.fast)
-        output = kernel.output
-        if kernel.stream:
-            body = _Loop(w, self.found).written()
-        else:
-            body = output.body if output.is_pointwise else Load(
-                output.buffer, tuple(axis.var for axis in output.axes)
-            )  # fmt: skip
-        if isinstance(body, Cast) and body.dtype == output.buffer.dtype:
-            body = body.a  # a store rounds
-        body = w.spelt(body)
+        results = _Loop(w, self.found).written() if kernel.stream else {}
+        bodies = [w.spelt(_stored_body(a, results)) for a in kernel.outputs]
         rest = () if kernel.stream else kernel.folds
-        w.count([body, *(w.spelt(f.body) for f in rest)])
-        value = w.value(body)
-        w.line(f"{self._place(kernel)} = {self._stored(w, kernel, value)}")
+        w.count([*bodies, *(w.spelt(f.body) for f in rest)])
+        for a, body in zip(kernel.outputs, bodies, strict=True):
+            w.line(f"{self._place(kernel, a)} = {self._stored(w, kernel, a, w.value(body))}")
         self.found.rounded += tuple(dict.fromkeys(w.rounded))
         loop = [_INDENT + line for line in w.inside]
-        head = self._head(kernel, size)
-        inner = [*w.before, *([self._loop_head(w, kernel, size), *loop] if kernel.stream else []),
-                 *w.behind]  # fmt: skip
+        head = self._head(kernel)
+        loop = [*self._loop_head(w, kernel), *loop] if kernel.stream else []
+        inner = [*w.before, *loop, *w.behind]
         return [head, *(_INDENT + line for line in inner)]
 
-    def _head(self, kernel: KernelPlan, size: object) -> str:
+    def _head(self, kernel: KernelPlan) -> str:
         if not kernel.grid:
             return "for _ in T.tile():"
         names = ", ".join(axis.var.name for axis in kernel.grid)
@@ -139,28 +137,34 @@ class _Printer:
         size = self._size(var, kernel)
         return f"T.each({size})" if kernel.roles[var] == "each" else size
 
-    def _place(self, kernel: KernelPlan) -> str:
-        tensor, axes = self.tensors[kernel.output.name], kernel.output.axes
-        parts = [":" if kernel.roles[x.var] in ("whole", "stream") else x.var.name for x in axes]
+    def _place(self, kernel: KernelPlan, a: Array) -> str:
+        tensor = self.tensors[a.name]
+        parts = [":" if kernel.roles[x.var] == "whole" else x.var.name for x in a.axes]
         return f"{tensor}[{', '.join(parts) or '()'}]"
 
-    def _stored(self, w: Writer, kernel: KernelPlan, value: Piece) -> str:
+    def _stored(self, w: Writer, kernel: KernelPlan, a: Array, value: Piece) -> str:
         """The value with its dimensions as the tensor has them."""
-        dims = tuple(x.var for x in kernel.output.axes if kernel.roles[x.var] != "each")
+        dims = tuple(x.var for x in a.axes if kernel.roles[x.var] != "each")
         if value.dims in ((), dims):
             return value.text
         if set(value.dims) != set(dims):
             return w.aligned(value, tuple(v for v in w.order if v in dims)).text
         return f"{value.inside(UNARY)}.T" if value.binds >= UNARY else f"({value.text}).T"
 
-    def _loop_head(self, w: Writer, kernel: KernelPlan, size: object) -> str:
-        axis = kernel.stream[-1]
+    def _loop_head(self, w: Writer, kernel: KernelPlan) -> list[str]:
+        """The head of the loop, and why it may be one pass, or shorter than its axis."""
         low, high = self._bounds(w, kernel)
+        end = self._size(kernel.stream[-1].var, kernel)
+        why = []
+        stream = self.found.streams[kernel.output.name]
+        if any(isinstance(stage, Center) for stage in stream.stages):
+            why.append("# one pass: what it keeps is moved to each new center by `fix`")
+        if (low, high) != ("0", end):
+            why.append("# beyond these ends the mask lets nothing pass")
         tile = high if low == "0" else f"({low}, {high})"
         names = ", ".join(x.var.name for x in kernel.stream)
         steps = [f"T.each({self._size(x.var, kernel)})" for x in kernel.stream[:-1]]
-        assert axis is kernel.stream[-1]
-        return f"for {names} in T.tile({', '.join([*steps, tile])}):"
+        return [*why, f"for {names} in T.tile({', '.join([*steps, tile])}):"]
 
     def _bounds(self, w: Writer, kernel: KernelPlan) -> tuple[str, str]:
         """From where to where the loop goes: to the ends, or as far as a mask lets it."""
@@ -207,17 +211,21 @@ class _Loop:
                        for f in self.kernel.levels)  # fmt: skip
         elements = {v for v, e in self.back.items() if self._varies(e)}
         try:
-            self.stream = derive(levels, {*elements, self._index()}, self._index())
+            self.stream = derive(levels, {*elements, self.along}, self.along)
         except Refused as refused:
-            inner = [p for p in w.products if p not in {f.name for f in self.kernel.levels}]
-            apart = (inner or [self.kernel.levels[0].name])[0]
-            raise Apart(apart, f"is needed twice: {refused}") from refused
+            raise Apart(self._apart(), f"is needed twice: {refused}") from refused
+        verdict = verify(levels, self.stream)
+        if isinstance(verdict, Mismatch):
+            raise Apart(self._apart(), f"is computed first: its loop is wrong, {verdict}")
+        found.verdicts[self.kernel.output.name] = verdict
         found.streams[self.kernel.output.name] = self.stream
         found.levels[self.kernel.output.name] = levels
         self.late: list[str] = []  # what takes its new value at the end of a step
 
-    def _index(self) -> Var:
-        return self.along
+    def _apart(self) -> str:
+        """What lies in memory if the loop cannot be: the products inside it, or its first fold."""
+        levels = [f.name for f in self.kernel.levels]
+        return next((name for name in self.w.products if name not in levels), levels[0])
 
     def _varies(self, expr: Expr) -> bool:
         steps = {axis.var for axis in self.kernel.stream}
@@ -237,8 +245,8 @@ class _Loop:
             return found
         return map_children(expr, self._leaves)
 
-    def written(self) -> Expr:
-        """Write the loop; the output's value is then an expression over what it left."""
+    def written(self) -> dict[str, Expr]:
+        """Write the loop; its folds are then expressions over what it left."""
         w = self.w
         w.running |= {self.along, *(axis.var for axis in self.kernel.stream)}
         stages = self.stream.stages
@@ -387,22 +395,27 @@ class _Loop:
     def _before(self) -> dict[Var, Piece]:
         return self.__dict__.setdefault("_kept", {})  # type: ignore[no-any-return]
 
-    def _left(self, results: dict[Var, Expr]) -> Expr:
-        """The output's value: what its levels are when the loop has ended."""
-        w, output = self.w, self.kernel.output
-        for line in self.late:  # after the loop, the plain names hold the last values
+    def _left(self, results: dict[Var, Expr]) -> dict[str, Expr]:
+        """What the levels are when the loop has ended: the plain names hold the last values."""
+        w = self.w
+        for line in self.late:
             name, new = line.split(" = ")
             for var, piece in list(w.bound.items()):
                 if piece.text == new:
                     w.bound[var] = Piece(name, piece.dims)
-        values = {level.name: value for level, value in results.items()}
+        return {level.name: value for level, value in results.items()}
 
-        def rule(node: Expr) -> Expr | None:
-            return values.get(node.buffer.name) if isinstance(node, Load) else None
 
-        if not output.is_pointwise:
-            return values[output.name]
-        return transform(output.body, rule)
+def _stored_body(a: Array, results: dict[str, Expr]) -> Expr:
+    """What an output is, of what the loop left; a store rounds."""
+    body: Expr = Load(a.buffer, tuple(axis.var for axis in a.axes))
+    if a.is_pointwise:
+        body = a.body.a if isinstance(a.body, Cast) and a.body.dtype == a.buffer.dtype else a.body
+
+    def rule(node: Expr) -> Expr | None:
+        return results.get(node.buffer.name) if isinstance(node, Load) else None
+
+    return transform(body, rule)
 
 
 def _guarded(term: Expr) -> Expr:

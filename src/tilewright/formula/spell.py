@@ -31,6 +31,17 @@ def spell(expr: Expr, dims: Callable[[Expr], int]) -> Expr:
         match node:
             case Call(name=name, args=(a,)) if name in _BASES:
                 return Call("__exp2", (_scaled(a, _BASES[name], dims),), FLOAT32)
+            case (
+                Bin(op="+", a=Const(value=1), b=Call(name="tanh", args=(u,)))
+                | Bin(op="+", a=Call(name="tanh", args=(u,)), b=Const(value=1))
+            ):  # near -1, where tanh cancels, the logistic function keeps its digits
+                return Call("__sigmoid", (_scaled(u, 2.0, dims),), FLOAT32) * 2
+            case Bin(
+                op="*",
+                a=Bin(op="*", a=a, b=Const(value=k)),
+                b=Bin(op="*", a=b, b=Const(value=other)),
+            ) if k * other == 1:
+                return a * b
             case Call(name=name, args=args) if name in _FAST:
                 return Call(_FAST[name], args, FLOAT32)
             case Bin(op="/", a=a, b=b) if dims(b) < dims(a) and not isinstance(b, Const):
@@ -41,9 +52,9 @@ def spell(expr: Expr, dims: Callable[[Expr], int]) -> Expr:
 
 
 def _scaled(expr: Expr, factor: float, dims: Callable[[Expr], int]) -> Expr:
-    """`expr · factor` as a sum of terms with one constant each, the widest first."""
+    """`expr · factor`, each term of a sum with one constant, the widest first."""
     terms: dict[Expr, float] = {}
-    _collect(expr, factor, terms)
+    _collect(expr, factor, terms, dims)
     found: Expr | None = None
     for term, by in sorted(terms.items(), key=lambda item: -dims(item[0])):
         if isinstance(term, Const):
@@ -57,19 +68,17 @@ def _scaled(expr: Expr, factor: float, dims: Callable[[Expr], int]) -> Expr:
     return const(0.0, FLOAT32) if found is None else found
 
 
-def _collect(expr: Expr, by: float, terms: dict[Expr, float]) -> None:
+def _collect(expr: Expr, by: float, terms: dict[Expr, float], dims: Callable[[Expr], int]) -> None:
+    """Sums are taken apart where a side has fewer dimensions: its product is then cheap."""
     match expr:
-        case Bin(op="+", a=a, b=b):
-            _collect(a, by, terms)
-            _collect(b, by, terms)
-        case Bin(op="-", a=a, b=b):
-            _collect(a, by, terms)
-            _collect(b, -by, terms)
+        case Bin(op="+" | "-" as op, a=a, b=b) if dims(a) != dims(b):
+            _collect(a, by, terms, dims)
+            _collect(b, by if op == "+" else -by, terms, dims)
         case Call(name="neg", args=(a,)):
-            _collect(a, -by, terms)
+            _collect(a, -by, terms, dims)
         case Bin(op="*", a=a, b=Const(value=k)) | Bin(op="*", a=Const(value=k), b=a):
-            _collect(a, by * float(k), terms)
+            _collect(a, by * float(k), terms, dims)
         case Bin(op="/", a=a, b=Const(value=k)) if k:
-            _collect(a, by / float(k), terms)
+            _collect(a, by / float(k), terms, dims)
         case _:
             terms[expr] = terms.get(expr, 0.0) + by

@@ -55,7 +55,7 @@ class Names:
 
     def fresh(self, wanted: str) -> str:
         base = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or "x"
-        base = _INSTEAD.get(base, f"_{base}" if base[0].isdigit() else base)
+        base = _INSTEAD.get(base.rstrip("0123456789"), f"_{base}" if base[0].isdigit() else base)
         options = (base, *(f"{base}{n}" for n in range(1, 999)))
         name = next(n for n in options if n not in self.taken and not keyword.iskeyword(n))
         self.taken.add(name)
