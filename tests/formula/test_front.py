@@ -61,7 +61,7 @@ def test_attention_reads():
     product = formula.arrays[0]
     assert str(product) == (
         "matmul[i1 < 2, j1 < 4, k1 < 4]: float32 = "
-        "sum[l < 8] float32(q[i1, j1, l]) * float32(k[i1, k1, l])"
+        "sum{l < 8} float32(q[i1, j1, l]) * float32(k[i1, k1, l])"
     )
     assert {str(a.buffer.dtype) for a in formula.arrays[:-1]} == {"float32", "int32", "bool"}
     assert str(formula.outputs[0].dtype) == "bfloat16"
@@ -111,7 +111,7 @@ def test_convolution():
     near(run(conv, x, w), np.einsum("nchwrs,ocrs->nohw", windows, w))
     formula = trace(conv, [("X", x.shape, "float32"), ("Wt", w.shape, "float32")])
     assert [str(a) for a in formula.arrays] == [
-        "out[n < 2, o < 4, y < 6, x < 5]: float32 = sum[c < 3, r < 3, s < 3] "
+        "out[n < 2, o < 4, y < 6, x < 5]: float32 = sum{c < 3, r < 3, s < 3} "
         "X[n, c, y + r - 1, x + s - 1] * Wt[o, c, r, s]"
     ]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from tilewright.formula.inline import normalize
 from tilewright.formula.kernels import KernelPlan
@@ -60,6 +62,28 @@ class MathFunction:
         made, arrays = self._of(args, kwargs)
         return made.explained(arrays)
 
+    @property
+    def formulas(self) -> list[Formula]:
+        """Those of the shapes and types that it has met."""
+        return [made.formula for made in self._made.values()]
+
+    @property
+    def kernels(self) -> list[Any]:
+        return [made.kernel.compile(*made.examples()) for made in self._made.values()]
+
+    def try_with(self, arguments: Mapping[str, Any]) -> str:
+        """Meet these arguments, if they suffice; what to do if they do not."""
+        known = {n: a for n, a in arguments.items() if n in self.signature.parameters}
+        try:
+            bound = self.signature.bind(**known)
+        except TypeError:
+            words = ", ".join(f"{n}=…" for n in self.signature.parameters)
+            return (
+                "" if self._made else f"call it in the file, or pass --args '{words}' with arrays"
+            )
+        self._of(bound.args, bound.kwargs)
+        return ""
+
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Made, list[Any]]:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -101,6 +125,10 @@ class _Made:
         kernel = load(self.program)
         kernel = kernel.on(self.target) if self.target is not None else kernel
         return kernel.with_schedule(**self.schedule) if self.schedule else kernel
+
+    def examples(self) -> list[Any]:
+        """Arrays like those that it takes."""
+        return [np.zeros(b.static_shape, b.dtype.numpy) for b in self.normal.formula.inputs]
 
     def _shaped(self, arrays: list[Any]) -> list[Any]:
         return [a.reshape(b.static_shape) for a, b in

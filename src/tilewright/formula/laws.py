@@ -29,7 +29,7 @@ def scales_behind_maxima(formula: Formula) -> Formula:
     >>> y = array("y", (i,), Load(top.buffer, (i.var,)) + 1)
     >>> print(scales_behind_maxima(Formula("f", (x,), (top, y), (y.buffer,))))
     formula f(x: float32[4, 8]) -> y
-        t[i < 4]: float32 = max[j < 8] x[i, j]
+        t[i < 4]: float32 = max{j < 8} x[i, j]
         y[i < 4]: float32 = t[i] * 2.0 + 1.0
     """
     factors: dict[str, Expr] = {}
@@ -75,9 +75,9 @@ def split_long_folds(formula: Formula) -> Formula:
     >>> total = array("t", (), Load(x, (i.var, j.var)), monoid="sum", over=(i, j))
     >>> print(split_long_folds(Formula("f", (x,), (total,), (total.buffer,))))
     formula f(x: float32[4, 1048576]) -> t
-        t_parts_parts[i < 4, j_part < 1024]: float32 = sum[j < 1024] x[i, j_part * 1024 + j]
-        t_parts[i < 4]: float32 = sum[j_part < 1024] t_parts_parts[i, j_part]
-        t[]: float32 = sum[i < 4] t_parts[i]
+        t_parts_parts[i < 4, j_part < 1024]: float32 = sum{j < 1024} x[i, j_part * 1024 + j]
+        t_parts[i < 4]: float32 = sum{j_part < 1024} t_parts_parts[i, j_part]
+        t[]: float32 = sum{i < 4} t_parts[i]
     """
     arrays: list[Array] = []
     for a in formula.arrays:

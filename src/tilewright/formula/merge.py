@@ -22,7 +22,7 @@ def merged(formula: Formula) -> Formula:
     >>> total = array("t", (i, j), Load(x, (i.var, j.var, k.var)), monoid="sum", over=(k,))
     >>> print(merged(Formula("f", (x,), (total,), (total.buffer,))))
     formula f(x: float32[6, 4]) -> t
-        t[i < 6]: float32 = sum[k < 4] x[i, k]
+        t[i < 6]: float32 = sum{k < 4} x[i, k]
     """
     pairs = _pairs(formula)
     while pairs:

@@ -75,7 +75,7 @@ def matmul(x1: Any, x2: Any, /) -> Value:
     >>> from tilewright.formula.trace import trace
     >>> print(trace(lambda a, b: a @ b, [("a", (4, 8), "bfloat16"), ("b", (8, 2), "bfloat16")]))
     formula formula(a: bfloat16[4, 8], b: bfloat16[8, 2]) -> out
-        matmul[i < 4, j < 2]: float32 = sum[k < 8] float32(a[i, k]) * float32(b[k, j])
+        matmul[i < 4, j < 2]: float32 = sum{k < 8} float32(a[i, k]) * float32(b[k, j])
         out[i1 < 4, j1 < 2]: bfloat16 = bfloat16(matmul[i1, j1])
     """
     a, b = array_of(x1, "matmul"), array_of(x2, "matmul")

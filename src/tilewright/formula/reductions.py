@@ -186,7 +186,7 @@ def sum(x: Any, fn: _Fn = None, /, *, axis: Axes = None, dtype: Any = None,
     >>> from tilewright.formula.trace import trace
     >>> print(trace(lambda x: sum(x, axis=-1), [("x", (2, 4), "float32")]))
     formula formula(x: float32[2, 4]) -> out
-        out[i < 2]: float32 = sum[j < 4] x[i, j]
+        out[i < 2]: float32 = sum{j < 4} x[i, j]
     """
     return _reduce("sum", x, fn, axis, keepdims, dtype)
 
@@ -366,9 +366,9 @@ def softmax(x: Value, /, *, axis: Axes = -1) -> Value:
     >>> from tilewright.formula.trace import trace
     >>> print(trace(lambda x: softmax(x), [("x", (2, 4), "float32")]))
     formula formula(x: float32[2, 4]) -> out
-        max[i < 2]: float32 = max[j < 4] x[i, j]
+        max[i < 2]: float32 = max{j < 4} x[i, j]
         exp[i1 < 2, j1 < 4]: float32 = exp(x[i1, j1] - max[i1])
-        sum[i2 < 2]: float32 = sum[j2 < 4] exp[i2, j2]
+        sum[i2 < 2]: float32 = sum{j2 < 4} exp[i2, j2]
         out[i3 < 2, j3 < 4]: float32 = exp[i3, j3] / sum[i3]
     """
     _, far, total = _centered(x, "softmax", axis)

@@ -42,7 +42,7 @@ def trace(
     ...     return s * 0.5
     >>> print(trace(scores, [("q", (4, 8), "float32"), ("k", (6, 8), "float32")]))
     formula scores(q: float32[4, 8], k: float32[6, 8]) -> out
-        s[i < 4, j < 6]: float32 = sum[k1 < 8] q[i, k1] * k[j, k1]
+        s[i < 4, j < 6]: float32 = sum{k1 < 8} q[i, k1] * k[j, k1]
         out[i1 < 4, j1 < 6]: float32 = s[i1, j1] * 0.5
     """
     buffers = tuple(_input(each) for each in inputs)

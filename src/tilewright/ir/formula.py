@@ -2,17 +2,17 @@
 
     Axis     var < extent
     Array    buffer[axes] = body                      an element of each index of the axes
-             buffer[axes] = monoid[over] body         folded over more axes
-             buffer[axes] = scan monoid[axis] body    folded up to each index of one of its axes
+             buffer[axes] = monoid{over} body         folded over more axes
+             buffer[axes] = scan monoid{axis} body    folded up to each index of one of its axes
     Formula  inputs, arrays in order, outputs
 
-A body is an expression over axes, sizes and elements of inputs and of earlier arrays; outside an
-array an element is zero. Bodies are pure, so an array may be computed anywhere, as often as one
-likes, or not at all.
+`ir.text.formula` reads what is printed here. A body is an expression over axes and elements of
+inputs and of earlier arrays; outside an array an element is zero. Bodies are pure, so an array may
+be computed anywhere, as often as one likes, or not at all.
 
     formula softmax(x: float32[4, 8]) -> y
-        top[i < 4]: float32 = max[j < 8] x[i, j]
-        total[i < 4]: float32 = sum[j < 8] exp(x[i, j] - top[i])
+        top[i < 4]: float32 = max{j < 8} x[i, j]
+        total[i < 4]: float32 = sum{j < 8} exp(x[i, j] - top[i])
         y[i < 4, j < 8]: float32 = exp(x[i, j] - top[i]) / total[i]
 """
 
@@ -76,7 +76,7 @@ class Array:
         fold = ""
         if self.monoid:
             word = f"scan {self.monoid}" if self.scan else self.monoid
-            fold = f"{word}[{', '.join(map(str, self.over))}] "
+            fold = f"{word}{{{', '.join(map(str, self.over))}}} "
         return f"{self.name}[{axes}]: {self.buffer.dtype} = {fold}{self.body}"
 
 

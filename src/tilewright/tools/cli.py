@@ -61,7 +61,11 @@ _kernel = click.option(
 
 @main.command()
 @_file
-@click.option("--stage", default=None, help="'tile' (as written), or a pass. [default: tile]")
+@click.option(
+    "--stage",
+    default=None,
+    help="'math' (a formula), 'tile' (as written), or a pass. [default: tile]",
+)
 @click.option("--stages", is_flag=True, help="List the stages there are, and which change what.")
 @click.option("--diff", nargs=2, default=None, metavar="A B", help="What changed from A to B.")
 @click.option("--changed", is_flag=True, help="What each pass changed.")
@@ -88,6 +92,12 @@ def ir(
 
     if sum((stage is not None, stages, diff is not None, changed)) > 1:
         raise click.UsageError("choose one of --stage, --stages, --diff and --changed")
+    if stage == "math":
+        from tilewright.tools.collect import formulas
+
+        for formula in formulas(file, arguments):
+            click.echo(str(formula))
+        return
     status = 0
     shown = print_graphs if graph else print_program
     for found in _collected(file, name, arguments).found:

@@ -7,11 +7,13 @@ import inspect
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilewright.formula.function import MathFunction
+from tilewright.ir.formula import Formula
 from tilewright.ir.op import Program
 from tilewright.lang.trace import PrimFunc
 from tilewright.runtime.jit import Jit
@@ -76,6 +78,16 @@ def collect_all(file: str, arguments: str = "") -> Collected:
     return Collected(list(found.values()), skipped, chosen)
 
 
+def formulas(file: str, arguments: str = "") -> Iterator[Formula]:
+    """The formulas that `file` has called, or that `arguments` suffice to call."""
+    names = file_names(file)
+    chosen = parse_arguments(arguments, names)
+    for value in names.values():
+        if isinstance(value, MathFunction):
+            value.try_with(chosen)
+            yield from value.formulas
+
+
 def file_names(file: str) -> dict[str, Any]:
     """What the file defines, once it has run; its folder stays in the path for what it imports."""
     sys.path.insert(0, str(Path(file).resolve().parent))
@@ -123,6 +135,9 @@ def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Launcher], str]:
         return [Launcher(value.program, [names.index(o) for o in value.outputs])], ""
     if isinstance(value, CompiledKernel):
         return [value.launcher], ""
+    if isinstance(value, MathFunction):
+        why = value.try_with(chosen)
+        return [made.launcher for made in value.kernels], why
     value = value.jitted if isinstance(value, Autotuned) else value
     if not isinstance(value, Jit):
         return [], ""
