@@ -103,6 +103,25 @@ def test_measured_products_take_as_long_as_the_model_says():
     assert 0.9 < np.exp(np.mean(np.log(ratios))) < 1.1
 
 
+def gathered(width, channels, deep):
+    """Microseconds of a 3×3 convolution by tiles of 256×64, so many channels at a time."""
+    given = tensor(16, width, width, channels), tensor(3, 3, channels, 64)
+    tiles = {"p": 256, "o": 64, "c": deep}
+    (kernel,) = program(products.convolution, *given, tiles=tiles, threads=256).kernels
+    return estimate(kernel, Target.parse(H200)).us
+
+
+def test_a_producer_keeps_the_places_that_it_gathers_from():
+    """32 of a thread do not fit its registers, unless shifts and masks find them: on an H200, tiles
+    of 256×96 take 128 µs by 128 channels at 5×74×74×112×88, by 64 channels 26."""
+    assert gathered(68, 128, 128) > 1.5 * gathered(68, 128, 64)
+    assert gathered(64, 128, 128) < 1.2 * gathered(64, 128, 64)
+
+
+def test_rows_that_lie_in_two_lines_are_gathered_more_slowly():
+    assert gathered(64, 120, 128) > 1.05 * gathered(64, 128, 128)
+
+
 def test_first_choices_are_near_the_best(monkeypatch):
     """Of candidates that were measured, drawn sizes of all families."""
     monkeypatch.syspath_prepend(RESULTS.parent)

@@ -23,6 +23,7 @@ from tilewright.ir.analysis.lifetimes import lifetimes
 from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
+from tilewright.ir.gather import gather_of
 from tilewright.ir.target import Target
 from tilewright.ir.warps import WARPGROUP
 from tilewright.passes.grid.order_blocks import CACHED
@@ -64,7 +65,10 @@ EXCHANGE = 80  # cycles until warps have told each other: decoding 16 keys a war
 TAIL = 0.2  # tiles of the mean length at the end of a grid whose longest come first
 WARPS = 0.8  # of the issue slots, what four warps fill: 16 rows by `mma`, by 128 and 256 threads
 PEERS = 50  # cycles of an iteration: 4096³ by tiles of 128×128 takes 182 µs, by pairs of blocks 199
-GATHER = 0.7  # cycles of a warpgroup for 16 bytes: 3×3 convolutions by tiles of 256 rows
+GATHER = 0.4  # cycles of a warpgroup for 16 bytes: 3×3 convolutions, by slopes from 64 to 256 rows
+ROUND = 400  # cycles of a producer that gathers, from an iteration's end until a slot is free
+PLACE, BESIDES = 3, 44  # registers of its threads, for each place they load from and else: SASS
+SPILLED = 80  # cycles for each that it lacks: a load takes 50, or 300 where tiles leave no L1 cache
 ACROSS = 0.74  # as long again for rows that lie in two lines: 1112×15920×7816
 ENGINE = 94  # bytes of lines in a cycle that one multiprocessor gets: 208×1648×8912
 NEXT = 2000  # cycles of a kernel that follows another, and of its first loads
@@ -128,7 +132,7 @@ class Work:
     reads: Any = 0.0  # of these those by threads, which count as theirs too
     chain: Any = 0.0  # of products by a warp, one behind the other
     exchanges: Any = 0.0  # of warps that share rows
-    gathers: Any = 0.0  # by a warpgroup
+    gathers: Any = 0.0  # loads of 16 bytes by threads
     meetings: Any = 0.0  # of the blocks of a cluster
     steps: Any = 0.0  # products, of which the next waits for what threads make of the last
     bytes: Any = 0.0
@@ -220,6 +224,7 @@ class Block:
         self.operands = 0.0  # registers of what products by threads read
         self.addresses = False  # whether threads compute those of tensors
         self.gathers = False  # into shared memory
+        self.places = False  # of it, which threads keep
         self.reduces = any(walk_ops(kernel, Reduce))
         self.shares_rows = any(s and s.atom == "mma" and s.columns > 1 for s in self.splits())
         self.loops: list[tuple[Work, Any]] = []
@@ -296,6 +301,8 @@ class Block:
                     found.exchanges += self.shares_rows
                 case Sync(scope="cluster"):
                     found.meetings += MEETING
+                case Map() if gather_of(op) is not None:
+                    self.elements(op, found)
                 case _:
                     found.threads = found.threads + rates.cycles(op, guards=False)
                     self.elements(op, found)
@@ -370,7 +377,7 @@ class Block:
                 extents = [*map(min, map(_size, side.extents), map(_size, side.buffer.shape))]
                 bytes = prod(extents) * side.dtype.bits / 8  # not what lies outside
                 found.bytes += bytes
-                lines = _lines(side, other, bytes) if other.buffer.is_shared else bytes
+                lines = _lines(side, other) if other.buffer.is_shared else bytes
                 found.load(side.buffer.name, lines)
                 self.move(side.buffer, side.starts, extents, prod(extents))
         if not (op.src.buffer.is_global and op.dst.buffer.is_shared):
@@ -392,12 +399,17 @@ class Block:
                 gathers = at is not inner and inner.buffer.is_shared
                 each = [{var for var in variables(e) if var in extents} for e in at.indices]
                 points = prod(extents[var] for var in set().union(*each))
-                if gathers:
-                    self.gathers = True
-                    found.gathers += points * at.buffer.dtype.bits / 8 / RUN * GATHER
-                found.bytes += points * at.buffer.dtype.bits / 8
-                found.load(at.buffer.name, points * at.buffer.dtype.bits / 8)
                 sizes = [prod(extents[var] for var in told) for told in each]
+                bytes = lines = points * at.buffer.dtype.bits / 8
+                if gathers and sizes:
+                    self.gathers = True
+                    self.places |= any(_is_place(e, extents.keys()) for e in at.indices)
+                    found.gathers += bytes / RUN
+                    span = min(LINE, sizes[-1] * at.buffer.dtype.bits // 8)
+                    lines *= 1 + ACROSS * _across(at.buffer, span)
+                    lines *= _inside(sizes[-1], _size(at.buffer.shape[-1])) / sizes[-1]
+                found.bytes += bytes
+                found.load(at.buffer.name, lines)
                 self.move(at.buffer, at.indices, sizes, points)
 
     def tile(self, together: int, l2: float, byte: float) -> tuple[Any, dict[str, float]]:
@@ -412,7 +424,8 @@ class Block:
             # warps of a quarter of a multiprocessor share its lanes: some have one warp more
             threads = inside.threads / issue + inside.products * together * ceil(groups) / groups
             moved = self.loads(inside, rate, together)
-            loads = moved + inside.gathers
+            gathers = self.gathered(inside)
+            loads = np.maximum(moved, gathers)
             own = inside.tensor * together, threads, loads
             busy = np.maximum(own[0], own[1]) if groups > 1 else own[0] + own[1]
             # a warpgroup makes one step after the other, of which others hide a part only
@@ -423,7 +436,7 @@ class Block:
             if self.cluster > 1:  # a slot is free when all blocks have read it
                 busy = busy + PEERS
             if not self.is_fed:  # threads that load wait for products, and for each other
-                busy = busy + (rates.PRODUCT_LATENCY + rates.SYNC) / together + inside.gathers
+                busy = busy + (rates.PRODUCT_LATENCY + rates.SYNC) / together + gathers
             # a slot is free but for the product that reads it
             part = 1 / max(1.0, float(np.mean(inside.steps)))
             late = rates.LATENCY + part * np.maximum(moved, inside.bytes * byte * together)
@@ -437,6 +450,16 @@ class Block:
         # of two warpgroups with a tile each, one stores while the other multiplies
         both = np.maximum(np.maximum(main, last), alone / 2)
         return both if self.ping_pong else alone, units
+
+    def gathered(self, inside: Work) -> float:
+        """Cycles of the threads that gather: a producer's, which it ends by asking for a slot, or
+        all that there are."""
+        each = float(np.mean(inside.gathers)) * (1 if self.is_fed else 1 / self.groups)
+        if not each or not self.is_fed:
+            return each * GATHER
+        kept = gathering(int(self.groups), self.held)[0] or REGISTERS
+        lacks = each / WARPGROUP * PLACE + BESIDES - kept if self.places else 0.0
+        return ROUND + each * GATHER + max(0.0, lacks) * SPILLED
 
     def loads(self, inside: Work, rate: float, together: int) -> Any:
         """Cycles for what an iteration loads, so many bytes of lines in one from the L2 cache. What
@@ -457,8 +480,8 @@ class Block:
         kernel, chip, threads = self.kernel, self.target.chip, self.kernel.thread_count
         lives = lifetimes(kernel, (Space.FRAGMENT,))
         words = sum(self.fragments[name] for name in lives.peak(self.fragments)[1]) / 4
-        groups = int(self.groups)
-        given = self.given(groups, int(words / threads)) if self.by_groups else None
+        groups, self.held = int(self.groups), int(words / threads)
+        given = self.given(groups, self.held) if self.by_groups else None
         plain = PLAIN + ADDRESSES * self.addresses
         room = (given or REGISTERS) - plain
         if words / threads > room:
@@ -475,7 +498,8 @@ class Block:
             taken_shared = int(self.shared + max(rings, default=0)) + ROOM
             return max(1, chip.resident(threads, taken_shared, taken)), False
         own = (self.given(max(2, groups), int(words / WARPGROUP)) or 0) - plain
-        only_products = bool(self.loops) and not any(np.any(w.threads) for w, _ in self.loops)
+        busy = any(np.any(work.threads + work.gathers) for work, _ in self.loops)
+        only_products = bool(self.loops) and not busy
         ping_pong = only_products and words / WARPGROUP <= own and many and kernel.rank is None
         self.halved &= not ping_pong
         return 2 if self.halved else 1, ping_pong
@@ -537,16 +561,37 @@ def _apart(tensor: Buffer) -> int:
     return 0 if row % 16 == 0 else next((n for n in (8, 4) if row % n == 0), tensor.dtype.bits // 8)
 
 
-def _lines(tensor: Region, tile: Region, inside: float) -> float:
+def _lines(tensor: Region, tile: Region) -> float:
     """Bytes of whole lines that the engine moves in the time of a copy. It moves what the swizzle
     of a tile keeps together, which divides a row of it. Rows of a tensor that do not begin on lines
     lie in two of them; what lies outside takes longer than what is loaded."""
+    sizes = zip(map(_size, tensor.extents), map(_size, tensor.buffer.shape), strict=True)
+    inside = prod(_inside(extent, size) for extent, size in sizes) * tensor.dtype.bits / 8
     row = _size(tile.extents[-1]) * tile.dtype.bits // 8
     whole = prod(map(_size, tile.extents)) * tile.dtype.bits / 8
     span = next((span for span in (LINE, 64, 32) if row % span == 0), 16)
-    step = gcd(_size(tensor.buffer.shape[-1]) * tensor.dtype.bits // 8, LINE)
-    across = sum(at + span > LINE for at in range(0, LINE, step)) * step / LINE
+    across = _across(tensor.buffer, span)
     return (inside + (whole - inside) * OUTSIDE) * LINE / span * (1 + ACROSS * across)
+
+
+def _across(tensor: Buffer, span: int) -> float:
+    """Of pieces of rows of so many bytes, how many lie in two lines."""
+    step = gcd(_size(tensor.shape[-1]) * tensor.dtype.bits // 8, LINE)
+    return sum(at + span > LINE for at in range(0, LINE, step)) * step / LINE
+
+
+def _inside(extent: int, size: int) -> float:
+    """Of the extent of a tile, what lies inside a tensor, in the mean of all tiles along it."""
+    return min(extent, size / max(1, ceil(size / max(1, extent))))
+
+
+def _is_place(e: Expr, own: Iterable[Var]) -> bool:
+    """Whether finding an index takes more than shifts and masks of a thread's `own` variables, so
+    that it is found once and kept."""
+    parts = [part for part in walk(e) if not variables(part).isdisjoint(own)]
+    divided = [part.b for part in parts if isinstance(part, Bin) and part.op in ("//", "%")]
+    shifted = [by for by in divided if isinstance(by, Const) and int(by.value).bit_count() == 1]
+    return len(divided) > len(shifted) or any(isinstance(part, Load) for part in parts)
 
 
 def _size(e: Expr) -> int:
