@@ -130,6 +130,89 @@ def sigmoid_attention(q, k, v):
     return tm.sigmoid(q @ tm.matrix_transpose(k) * 0.25) @ v
 
 
+@case((2, 6, 40, 16), (2, 2, 50, 16), (2, 2, 50, 16), dtype="float16")
+def attention_of_grouped_heads(q, k, v):
+    b, h, n, d = q.shape
+    g = k.shape[1]
+    q = tm.reshape(q, (b, g, h // g, n, d))
+    s = q @ tm.matrix_transpose(k)[:, :, None] * d**-0.5
+    return tm.reshape(tm.softmax(s, axis=-1) @ v[:, :, None], (b, h, n, d))
+
+
+_SELF = ((2, 40, 16),) * 3
+
+
+@case(*_SELF, (40,), dtype="float16", last="int32")
+def attention_in_documents(q, k, v, ids):
+    s = q @ tm.matrix_transpose(k) * 0.25
+    i, j = tm.indices(s, -2, -1)
+    ids = ids // 8
+    s = tm.where((ids[:, None] == ids[None, :]) | (i == j), s, -tm.inf)
+    return tm.softmax(s, axis=-1) @ v
+
+
+@case(*_SELF, (2,), dtype="float16", last="float32")
+def attention_with_distances(q, k, v, slope):
+    s = q @ tm.matrix_transpose(k) * 0.25
+    i, j = tm.indices(s, -2, -1)
+    s = s + slope[:, None, None] * (j - i)
+    return tm.softmax(tm.where(j <= i, s, -tm.inf), axis=-1) @ v
+
+
+@case(*_SELF, (79,), dtype="float16", last="float32")
+def attention_with_a_table(q, k, v, table):
+    s = q @ tm.matrix_transpose(k) * 0.25
+    i, j = tm.indices(s, -2, -1)
+    return tm.softmax(s + table[j - i + 39], axis=-1) @ v
+
+
+@case(*_SELF, *_SELF[:2], dtype="float16")
+def differential_attention(q1, q2, k1, k2, v):
+    a = tm.softmax(q1 @ tm.matrix_transpose(k1) * 0.25, axis=-1)
+    b = tm.softmax(q2 @ tm.matrix_transpose(k2) * 0.25, axis=-1)
+    return (a - 0.3 * b) @ v
+
+
+@case((3, 8, 16), (3, 100, 16), (3, 100, 16), dtype="float16")
+def decoding(q, k, v):
+    s = tm.einsum("bhd,bnd->bhn", q, k) * 0.25
+    return tm.einsum("bhn,bnd->bhd", tm.softmax(s, axis=-1), v)
+
+
+@case((40, 32), (32, 24), (32, 4), (4, 24), dtype="float16")
+def low_rank_update(x, w, a, b):
+    return x @ w + (x @ a) @ b
+
+
+@case((40, 32), (32, 24), (24, 16), dtype="float16")
+def two_layers(x, first, second):
+    return tm.relu(x @ first) @ second
+
+
+@case((40, 32), (32, 50), (40,), dtype="float16", last="int32")
+def linear_cross_entropy(x, w, label):
+    s = x @ w
+    return tm.logsumexp(s, axis=-1) - s[tm.arange(x.shape[0]), label]
+
+
+@case((40, 32), (24,), (32, 24), dtype="float16", last="int8")
+def product_of_small_integers(x, scale, w):
+    return x @ (tm.astype(w, tm.float16) * scale)
+
+
+@case((40, 32), (32, 24), (24,), (24,), dtype="float16")
+def product_norm_and_gelu(x, w, g, b):
+    h = x @ w
+    mean, var = tm.mean(h, axis=-1, keepdims=True), tm.var(h, axis=-1, keepdims=True)
+    return tm.gelu((h - mean) * tm.rsqrt(var + 1e-5) * g + b)
+
+
+@case((3, 4, 5, 6), (4,), (4,))
+def batch_norm(x, g, b):
+    mean, var = (f(x, axis=(0, 2, 3), keepdims=True) for f in (tm.mean, tm.var))
+    return (x - mean) / tm.sqrt(var + 1e-5) * g[:, None, None] + b[:, None, None]
+
+
 @case((2, 6, 9, 10))
 def mean_of_images(x):
     return tm.mean(x, axis=(2, 3))

@@ -16,9 +16,11 @@ def agrees(function, arrays, target):
     want = evaluate(f.formula(*arrays), arrays, exactly=True)
     for g, w in zip(got if isinstance(got, tuple) else (got,), want, strict=True):
         kind = np.asarray(g).dtype
-        tolerance = 2e-5 if kind == np.float32 else 4e-3
+        narrow = any(np.asarray(a).dtype == np.float16 for a in arrays)  # what products round to
+        tolerance = 1e-3 if narrow or kind == np.float16 else 2e-5
         assert g.shape == w.shape
-        np.testing.assert_allclose(np.asarray(g, np.float64), w, tolerance, tolerance)
+        largest = max(1.0, float(np.abs(w).max()))
+        np.testing.assert_allclose(np.asarray(g, np.float64), w, tolerance, tolerance * largest)
 
 
 @pytest.mark.parametrize("target", ["cpu", "interp -sanitize"])

@@ -218,6 +218,9 @@ class Derivation:
             together[running] = plus(together.get(running, {}), kept)
         for running, part in together.items():
             constant = tuple(p for p in content(part) if not self.context.varies({(p,): WHOLE}))
+            if any(is_exp(base) for mono in part for base, _ in self._split(mono)[0]):
+                # exp(x - m) is small, exp(x) need not be: what is subtracted stays inside
+                constant = tuple(p for p in constant if not is_exp(p[0]))
             part = divided(part, constant)
             size = next(iter(part.values())) if len(part) == 1 else WHOLE
             yield scaled(joined(running, constant), size), scaled(part, 1 / size)

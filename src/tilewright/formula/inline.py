@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from tilewright.formula.laws import scales_behind_maxima, split_long_folds
 from tilewright.formula.merge import merged
-from tilewright.ir.analysis.bounds import Ranges, bounds
+from tilewright.formula.views import ranges_of, split_views
+from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Formula, reads, tensor
 from tilewright.ir.simplify import simplify
@@ -58,15 +59,10 @@ def normalize(formula: Formula) -> Normal:
             arrays.append(a)
     kept = _needed(arrays, outputs)
     aside = [a for a in known.values() if a.name not in outputs]
-    both = merged(replace(formula, arrays=(*kept, *aside)))
+    both = merged(split_views(replace(formula, arrays=(*kept, *aside))))
     kept, inlined = both.arrays[: len(kept)], both.arrays[len(kept) :]
     found = split_long_folds(scales_behind_maxima(replace(both, arrays=kept)))
     return Normal(found, inlined, shapes)
-
-
-def ranges_of(a: Array) -> Ranges:
-    """What is known of the axes of an array."""
-    return Ranges({axis.var: (0, axis.extent - 1) for axis in (*a.axes, *a.over)})
 
 
 def squeezed(formula: Formula) -> Formula:

@@ -286,7 +286,10 @@ def _roles(output: Array, folds: list[Array]) -> tuple[dict[Var, str], tuple[Axi
     for axis in own:
         if axis.var in batch or axis.var not in sides:
             roles[axis.var] = "each"
-        elif inner and axis.var not in needed and axis.extent <= MOST_HELD:
+        elif inner and axis.var not in needed:
+            if axis.extent > MOST_HELD:
+                again = f"would be computed again for each tile of {axis.extent} columns"
+                raise Apart(min(inner), again)
             roles[axis.var] = "whole"
         else:
             roles[axis.var] = "tile"

@@ -112,7 +112,8 @@ class _Printer:
             self.names.taken.add(axis.var.name)
         own = {a.name for a in kernel.outputs}
         tensors = {n: t for n, t in self.tensors.items() if n not in own}
-        w = Writer(kernel, self.names, tensors, size, self.fast)
+        given = {b.name for b in self.normal.formula.inputs}
+        w = Writer(kernel, self.names, tensors, size, given, self.fast)
         results = _Loop(w, self.found).written() if kernel.stream else {}
         bodies = [w.spelt(_stored_body(a, results)) for a in kernel.outputs]
         rest = () if kernel.stream else kernel.folds

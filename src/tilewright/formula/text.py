@@ -9,8 +9,9 @@ from __future__ import annotations
 import keyword
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -66,9 +67,16 @@ class Writer:
     """The lines of one kernel: before its loop, inside, and behind. What stays the same in the
     loop is written before it."""
 
-    def __init__(self, kernel: KernelPlan, names: Names, tensors: dict[str, str],
-                 sizes: Callable[[Var], str], fast: bool) -> None:  # fmt: skip
-        self.fast = fast
+    def __init__(
+        self,
+        kernel: KernelPlan,
+        names: Names,
+        tensors: dict[str, str],
+        sizes: Callable[[Var], str],
+        given: Collection[str],
+        fast: bool,
+    ) -> None:
+        self.given, self.fast = given, fast  # the names of arguments; whether words may be fast
         self.kernel, self.names, self.tensors, self.size = kernel, names, tensors, sizes
         self.before: list[str] = []
         self.inside: list[str] = []
@@ -194,7 +202,7 @@ class Writer:
             case Call(name="pow", args=(a, b)):
                 return self._wrapped(expr, self._infix("**", a, b, POWER))
             case Call(name="max_nan" | "min_nan" as name, args=(a, b)):
-                return self._keeping_nan("max" if name == "max_nan" else "min", a, b)
+                return self._keeping_nan(">" if name == "max_nan" else "<", a, b)
             case Call(name=name, args=args):
                 return self._call(f"T.{name}", list(args))
         raise AssertionError(type(expr))
@@ -234,13 +242,14 @@ class Writer:
         dims = max((p.dims for p in pieces), key=len)
         return Piece(f"{word}({', '.join(p.text for p in pieces)})", dims)
 
-    def _keeping_nan(self, word: str, a: Expr, b: Expr) -> Piece:
+    def _keeping_nan(self, op: str, a: Expr, b: Expr) -> Piece:
         """`T.maximum` takes the number beside a NaN, formulas keep the NaN."""
-        either: Expr = Bin(word, a, b)
-        for each in (a, b):
-            if not isinstance(each, Const):
-                either = select(Call("isnan", (each,), BOOL), each, either)
-        return self._written(either)
+        if isinstance(a, Const):
+            a, b = b, a
+        if isinstance(b, Const):
+            return self._written(select(compare(op, b, a), b, a))
+        first = Bin("or", compare(op, a, b), Call("isnan", (a,), BOOL))
+        return self._written(select(first, a, b))
 
     def _wrapped(self, expr: Expr, piece: Piece) -> Piece:
         """Integers of fewer than 32 bits wrap; values compute in 32."""
@@ -354,7 +363,7 @@ class Writer:
 
     def product(self, p: Product) -> Piece:
         """`left @ right`, rounded to a type that both have."""
-        kind = _operand_type(p.left, p.right)
+        kind = self._operand_type(p.left, p.right)
         depth = next(v for v in p.depth if v in self.order)
         (row,), (column,) = ([v for v in side if v in self.order] for side in (p.rows, p.columns))
         left = self._operand(p.left, (row, depth), kind)
@@ -369,13 +378,28 @@ class Writer:
         scale = self.aligned(self.value(p.scale), dims)
         return Piece(f"{piece.text} * {scale.inside(UNARY)}", dims, TIMES)
 
+    def _operand_type(self, a: Expr, b: Expr) -> DType:
+        """The type in which both are multiplied: that in which arguments are stored, and, for what
+        is computed, that of the other or of what it is computed from."""
+
+        def stored(expr: Expr) -> DType | None:
+            inner = expr.a if isinstance(expr, Cast) else expr
+            given = isinstance(inner, Load) and inner.buffer.name in self.given
+            return inner.dtype if given else None
+
+        kinds = [k for k in (stored(a), stored(b)) if k is not None]
+        if not kinds:
+            reading = (*loads(a), *loads(b))
+            kinds = [x.dtype for x in reading if x.dtype.is_float and x.buffer.name in self.given]
+        return reduce(promote, kinds) if kinds else a.dtype
+
     def _operand(self, expr: Expr, dims: tuple[Var, Var], kind: DType) -> Piece:
-        if isinstance(expr, Cast) and isinstance(expr.a, Load) and expr.a.dtype == kind:
-            expr = expr.a
+        if isinstance(expr, Cast) and isinstance(expr.a, Load):
+            expr = expr.a  # as it is stored
         piece = self.value(expr)
         if set(piece.dims) != set(dims):
             raise Apart("", "an operand lacks a dimension")
-        if expr.dtype != kind and not (isinstance(expr, Cast) and expr.a.dtype == kind):
+        if expr.dtype != kind:
             piece = Piece(f'T.cast({piece.text}, "{kind}")', piece.dims)
             if kind.bits < 32:
                 self.rounded.append(f"{self.value(expr).text} is rounded to {kind} for a product")
@@ -405,20 +429,3 @@ def _number(value: float | int | bool, dtype: DType) -> Piece:
         return Piece("T.inf") if value > 0 else Piece("-T.inf", (), UNARY)
     shortest = str(np.float32(value)) if dtype == FLOAT32 else repr(value)
     return Piece(shortest, (), UNARY if not isinstance(value, bool) and value < 0 else ATOM)
-
-
-def _operand_type(a: Expr, b: Expr) -> DType:
-    """The type in which both are multiplied: that in which they are stored, and, for what is
-    computed, that of the other or of what it is computed from."""
-
-    def stored(expr: Expr) -> DType | None:
-        inner = expr.a if isinstance(expr, Cast) else expr
-        return inner.dtype if isinstance(inner, Load) else None
-
-    kinds = [k for k in (stored(a), stored(b)) if k is not None]
-    if not kinds:
-        kinds = [load.dtype for load in (*loads(a), *loads(b)) if load.dtype.is_float]
-    found = kinds[0] if kinds else a.dtype
-    for kind in kinds[1:]:
-        found = promote(found, kind)
-    return found
