@@ -144,6 +144,9 @@ def _terms(term: Expr, stream: Stream) -> Iterator[tuple[str, Expr]]:
     yield "negated", -term
 
 
+_OPPOSITE = {"+": "-", "-": "+", "*": "/", "/": "*", "max": "min", "min": "max"}
+
+
 def _values(value: Expr) -> Iterator[tuple[str, Expr]]:
     """A result with one of its operations wrong."""
     two = const(2, value.dtype)
@@ -153,7 +156,7 @@ def _values(value: Expr) -> Iterator[tuple[str, Expr]]:
         yield "inverted", const(1.0, value.dtype) / value
     for node in walk(value):
         if isinstance(node, Bin):
-            swapped = {"+": "-", "-": "+", "*": "/", "/": "*"}[node.op]
+            swapped = _OPPOSITE[node.op]
             for what, new in (
                 (f"{node.op} → {swapped}", Bin(swapped, node.a, node.b)),
                 (f"left of {node.op} alone", node.a),
@@ -179,6 +182,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("covariance", "c: starts with 0.0"): _MEAN,
     ("covariance", "k: starts with 0.0"): _MEAN,
     ("softmax variance", "k: starts with 0.0"): _MEAN,
+    ("focal", "n: sum → max"): "at most one element has the label",
     ("product", "top: starts with 0.0"): "absolute values are not below it",
 }
 

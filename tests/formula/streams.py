@@ -97,7 +97,7 @@ by_logsumexp = Case(
     stream(*softmax(), weighed(s1, v), Result(o, s1 / l)),
 )
 
-_seen = select(j <= i, x, const(-INF, FLOAT32))
+_seen = select(j < i, x, const(-INF, FLOAT32))
 causal = Case(
     (
         Level(m, "max", _seen),
@@ -278,7 +278,11 @@ focal = Case(
     stream(
         *softmax(),
         Fold(_at, "sum", select(_label, x, ZERO), 0.0),
-        Result(R, -((ONE - _pt) * (ONE - _pt) * (_at - m - log(l)))),
+        Fold(n, "sum", select(_label, ONE, ZERO), 0.0),
+        Result(
+            R,
+            select(compare("!=", n, ZERO), -((ONE - _pt) * (ONE - _pt) * (_at - m - log(l))), ZERO),
+        ),
         elements=(x,),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from tilewright.formula.stream import Center, Fold, Level, Result
 from tilewright.formula.verify import CHECKS, SLACK, Mismatch, Problem, Verdict, run, verify
 from tilewright.ir.arith import Var, const, select
 from tilewright.ir.dtype import FLOAT32, INT32
+from tilewright.ir.expr import substitute
 
 
 def checked(case: Case, seed: int = 0) -> Verdict | Mismatch:
@@ -39,8 +41,9 @@ def test_a_right_stream_is_accepted(name):
         assert max(test.error for test in found.tested) < 0.5, f"seed {seed}: {found}"
 
 
-# what the models caught first, of all cases; decimals see what algebra takes from the stream
-CAUGHT = {"form": 70, "series": 521, "decimals": 144, "float64": 10}
+# How many of them are caught first by each, at least: decimals see what algebra takes from the
+# stream and what it cannot decide, floats see starts. Alone, floats would catch all with a form.
+CAUGHT = {"form": 70, "series": 500, "decimals": 120, "float64": 8}
 
 
 def test_every_mutant_is_caught():
@@ -59,7 +62,8 @@ def test_every_mutant_is_caught():
                 missed.append((name, mutant.kind, mutant.what))
     assert not missed
     assert not right, "mutants that are no longer made"
-    assert first == CAUGHT
+    assert first.total() >= 740
+    assert all(first[model] >= least for model, least in CAUGHT.items()), first
 
 
 @pytest.mark.parametrize("wrong", COMBINES)
@@ -153,6 +157,37 @@ def test_a_formula_without_proof_is_tested():
         )
     )
     assert isinstance(found, Verdict) and not found.proved and len(found.tested) == 3
+
+
+def test_an_extent_may_be_a_number():
+    """As a divisor it is the length, whatever that is when it is tried; or just a number."""
+    case = CASES["variance"]
+    forty = const(40.0, FLOAT32)
+    fixed = tuple(replace(x, body=substitute(x.body, {N: forty})) for x in case.levels)
+    assert isinstance(verify(fixed, case.stream, extent=const(40)), Verdict)
+    assert isinstance(verify(fixed, case.stream), Mismatch)
+    levels = (Level(S, "sum", x / forty),)
+    scaled = stream(Fold(s0, "sum", x, 0.0), Result(S, s0 / forty), elements=(x,))
+    assert isinstance(verify(levels, scaled, extent=const(40)), Verdict)
+
+
+def test_positive_variables_are_positive():
+    """√(x²) is x of those only."""
+    levels = (Level(S, "sum", call("sqrt", x * x)),)
+    plain = stream(Fold(s0, "sum", x, 0.0), Result(S, s0), elements=(x,))
+    assert isinstance(verify(levels, plain, positive=(x,)), Verdict)
+    assert isinstance(verify(levels, plain), Mismatch)
+
+
+def test_a_constant_may_stand_for_a_logarithm():
+    levels = (*SOFTMAX, Level(R, "sum", -(p * call("log2", p))))
+    stages = CASES["entropy"].stream.stages[:-1]
+    for two in (log(const(2.0, FLOAT32)), const(math.log(2), FLOAT32)):
+        bits = stream(*stages, Result(R, (log(l) - s1 / l) / two), elements=(x,))
+        found = checked(Case(levels, bits))
+        assert isinstance(found, Verdict) and found.proved[0].model == "series"
+    off = stream(*stages, Result(R, (log(l) - s1 / l) / const(0.693, FLOAT32)), elements=(x,))
+    assert isinstance(checked(Case(levels, off)), Mismatch)
 
 
 def test_verifying_attention_is_quick():

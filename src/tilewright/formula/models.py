@@ -476,7 +476,7 @@ def _evaluated(
             return _vanishing(expr, value, env, model, memo)
         return _combined(expr.op, a, b, model)
     if isinstance(expr, Const):
-        base = None if isinstance(model, Floats) else LOGARITHMS.get(expr.value)
+        base = LOGARITHMS.get(expr.value)
         if base is not None:
             return model.log(model.constant(base))
         return expr.value if expr.dtype.is_bool else model.constant(expr.value)

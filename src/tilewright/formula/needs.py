@@ -57,7 +57,8 @@ def needs(levels: Sequence[Level], stream: Stream, extent: Var | None) -> Iterat
             if isinstance(node, Const):
                 yield from ("log of a number",) if node.value in LOGARITHMS else ()
             elif isinstance(node, Cmp):
-                yield from ("signs",) if node.a.dtype.is_float else ()
+                order = node.a.dtype.is_float and node.op not in ("==", "!=")
+                yield from ("signs",) if order else ()
             elif isinstance(node, Bin):
                 yield from ("signs",) if node.op in ("min", "max") else ()
             elif isinstance(node, Call):

@@ -1,7 +1,7 @@
 """Whether a stream computes the levels that it claims to.
 
 `verify` evaluates both, the levels as they stand and the stream in random blocks, parts and orders
-of combining (an empty part among them), and compares every level:
+of combining (empty parts among them), and compares every level:
 
     series, pair       algebraic models: agreement is a proof but for chance below 10⁻⁸. They know
                        no order, so they take maxima from the stream and say nothing of them
@@ -17,6 +17,7 @@ numbers that were rounded themselves, and `SLACK` times that, in units of eps, i
 from __future__ import annotations
 
 import decimal
+import math
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +52,7 @@ SLACK = 4
 DECIMAL_EPS = Decimal("1e-40")
 TRIALS = 3  # in each algebraic model
 MOST_DISCARDS = 120  # a formula with two roots has a value once in four trials
-LENGTH, MASKED = 7, 4  # of the axis in tests, and of a masked prefix
+LENGTH, MASKED = 6, 3  # of the axis in tests, and of a masked prefix
 
 ORDERED = ("max", "min", *ARG)
 
@@ -212,6 +213,18 @@ class Problem:
         return frozenset(needs(self.levels, self.stream, self.extent))
 
     @cached_property
+    def divisors(self) -> set[Var]:
+        """What levels divide by. Where one of these is zero, as the weights of a row that is
+        masked throughout add up to, the formula has no value to compare with."""
+        return {
+            var
+            for level in self.levels
+            for node in walk(level.body)
+            if isinstance(node, Bin) and node.op == "/"
+            for var in variables(node.b)
+        }
+
+    @cached_property
     def data(self) -> list[Data]:
         return list(_data(self, random.Random(self.seed)))
 
@@ -221,6 +234,11 @@ class Problem:
         if found is None:
             model, index = Measured(), self.stream.index
             found = direct(self.levels, index, *data.given(self, model), model)
+            undone = False
+            for name, (value, _) in found.items():
+                if undone:
+                    found[name] = model.constant(math.nan)
+                undone = undone or (name in self.divisors and not value)
             self._wanted[data.kind] = found
         return found
 
@@ -246,7 +264,7 @@ def run(machine: Machine, elements: Sequence[Values], rng: random.Random, tree: 
     ends = sorted(cuts)
     parts = [_part(machine, elements[i:j], rng) for i, j in pairwise(ends)]
     if tree:
-        parts.insert(rng.randrange(len(parts) + 1), machine.start())
+        parts += [machine.start(), machine.start()]
     while len(parts) > 1:
         rng.shuffle(parts)
         parts.append(machine.combine(parts.pop(), parts.pop()))
@@ -324,7 +342,7 @@ def _trial(problem: Problem, model: Algebra, compared: Sequence[Level]) -> Misma
         if var.dtype.is_bool:
             return rng.random() < 0.5
         if not var.dtype.is_float:
-            return model.constant(rng.randrange(count))
+            return model.constant(rng.randrange(count + 1))
         return model.arbitrary(var in problem.positive)
 
     elements, constants = problem.given(model, number, count)
@@ -333,6 +351,8 @@ def _trial(problem: Problem, model: Algebra, compared: Sequence[Level]) -> Misma
     want = direct(problem.levels, problem.stream.index, elements, constants, model, shared)
     for level in compared:
         value = want[level.name]
+        if level.name in problem.divisors and model.same(value, model.constant(0)):
+            raise Discard
         signed = "signs" in problem.needs and level.monoid == "sum" and nonnegative(level.body)
         if not model.finite(value) or (signed and model.negative(value)):
             raise Discard
@@ -388,14 +408,7 @@ def _scores(problem: Problem) -> dict[Var, float]:
 def _weights(problem: Problem) -> set[Var]:
     """The elements that add up to a divisor. They are positive in data: of weights of any sign
     some prefix may add up to almost nothing, whatever all of them do."""
-    below = {
-        var
-        for level in problem.levels
-        for node in walk(level.body)
-        if isinstance(node, Bin) and node.op == "/"
-        for var in variables(node.b)
-    }
-    sums = [x for x in problem.levels if x.name in below and x.monoid == "sum"]
+    sums = [x for x in problem.levels if x.name in problem.divisors and x.monoid == "sum"]
     bodies = [level.body for level in sums if not nonnegative(level.body)]
     return set().union(*map(variables, bodies)) & set(problem.elements)
 
@@ -425,7 +438,7 @@ def _data(problem: Problem, rng: random.Random) -> Iterator[Data]:
             if var.dtype.is_bool:
                 return rng.random() < 0.5
             if not var.dtype.is_float:
-                return float(rng.randrange(count))
+                return float(rng.randrange(count + 1))  # an index, or one past the end
             value = rng.gauss(0, 1)
             if kind == "positive" or var in positive:
                 value = abs(value) + 0.1
@@ -435,7 +448,12 @@ def _data(problem: Problem, rng: random.Random) -> Iterator[Data]:
 
         elements = tuple({v: number(v, i) for v in problem.elements} for i in range(count))
         constants = {var: number(var, -1) for var in problem.constants}
-        yield Data(kind if count > 1 else f"single, {kind}", elements, constants)
+        data = Data(kind if count > 1 else f"single, {kind}", elements, constants)
+        yield data
+        if data.kind == "mild":
+            flips = {var for var in problem.elements if var.dtype.is_float} - positive
+            turned = [{v: -a if v in flips else a for v, a in e.items()} for e in elements]
+            yield Data("mirrored", tuple(turned), constants)
 
 
 # ---------------------------------------------------------------- decimals and floats
