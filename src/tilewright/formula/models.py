@@ -339,11 +339,11 @@ class Measured(Model):
         if name in ("max", "min"):
             return value, _larger(args[0][1], args[1][1])
         with decimal.localcontext(EXACT):
-            if name in _ROUNDINGS:  # may step where floats lie on the other side
+            if name in _ROUNDINGS:  # float32 may lie on the other side of a step
                 off = abs(numbers[0] - value)
                 near = min(off, abs(off - 1), abs(off - Decimal("0.5")))
                 steady = not args[0][1] or near > args[0][1] * Decimal("1e-4")
-                return value, Decimal(0) if steady else Decimal("Infinity")
+                return value, Decimal(0) if steady else 1 / _COARSE
             moved = []
             for k, (at, off) in enumerate(args):
                 if off:

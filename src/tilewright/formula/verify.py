@@ -171,7 +171,7 @@ class Problem:
         self.levels, self.stream, self.seed, self.extent = tuple(levels), stream, seed, extent
         self.positive = frozenset(positive)
         self.machine: type[Machine] = Machine
-        self._wanted: dict[str, dict[Var, Any]] = {}
+        self._wanted: dict[Data, dict[Var, Any]] = {}
 
     def verdict(self) -> Verdict | Mismatch:
         found: list[Proof | Test | Open] = []
@@ -230,7 +230,7 @@ class Problem:
 
     def wanted(self, data: Data) -> dict[Var, Any]:
         """The levels' values on one of `data`, and their condition."""
-        found = self._wanted.get(data.kind)
+        found = self._wanted.get(data)
         if found is None:
             model, index = Measured(), self.stream.index
             found = direct(self.levels, index, *data.given(self, model), model)
@@ -239,7 +239,7 @@ class Problem:
                 if undone:
                     found[name] = model.constant(math.nan)
                 undone = undone or (name in self.divisors and not value)
-            self._wanted[data.kind] = found
+            self._wanted[data] = found
         return found
 
     def given(
@@ -369,7 +369,7 @@ def _trial(problem: Problem, model: Algebra, compared: Sequence[Level]) -> Misma
 # ---------------------------------------------------------------- data
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Data:
     """Numbers that float32 has, of one kind: `elements` of each index, and `constants`."""
 
@@ -416,44 +416,59 @@ def _weights(problem: Problem) -> set[Var]:
 # of an index, a normal random number and the mask: what a score is
 _KINDS: dict[str, Callable[[int, float, float], float]] = {
     "mild": lambda i, r, mask: r,
-    "large": lambda i, r, mask: 1000 + r,
-    "very negative": lambda i, r, mask: -1e4 + r,
+    "large": lambda i, r, mask: 1000 + r + (9 if i == 0 else 0),  # the least is not the first,
+    "very negative": lambda i, r, mask: -1e4 + r - (9 if i == 0 else 0),  # nor the greatest
     "masked prefix": lambda i, r, mask: mask if mask and i < MASKED else r,
     "ascending": lambda i, r, mask: 3.0 * i + 0.1 * r,
-    "small": lambda i, r, mask: 0.01 * r,
+    "small": lambda i, r, mask: 0.01 * r if i else 0.0001 * r,
     "equal maxima": lambda i, r, mask: 3.0 if mask <= 0 and (i % 3 or r > 0) else -1.0,
     "positive": lambda i, r, mask: abs(r) + 0.1,
 }
 
 
 def _data(problem: Problem, rng: random.Random) -> Iterator[Data]:
+    """One of each kind. Where whole numbers, the ends of masks perhaps, leave the formula without
+    a value, others are drawn."""
+    whole = any(not var.dtype.is_float for var in problem.elements + problem.constants)
     scores, positive = _scores(problem), _weights(problem) | problem.positive
-    masked = any(scores.values())
     singles = ("mild", "large", "very negative")
     for kind, count in [(k, LENGTH) for k in _KINDS] + [(k, 1) for k in singles]:
-        if kind == "masked prefix" and not masked:
+        if kind == "masked prefix" and not any(scores.values()):
             continue
-
-        def number(var: Var, at: int, kind: str = kind, count: int = count) -> float | bool:
-            if var.dtype.is_bool:
-                return rng.random() < 0.5
-            if not var.dtype.is_float:
-                return float(rng.randrange(count + 1))  # an index, or one past the end
-            value = rng.gauss(0, 1)
-            if kind == "positive" or var in positive:
-                value = abs(value) + 0.1
-            elif at >= 0 and var in scores:
-                value = _KINDS[kind](at, value, scores[var])
-            return float(np.float32(value))
-
-        elements = tuple({v: number(v, i) for v in problem.elements} for i in range(count))
-        constants = {var: number(var, -1) for var in problem.constants}
-        data = Data(kind if count > 1 else f"single, {kind}", elements, constants)
+        for _ in range(4):
+            data = _drawn(problem, kind, count, scores, positive, rng)
+            if not whole or all(v.is_finite() for v, _ in problem.wanted(data).values()):
+                break
         yield data
-        if data.kind == "mild":
+        if data.kind in ("mild", "small"):
             flips = {var for var in problem.elements if var.dtype.is_float} - positive
-            turned = [{v: -a if v in flips else a for v, a in e.items()} for e in elements]
-            yield Data("mirrored", tuple(turned), constants)
+            turned = [{v: -a if v in flips else a for v, a in e.items()} for e in data.elements]
+            yield Data(f"{kind}, mirrored", tuple(turned), data.constants)
+
+
+def _drawn(
+    problem: Problem,
+    kind: str,
+    count: int,
+    scores: dict[Var, float],
+    positive: Collection[Var],
+    rng: random.Random,
+) -> Data:
+    def number(var: Var, at: int) -> float | bool:
+        if var.dtype.is_bool:
+            return rng.random() < 0.5
+        if not var.dtype.is_float:
+            return float(rng.randrange(count + 1))  # an index, or one past the end
+        value = rng.gauss(0, 1)
+        if kind == "positive" or var in positive:
+            value = abs(value) + 0.1
+        elif at >= 0 and var in scores:
+            value = _KINDS[kind](at, value, scores[var])
+        return float(np.float32(value))
+
+    elements = tuple({v: number(v, i) for v in problem.elements} for i in range(count))
+    constants = {var: number(var, -1) for var in problem.constants}
+    return Data(kind if count > 1 else f"single, {kind}", elements, constants)
 
 
 # ---------------------------------------------------------------- decimals and floats
