@@ -3,7 +3,8 @@
     python benchmarks/formulas.py --seed 5 --count 2 --out formulas.json
 
 A formula says what to compute and nothing else; tiles and threads of both are chosen by the model.
-All are checked against torch first. The bar: a formula is as fast as the text (0.97).
+All are checked against torch first, attention
+against FlexAttention. The bar: a formula is as fast as the text (0.97).
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ BOUND = 3e-2  # of an error, relative to one more than the reference's element
 
 
 def race(
-    name: str, inputs: Sequence[Any], formula: Any, text: Any, want: Callable[..., Any], work: float,
+    name: str,
+    inputs: Sequence[Any],
+    formula: Any,
+    text: Any,
+    want: Callable[..., Any],
+    work: float,
     unit: str = "FLOP",
-) -> Race:  # fmt: skip
+) -> Race:
     """`text`, called with the inputs, is a kernel that somebody wrote, or None."""
 
     def run_formula() -> Any:
@@ -51,59 +57,91 @@ def normal(*size: int) -> Any:
     return torch.randn(size, device="cuda", dtype=torch.bfloat16)
 
 
-def _attention(mask: str) -> Callable[..., Any]:
-    import tilewright as tw
+def scores(q: Any, k: Any) -> Any:
     import tilewright.math as tm
 
-    def scores(q: Any, k: Any) -> Any:
-        return q @ tm.matrix_transpose(k) * q.shape[-1] ** -0.5
+    return q @ tm.matrix_transpose(k) * q.shape[-1] ** -0.5
 
-    @tw.math
-    def full(q: Any, k: Any, v: Any) -> Any:
-        return tm.softmax(scores(q, k), axis=-1) @ v
 
-    @tw.math
-    def causal(q: Any, k: Any, v: Any) -> Any:
-        s = scores(q, k)
-        i, j = tm.indices(s, -2, -1)
-        return tm.softmax(tm.where(j <= i, s, -tm.inf), axis=-1) @ v
+def _variants() -> dict[str, Callable[..., Any]]:
+    """Attention with masks and scores that people use: formulas of (q, k, v, x), where `x` is what
+    a variant needs besides."""
+    import tilewright.math as tm
 
-    @tw.math
-    def window(q: Any, k: Any, v: Any) -> Any:
-        s = scores(q, k)
-        i, j = tm.indices(s, -2, -1)
-        return tm.softmax(tm.where((j <= i) & (j > i - 1024), s, -tm.inf), axis=-1) @ v
+    def variant(change: Callable[[Any, Any, Any, Any], Any]) -> Callable[..., Any]:
+        def attention(q: Any, k: Any, v: Any, x: Any) -> Any:
+            s = scores(q, k)
+            s = change(s, *tm.indices(s, -2, -1), x)
+            return tm.astype(tm.softmax(s, axis=-1) @ v, q.dtype)
 
-    found: Callable[..., Any] = {"full": full, "causal": causal, "window": window}[mask]
-    return found
+        return attention
+
+    def masked(seen: Callable[..., Any]) -> Callable[..., Any]:
+        return variant(lambda s, i, j, x: tm.where(seen(i, j, x), s, -tm.inf))
+
+    return {
+        "full": variant(lambda s, i, j, x: s),
+        "causal": masked(lambda i, j, x: j <= i),
+        "window": masked(lambda i, j, x: (j <= i) & (j > i - 1024)),
+        "documents": masked(lambda i, j, x: (j <= i) & (x[:, None] == x[None, :])),
+        "alibi": variant(lambda s, i, j, x: s + x[:, None, None] * (j - i)),
+        "soft_cap": variant(lambda s, i, j, x: 20 * tm.tanh(s / 20)),
+        "bias": variant(lambda s, i, j, x: s + x[j - i + (s.shape[-1] - 1)]),
+    }
+
+
+def _flex(name: str, q: Any, k: Any, v: Any, x: Any) -> Callable[[], Any]:
+    """The same variant in FlexAttention."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    n = q.shape[2]
+    changes = {
+        "alibi": lambda s, b, h, i, j: s + x[h] * (j - i),
+        "soft_cap": lambda s, b, h, i, j: 20 * torch.tanh(s / 20),
+        "bias": lambda s, b, h, i, j: s + x[j - i + n - 1],
+    }
+    masks = {
+        "causal": lambda b, h, i, j: i >= j,
+        "window": lambda b, h, i, j: (i >= j) & (j > i - 1024),
+        "documents": lambda b, h, i, j: (i >= j) & (x[i] == x[j]),
+    }
+    change = changes.get(name)
+    mask = create_block_mask(masks[name], None, None, n, n) if name in masks else None
+    flex = torch.compile(flex_attention)
+    return lambda: flex(q, k, v, score_mod=change, block_mask=mask)
+
+
+def _besides(name: str, h: int, n: int) -> Any:
+    import torch
+
+    if name == "documents":
+        ends = torch.randint(0, n, (7,), device="cuda")
+        return (torch.arange(n, device="cuda")[:, None] >= ends).sum(1).int()
+    size = {"alibi": h, "bias": 2 * n - 1}.get(name, 1)
+    return torch.randn(size, device="cuda") / (64 if name == "alibi" else 4)
 
 
 def attentions(rng: random.Random) -> Iterator[Race]:
-    import torch
-
+    import tilewright as tw
     from zoo.attention import values
 
     b, h, d = rng.choice((1, 2, 4)), rng.choice((8, 16)), rng.choice((64, 128))
-    s = 128 * rng.randrange(16, 65)
-    q, k, v = (normal(b, h, s, d) for _ in range(3))
-    work = 4.0 * b * h * s * s * d
-    for mask in ("full", "causal", "window"):
-        bias = None
-        if mask == "window":
-            at = torch.arange(s, device="cuda")
-            bias = (at[None] <= at[:, None]) & (at[None] > at[:, None] - 1024)
+    n = 128 * rng.randrange(16, 65)
+    q, k, v = (normal(b, h, n, d) for _ in range(3))
+    for name, formula in _variants().items():
+        x = _besides(name, h, n)
+        given = (q, k, v, x if name in ("documents", "alibi", "bias") else x[:1])
+        text = None
+        if name in ("full", "causal"):
 
-        def want(q: Any, k: Any, v: Any, mask: str = mask, bias: Any = bias) -> Any:
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=bias, is_causal=mask == "causal"
-            )
+            def text(q: Any, k: Any, v: Any, x: Any, causal: bool = name == "causal") -> Any:
+                return values.attention(q, k, v, causal)
 
-        def text(q: Any, k: Any, v: Any, mask: str = mask) -> Any:
-            return values.attention(q, k, v, mask == "causal")
-
-        given = text if mask != "window" else None
-        name = name_of(f"attention_{mask}", (b, h, s, d))
-        yield race(name, (q, k, v), _attention(mask), given, want, work)
+        flex = _flex(name, q, k, v, x)
+        title = name_of(f"attention_{name}", (b, h, n, d))
+        made = tw.math(formula)
+        yield race(title, given, made, text, lambda *_, f=flex: f(), 4.0 * b * h * n * n * d)
 
 
 def products(rng: random.Random) -> Iterator[Race]:
@@ -173,18 +211,26 @@ def rows(rng: random.Random) -> Iterator[Race]:
     moved = 4.0 * m * n
     yield race(name_of("softmax", (m, n)), (x,), softmax, getattr(values, "softmax", None),
                lambda x: torch.softmax(x, -1), moved, "B")  # fmt: skip
-    yield race(name_of("layer_norm", (m, n)), (x, g, b), layer_norm, None,
-               lambda x, g, b: torch.nn.functional.layer_norm(x, x.shape[-1:], g, b), moved, "B")  # fmt: skip
+
+    def normed(x: Any, g: Any, b: Any) -> Any:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], g, b)
+
+    yield race(name_of("layer_norm", (m, n)), (x, g, b), layer_norm, None, normed, moved, "B")
 
 
-def races(seed: int = 0, count: int = 1, part: str = "0/1") -> Iterator[Race]:
+FAMILIES = {"attention": attentions, "products": products, "rows": rows}
+
+
+def races(
+    seed: int = 0, count: int = 1, part: str = "0/1", families: Sequence[str] = ()
+) -> Iterator[Race]:
     import torch
 
     torch.manual_seed(seed)
     rng = random.Random(seed)
     for _ in range(count):
-        for family in (attentions, products, rows):
-            yield from family(rng)
+        for name in families or FAMILIES:
+            yield from FAMILIES[name](rng)
             torch.cuda.empty_cache()
 
 
@@ -200,4 +246,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["summary"]:
         summary(sys.argv[2:])
     else:
-        sys.exit(main(__file__, seeded(__doc__)))
+        parser = seeded(__doc__)
+        parser.add_argument("--families", nargs="+", default=[], choices=FAMILIES)
+        sys.exit(main(__file__, parser))

@@ -221,6 +221,7 @@ class _Loop:
         found.verdicts[self.kernel.output.name] = verdict
         found.streams[self.kernel.output.name] = self.stream
         found.levels[self.kernel.output.name] = levels
+        self.centers = {s.var: s for s in self.stream.stages if isinstance(s, Center)}
         self.late: list[str] = []  # what takes its new value at the end of a step
 
     def _apart(self) -> str:
@@ -253,7 +254,6 @@ class _Loop:
         stages = self.stream.stages
         results: dict[Var, Expr] = {}
         exprs: list[Expr] = []
-        self.centers: dict[Var, Center] = {}
         for stage in stages:  # shapes and names, in order, before anything is written
             if isinstance(stage, Result):
                 results[stage.level] = self._whole(substitute(stage.value, dict(results)))
@@ -275,7 +275,10 @@ class _Loop:
 
     def _term(self, stage: Fold | Sum) -> Expr:
         term = self._whole(stage.term)
-        return self.w.spelt(_guarded(term) if isinstance(stage, Sum) else term)
+        if isinstance(stage, Sum):
+            return self.w.spelt(_guarded(term))
+        centers = [c for c in self.centers.values() if c.value is stage.var]
+        return self.w.spelt(term, exponent=bool(centers))
 
     def _wanted(self, var: Var) -> str:
         """The name of the level that is this state, or that is made of it."""
@@ -411,7 +414,11 @@ def _stored_body(a: Array, results: dict[str, Expr]) -> Expr:
     """What an output is, of what the loop left; a store rounds."""
     body: Expr = Load(a.buffer, tuple(axis.var for axis in a.axes))
     if a.is_pointwise:
-        body = a.body.a if isinstance(a.body, Cast) and a.body.dtype == a.buffer.dtype else a.body
+        body = a.body
+        while isinstance(body, Cast) and body.a.dtype.is_float and body.dtype.is_float:
+            if a.buffer.dtype not in (body.dtype, body.a.dtype):
+                break
+            body = body.a
 
     def rule(node: Expr) -> Expr | None:
         return results.get(node.buffer.name) if isinstance(node, Load) else None

@@ -17,8 +17,9 @@ _BASES = {"exp": log2(e), "exp2": 1.0, "exp10": log2(10)}
 _FAST = {"sigmoid": "__sigmoid", "log": "__log", "log2": "__log2"}
 
 
-def spell(expr: Expr, dims: Callable[[Expr], int]) -> Expr:
-    """`expr` in fast words; `dims` says how many dimensions a value has.
+def spell(expr: Expr, dims: Callable[[Expr], int], exponent: bool = False) -> Expr:
+    """`expr` in fast words; `dims` says how many dimensions a value has. `exponent`: it is what an
+    exponential is taken of, so that its error counts as it is, however small it is itself.
 
     >>> x, m = Var("x", FLOAT32), Var("m", FLOAT32)
     >>> spell(Call("exp", (x * 0.125 - m,), FLOAT32), lambda e: int(x in variables(e)))
@@ -30,12 +31,12 @@ def spell(expr: Expr, dims: Callable[[Expr], int]) -> Expr:
             return None
         match node:
             case Call(name=name, args=(a,)) if name in _BASES:
-                return Call("__exp2", (_scaled(a, _BASES[name], dims),), FLOAT32)
+                return Call("__exp2", (_scaled(_logistic(a), _BASES[name], dims),), FLOAT32)
             case (
                 Bin(op="+", a=Const(value=1), b=Call(name="tanh", args=(u,)))
                 | Bin(op="+", a=Call(name="tanh", args=(u,)), b=Const(value=1))
             ):  # near -1, where tanh cancels, the logistic function keeps its digits
-                return Call("__sigmoid", (_scaled(u, 2.0, dims),), FLOAT32) * 2
+                return Call("__sigmoid", (_doubled(u),), FLOAT32) * 2
             case Bin(
                 op="*",
                 a=Bin(op="*", a=a, b=Const(value=k)),
@@ -48,15 +49,42 @@ def spell(expr: Expr, dims: Callable[[Expr], int]) -> Expr:
                 return a * (1 / b)
         return None
 
+    return transform(_logistic(expr) if exponent else expr, rule)
+
+
+def _logistic(expr: Expr) -> Expr:
+    """tanh by the logistic function, two instructions: off by a few ulp of one, not of itself."""
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Call) and node.name == "tanh" and node.dtype == FLOAT32:
+            return Call("__sigmoid", (_doubled(node.args[0]),), FLOAT32) * 2 - 1
+        return None
+
     return transform(expr, rule)
 
 
+def _doubled(expr: Expr) -> Expr:
+    terms: dict[Expr, float] = {}
+    _collect(expr, 2.0, terms, lambda e: 0)
+    ((term, by),) = terms.items()
+    return term * by
+
+
 def _scaled(expr: Expr, factor: float, dims: Callable[[Expr], int]) -> Expr:
-    """`expr · factor`, each term of a sum with one constant, the widest first."""
+    """`expr · factor`, each term of a sum with one constant; what has fewer dimensions is added up
+    before it is subtracted."""
     terms: dict[Expr, float] = {}
     _collect(expr, factor, terms, dims)
+    most = max((dims(term) for term in terms), default=0)
+    wide = {term: by for term, by in terms.items() if dims(term) == most}
+    rest = {term: -by for term, by in terms.items() if dims(term) < most}
+    found = _sum(wide)
+    return found - _sum(rest) if rest else found
+
+
+def _sum(terms: dict[Expr, float]) -> Expr:
     found: Expr | None = None
-    for term, by in sorted(terms.items(), key=lambda item: -dims(item[0])):
+    for term, by in sorted(terms.items(), key=lambda item: item[1] < 0):
         if isinstance(term, Const):
             part: Expr = const(float(term.value) * abs(by), FLOAT32)
         else:

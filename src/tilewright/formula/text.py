@@ -107,11 +107,11 @@ class Writer:
                 if not isinstance(node, Load):
                     self.uses.update(node.children)
 
-    def spelt(self, expr: Expr) -> Expr:
+    def spelt(self, expr: Expr, exponent: bool = False) -> Expr:
         """`expr` in the words in which it is written; names go with it."""
         if not self.fast:
             return expr
-        found = spell(expr, lambda e: len(self.dims_of(e)))
+        found = spell(expr, lambda e: len(self.dims_of(e)), exponent)
         if expr in self.kernel.named:
             self.kernel.named.setdefault(found, self.kernel.named[expr])
         return found
@@ -135,7 +135,8 @@ class Writer:
     def value(self, expr: Expr) -> Piece:
         """The text of `expr`: a name where it has one, gets one, or is needed twice."""
         running = not self.running.isdisjoint(variables(expr))
-        home = self.section if running else self.before
+        # what only the end needs is computed there: it would take registers through the loop
+        home = self.section if running or self.section is self.behind else self.before
         found = self.known.get((id(home), expr)) or self.known.get((id(self.before), expr))
         if found is not None:
             return found
