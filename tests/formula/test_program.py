@@ -27,3 +27,16 @@ def agrees(function, arrays, target):
 @pytest.mark.parametrize("name", CASES)
 def test_a_formula_computes_what_it_says(name, target):
     agrees(*CASES[name], target)
+
+
+@pytest.mark.parametrize("splits", [1, 3, 128])
+def test_blocks_may_share_a_loop(splits):
+    function, arrays = CASES["decoding_of_many_keys"]
+    f = tw.math(function, target="cpu")
+    text = f.tile(*arrays)
+    assert 'T.chosen("splits"' in text
+    np.testing.assert_allclose(
+        np.asarray(f.with_schedule(tiles={"splits": splits})(*arrays), float),
+        np.asarray(f(*arrays), float),
+        atol=1e-3,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from tilewright.formula.cascade import Refused, derive
@@ -10,7 +10,8 @@ from tilewright.formula.inline import Normal
 from tilewright.formula.kernels import Apart, KernelPlan, kernels_of
 from tilewright.formula.masks import first, limits, stop, within
 from tilewright.formula.spell import NOTE
-from tilewright.formula.stream import Center, Fold, Level, Result, Stream, Sum, old
+from tilewright.formula.split import MOST, PARTS, Parts, is_thin, parts_of
+from tilewright.formula.stream import Center, Fold, Level, Result, Stage, Stream, Sum, old
 from tilewright.formula.text import UNARY, Names, Piece, Writer
 from tilewright.formula.verify import Mismatch, Verdict, verify
 from tilewright.ir.analysis.bounds import Ranges
@@ -55,6 +56,7 @@ class _Printer:
         self.normal, self.kernels = normal, kernels
         self.names = Names()
         self.sizes: dict[int, str] = {}
+        self.shared: list[Buffer] = []  # what blocks that share a loop leave in memory
         formula = normal.formula
         self.found = TileProgram(formula.name, "", kernels, apart=apart)
         self.fast = all(b.dtype.bits <= 16 and b.dtype.is_float for b in formula.outputs)
@@ -73,7 +75,8 @@ class _Printer:
         lines = ["@tw.jit", f"def {formula.name}({', '.join(inputs)}):"]
         body = []
         if self.sizes:
-            sizes = sorted(self.sizes.items(), key=lambda item: item[1])
+            sizes = [i for i in self.sizes.items() if i[0] != PARTS.extent]
+            sizes.sort(key=lambda item: item[1])
             names, values = (", ".join(str(s[n]) for s in sizes) for n in (1, 0))
             body.append(f"{names} = {values}")
         body += [f"{self.tensors[b.name]}: {self._tensor(b)}" for b in formula.inputs]
@@ -81,6 +84,12 @@ class _Printer:
             word = "empty" if b in formula.outputs else "alloc_global"
             shape, kind = self._tensor(b)[len("T.Tensor") :], self.tensors[b.name]
             body.append(f"{kind} = T.{word}{shape}")
+        if self.shared:
+            splits = self.sizes[PARTS.extent]
+            body.append(f'{splits} = T.chosen("{splits}", most={MOST})')
+        for b in self.shared:
+            shape = self._tensor(b)[len("T.Tensor") :]
+            body.append(f"{self.tensors[b.name]} = T.alloc_global{shape}")
         reasons = dict(why.split(" ", 1) for why in found.apart)
         for kernel, lines_of in zip(self.kernels, bodies, strict=True):
             reason = reasons.get(kernel.output.name)
@@ -114,25 +123,54 @@ class _Printer:
         tensors = {n: t for n, t in self.tensors.items() if n not in own}
         given = {b.name for b in self.normal.formula.inputs}
         w = Writer(kernel, self.names, tensors, size, given, self.fast)
-        results = _Loop(w, self.found).written() if kernel.stream else {}
-        bodies = [w.spelt(_stored_body(a, results)) for a in kernel.outputs]
-        rest = () if kernel.stream else kernel.folds
-        w.count([*bodies, *(w.spelt(f.body) for f in rest)])
-        for a, body in zip(kernel.outputs, bodies, strict=True):
-            w.line(f"{self._place(kernel, a)} = {self._stored(w, kernel, a, w.value(body))}")
+        loop = _Loop(w, self.found) if kernel.stream else None
+        results = loop.written() if loop is not None else {}
+        parts = self._parts(loop, kernel) if loop is not None else None
+        if parts is None:
+            bodies = [w.spelt(_stored_body(a, results)) for a in kernel.outputs]
+            rest = () if kernel.stream else kernel.folds
+            w.count([*bodies, *(w.spelt(f.body) for f in rest)])
+            for a, body in zip(kernel.outputs, bodies, strict=True):
+                w.line(f"{self._place(kernel, a)} = {self._stored(w, kernel, a, w.value(body))}")
+        else:
+            for var, a in parts.states.items():
+                w.line(f"{self._place(kernel, a)} = {self._stored(w, kernel, a, w.bound[var])}")
         self.found.rounded += tuple(dict.fromkeys(w.rounded))
-        loop = [_INDENT + line for line in w.inside]
-        head = self._head(kernel)
-        loop = [*self._loop_head(w, kernel), *loop] if kernel.stream else []
-        inner = [*w.before, *loop, *w.behind]
-        return [head, *(_INDENT + line for line in inner)]
+        steps = [_INDENT + line for line in w.inside]
+        if kernel.stream:
+            steps = [*self._loop_head(w, kernel, parts is not None), *steps]
+        inner = [_INDENT + line for line in (*w.before, *steps, *w.behind)]
+        return [self._head(kernel, parts is not None), *inner, *self._combined(parts)]
 
-    def _head(self, kernel: KernelPlan) -> str:
-        if not kernel.grid:
-            return "for _ in T.tile():"
-        names = ", ".join(axis.var.name for axis in kernel.grid)
-        sizes = ", ".join(self._range(axis.var, kernel) for axis in kernel.grid)
-        return f"for {names} in T.tile({sizes}):"
+    def _parts(self, loop: _Loop, kernel: KernelPlan) -> Parts | None:
+        """What blocks leave in memory that share the loop, if some do."""
+        if not is_thin(kernel) or self.sizes.get(PARTS.extent):
+            return None
+        state = {s.var: loop.w.bound[s.var] for s in loop.stream.stages
+                 if isinstance(s, (Fold, Sum))}  # fmt: skip
+        parts = parts_of(kernel, loop.whole_stream(), state)
+        if parts is not None:
+            self.sizes[PARTS.extent] = self.names.fresh("splits")
+            for a in parts.states.values():
+                self.tensors[a.name] = self.names.fresh(a.name.capitalize())
+                self.shared.append(a.buffer)
+        return parts
+
+    def _combined(self, parts: Parts | None) -> list[str]:
+        """The kernel that makes one state of those that the blocks left."""
+        if parts is None:
+            return []
+        kernels, _ = kernels_of(parts.normal, {})
+        lines = [line for kernel in kernels for line in self._kernel(kernel)]
+        return ["# blocks share the loop; what they leave is combined", *lines]
+
+    def _head(self, kernel: KernelPlan, shared: bool) -> str:
+        names = [axis.var.name for axis in kernel.grid]
+        sizes = [self._range(axis.var, kernel) for axis in kernel.grid]
+        if shared:
+            names.append(PARTS.var.name)
+            sizes.append(f"T.each({self.sizes[PARTS.extent]})")
+        return f"for {', '.join(names) or '_'} in T.tile({', '.join(sizes)}):"
 
     def _range(self, var: Var, kernel: KernelPlan) -> str:
         size = self._size(var, kernel)
@@ -140,19 +178,19 @@ class _Printer:
 
     def _place(self, kernel: KernelPlan, a: Array) -> str:
         tensor = self.tensors[a.name]
-        parts = [":" if kernel.roles[x.var] == "whole" else x.var.name for x in a.axes]
+        parts = [":" if kernel.roles.get(x.var) == "whole" else x.var.name for x in a.axes]
         return f"{tensor}[{', '.join(parts) or '()'}]"
 
     def _stored(self, w: Writer, kernel: KernelPlan, a: Array, value: Piece) -> str:
         """The value with its dimensions as the tensor has them."""
-        dims = tuple(x.var for x in a.axes if kernel.roles[x.var] != "each")
+        dims = tuple(x.var for x in a.axes if kernel.roles.get(x.var, "each") != "each")
         if value.dims in ((), dims):
             return value.text
         if set(value.dims) != set(dims):
             return w.aligned(value, tuple(v for v in w.order if v in dims)).text
         return f"{value.inside(UNARY)}.T" if value.binds >= UNARY else f"({value.text}).T"
 
-    def _loop_head(self, w: Writer, kernel: KernelPlan) -> list[str]:
+    def _loop_head(self, w: Writer, kernel: KernelPlan, shared: bool) -> list[str]:
         """The head of the loop, and why it may be one pass, or shorter than its axis."""
         low, high = self._bounds(w, kernel)
         end = self._size(kernel.stream[-1].var, kernel)
@@ -162,6 +200,11 @@ class _Printer:
             why.append("# one pass: what it keeps is moved to each new center by `fix`")
         if (low, high) != ("0", end):
             why.append("# beyond these ends the mask lets nothing pass")
+        if shared:
+            length = high if low == "0" else f"{high} - {low}"
+            w.before.append(f"run = T.ceildiv({length}, {self.sizes[PARTS.extent]})")
+            begin = "part * run" if low == "0" else f"{low} + part * run"
+            low, high = begin, f"T.min({begin} + run, {high})"
         tile = high if low == "0" else f"({low}, {high})"
         names = ", ".join(x.var.name for x in kernel.stream)
         steps = [f"T.each({self._size(x.var, kernel)})" for x in kernel.stream[:-1]]
@@ -223,6 +266,24 @@ class _Loop:
         found.levels[self.kernel.output.name] = levels
         self.centers = {s.var: s for s in self.stream.stages if isinstance(s, Center)}
         self.late: list[str] = []  # what takes its new value at the end of a step
+
+    def whole_stream(self) -> Stream:
+        """The stream over what its variables stand for."""
+
+        def whole(stage: Stage) -> Stage:
+            match stage:
+                case Center(value=value):
+                    return replace(stage, value=self._whole(value))
+                case Sum(shifts=shifts):
+                    moved = tuple(
+                        replace(x, coefficient=self._whole(x.coefficient)) for x in shifts
+                    )
+                    return replace(stage, shifts=moved)
+                case Result(value=value):
+                    return replace(stage, value=self._whole(value))
+            return stage
+
+        return replace(self.stream, stages=tuple(map(whole, self.stream.stages)))
 
     def _apart(self) -> str:
         """What lies in memory if the loop cannot be: the products inside it, or its first fold."""

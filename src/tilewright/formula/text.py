@@ -411,16 +411,30 @@ class Writer:
 
 
 def _order(kernel: KernelPlan) -> list[Var]:
-    """The order of dimensions: rows, the loop's tile, columns; else as the output has them."""
+    """The order of dimensions: rows, the loop's tile, columns; without a loop, as what is read
+    has them, so that little is turned."""
     order = [axis.var for axis in kernel.output.axes]
-    stream = [axis.var for axis in kernel.stream[-1:]]
-    at = 1 + next((n for n, v in enumerate(order) if kernel.roles[v] == "tile"), -1)
-    order = [*order[:at], *(v for v in stream if v not in order), *order[at:]]
+    if kernel.stream:
+        at = 1 + next((n for n, v in enumerate(order) if kernel.roles[v] == "tile"), -1)
+        order.insert(at, kernel.stream[-1].var)
+    else:
+        order = _read_order(kernel, order)
     for fold in kernel.folds:
         order += [axis.var for axis in (*fold.axes, *fold.over) if axis.var not in order]
-    each = [v for v in order if kernel.roles[v] == "each"]
     steps = {axis.var for axis in kernel.stream[:-1]}
-    return [v for v in order if v not in each and v not in steps]
+    return [v for v in order if kernel.roles[v] != "each" and v not in steps]
+
+
+def _read_order(kernel: KernelPlan, output: list[Var]) -> list[Var]:
+    """The axes as the largest array that is folded has them, then those of the output."""
+    inside = {f.name for f in kernel.folds}
+    read = [x.indices for f in kernel.folds for x in loads(f.body) if x.buffer.name not in inside]
+    axes = [[v for v in indices if isinstance(v, Var)] for indices in read]
+    most = max(axes, key=len, default=[])
+    own = [v for v in output if v in most]
+    if [v for v in most if v in own] != own:
+        return output
+    return list(dict.fromkeys((*most, *output)))
 
 
 def _number(value: float | int | bool, dtype: DType) -> Piece:
