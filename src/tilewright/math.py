@@ -14,7 +14,7 @@ where they leave the function, or where `astype` says so.
 
 Besides the standard: `array`, and `sum`, `prod`, `max`, `min`, `any`, `all` over indices;
 `indices`, `einsum`, `outer`, `softmax`, `log_softmax`, `logsumexp`, `sigmoid`, `relu`, `silu`,
-`gelu`, `softplus`, `rsqrt`, `erf`.
+`gelu`, `softplus`, `rsqrt`, `erf`; `vjp`, the gradients of a function.
 
 Of the standard it leaves out:
 
@@ -186,6 +186,25 @@ tan = _ELEMENTWISE["tan"]
 tanh = _ELEMENTWISE["tanh"]
 trunc = _ELEMENTWISE["trunc"]
 
+
+def vjp(function: _Any, *, wrt: _Any = None, target: _Any = None) -> _Any:
+    """The gradients of a function of arrays, as a function: it takes the arguments, then a
+    cotangent for each float result, and returns the cotangents of the float arguments (or of those
+    that `wrt` names), a tuple if there are several. They are a formula like any other, computed
+    from the arguments alone: what the function computes on its way is computed again.
+
+    >>> import numpy as np, tilewright.math as tm
+    >>> gradient = tm.vjp(lambda x, y: tm.sum(x * y))
+    >>> x, y = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
+    >>> dx, dy = gradient(x, y, np.float32(1))
+    >>> dx.tolist(), dy.tolist()
+    ([1.0, 1.0, 1.0], [0.0, 1.0, 2.0])
+    """
+    from tilewright.formula.backward import gradients
+
+    return gradients(function, wrt, target)
+
+
 _OPERATIONS["namespace"] = lambda: _sys.modules[__name__]
 
 __all__ = [
@@ -338,6 +357,7 @@ __all__ = [
     "unstack",
     "var",
     "vecdot",
+    "vjp",
     "where",
     "zeros",
     "zeros_like",

@@ -85,14 +85,19 @@ def _acosh(x: Expr) -> Expr:
     return Select(_large(x), _log_twice(x), near)
 
 
+def _size(x: Expr) -> Expr:
+    """|x| where the result takes the sign of x: unlike `abs` it has slope 1 at zero."""
+    return _call("copysign")(x, _of(1, x))
+
+
 def _asinh(x: Expr) -> Expr:
-    a, one = abs(x), _of(1, x)
+    a, one = _size(x), _of(1, x)
     near = _call("log1p")(a + a * a / (one + _call("sqrt")(a * a + one)))
     return _call("copysign")(Select(_large(a), _log_twice(a), near), x)
 
 
 def _atanh(x: Expr) -> Expr:
-    a, two = abs(x), _of(2, x)
+    a, two = _size(x), _of(2, x)
     return _call("copysign")(_call("log1p")(two * a / (_of(1, x) - a)) / two, x)
 
 
@@ -107,17 +112,15 @@ def _hypot(a: Expr, b: Expr) -> Expr:
 
 def _logaddexp(a: Expr, b: Expr) -> Expr:
     apart = largest(a, b) + _call("log1p")(_call("exp")(-abs(a - b)))
-    return Select(_is("==", a, b), _log_of_both(a), apart)
-
-
-def _log_of_both(a: Expr) -> Expr:
-    return a + _of(_LN2, a)
+    half = _of(0.5, a)  # both are said, so that both have a slope
+    return Select(_is("==", a, b), a * half + b * half + _of(_LN2, a), apart)
 
 
 def _sign(x: Expr) -> Expr:
     if x.dtype.kind == "uint":
         return Select(_is("==", x, 0), x, _of(1, x))
-    return Select(_is(">", x, 0), _of(1, x), Select(_is("<", x, 0), _of(-1, x), x))
+    rest = x * _of(0, x) if x.dtype.is_float else x  # zero or NaN, of slope zero
+    return Select(_is(">", x, 0), _of(1, x), Select(_is("<", x, 0), _of(-1, x), rest))
 
 
 def _signbit(x: Expr) -> Expr:

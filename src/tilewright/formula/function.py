@@ -6,7 +6,7 @@ import functools
 import inspect
 import linecache
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Formula, reads
 from tilewright.support.errors import CompileError
+
+Kind: TypeAlias = "tuple[str, tuple[int, ...], Any]"
 
 
 class MathFunction:
@@ -84,25 +86,34 @@ class MathFunction:
         self._of(bound.args, bound.kwargs)
         return ""
 
-    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Made, list[Any]]:
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What is given, by name."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        arrays = {n: a for n, a in bound.arguments.items() if _is_array(a)}
-        fixed = {n: a for n, a in bound.arguments.items() if n not in arrays}
+        return bound.arguments
+
+    def traced(self, kinds: list[Kind], fixed: dict[str, Any]) -> Formula:
+        """The formula for arrays like these, and arguments that are none."""
+        return trace(self.function, kinds, fixed)
+
+    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Made, list[Any]]:
+        given = self.arguments(args, kwargs)
+        arrays = {n: a for n, a in given.items() if _is_array(a)}
+        fixed = {n: a for n, a in given.items() if n not in arrays}
         kinds = [(n, tuple(map(int, a.shape)), find_dtype(a.dtype)) for n, a in arrays.items()]
         key = (*kinds, *((n, repr(a)) for n, a in fixed.items()))
         if key not in self._made:
             self._made[key] = self._make(kinds, fixed)
         return self._made[key], list(arrays.values())
 
-    def _make(self, kinds: list[tuple[str, tuple[int, ...], Any]], fixed: dict[str, Any]) -> _Made:
+    def _make(self, kinds: list[Kind], fixed: dict[str, Any]) -> _Made:
         if not kinds:
             raise CompileError(
                 f"{self.__name__} was given no array",  # type: ignore[attr-defined]
                 fix="call it with NumPy, PyTorch or JAX arrays; numbers are constants of a formula",
                 code="arguments",
             )
-        return _Made(trace(self.function, kinds, fixed), self.target, self.schedule)
+        return _Made(self.traced(kinds, fixed), self.target, self.schedule)
 
 
 def _is_array(value: Any) -> bool:

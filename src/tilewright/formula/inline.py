@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilewright.formula.laws import scales_behind_maxima, split_long_folds
+from tilewright.formula.laws import masks_once, scales_behind_maxima, split_long_folds
 from tilewright.formula.merge import merged
 from tilewright.formula.views import ranges_of, split_views
 from tilewright.ir.analysis.bounds import bounds
@@ -61,7 +61,7 @@ def normalize(formula: Formula) -> Normal:
     aside = [a for a in known.values() if a.name not in outputs]
     both = merged(split_views(replace(formula, arrays=(*kept, *aside))))
     kept, inlined = both.arrays[: len(kept)], both.arrays[len(kept) :]
-    found = split_long_folds(scales_behind_maxima(replace(both, arrays=kept)))
+    found = split_long_folds(scales_behind_maxima(masks_once(replace(both, arrays=kept))))
     return Normal(found, inlined, shapes)
 
 

@@ -12,7 +12,7 @@ each axis has a role:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.formula.inline import Normal
@@ -58,30 +58,35 @@ class Apart(Exception):
 
 
 def kernels_of(
-    normal: Normal, refused: dict[str, str]
+    normal: Normal, refused: dict[str, str], alone: Collection[frozenset[str]] = ()
 ) -> tuple[tuple[KernelPlan, ...], tuple[str, ...]]:
     """The kernels in order, and why arrays that lie between them were not fused; `refused` are
-    those that are known to lie there."""
+    those that are known to lie there, `alone` sets of outputs that are no one kernel."""
     formula, apart = normal.formula, dict(refused)
     while True:
         try:
             roots = [a for a in formula.arrays if a.name in apart or a.buffer in formula.outputs]
-            found = _grouped(roots, normal)
+            found = _grouped(roots, normal, alone)
             return found, tuple(f"{name} {reason}" for name, reason in apart.items())
         except Apart as wrong:
             assert wrong.array not in apart, wrong
             apart[wrong.array] = wrong.reason
 
 
-def _grouped(roots: list[Array], normal: Normal) -> tuple[KernelPlan, ...]:
+def _grouped(
+    roots: list[Array], normal: Normal, alone: Collection[frozenset[str]]
+) -> tuple[KernelPlan, ...]:
     """A kernel for each root; those that have the same blocks and read the same are one."""
     in_memory = {a.name for a in roots}
     groups: list[tuple[list[Array], KernelPlan]] = []
     for n, root in enumerate(roots):
         plan = _kernel([root], normal, in_memory)
         for g, (members, other) in enumerate(groups):
+            own = {a.name for a in members}
             waits = {a.name for a in roots[roots.index(members[0]) : n]} & _read_by(plan)
-            if waits or not _read_by(plan) & _read_by(other):
+            if waits - own or not _read_by(plan) & _read_by(other):
+                continue
+            if frozenset({*own, root.name}) in alone:
                 continue
             both = _together([*members, root], normal, in_memory, (other, plan))
             if both is not None:
@@ -122,6 +127,7 @@ def _kernel(roots: list[Array], normal: Normal, in_memory: set[str]) -> KernelPl
     outputs = tuple(a for a in arrays if a.name in own)
     folds = [a for a in arrays if not a.is_pointwise]
     extents = {axis.var: axis.extent for a in arrays for axis in (*a.axes, *a.over)}
+    _check_kept(outputs, folds)
     largest = max(outputs, key=lambda a: len(a.axes))
     roles, stream = _roles(largest, folds)
     if any(axis.var not in roles for a in outputs for axis in a.axes):
@@ -130,6 +136,30 @@ def _kernel(roots: list[Array], normal: Normal, in_memory: set[str]) -> KernelPl
     if any(roles[axis.var] == "stream" for a in outputs for axis in a.axes):
         raise Apart(_inner_of(folds, stream), "is read again after its loop")
     return KernelPlan(outputs, tuple(folds), roles, grid, stream, named, extents)
+
+
+def _check_kept(outputs: tuple[Array, ...], folds: list[Array]) -> None:
+    """What is folded along an axis that an output keeps has to lie in memory, if it is computed
+    from what the kernel computes: each block has a part of it only."""
+    inside = {f.name for f in folds}
+    kept = {axis.var for a in outputs for axis in a.axes}
+    for f in folds:
+        if f.scan or f.name in {a.name for a in outputs} or product_of(f) is not None:
+            continue
+        along = kept & {axis.var for axis in f.over}
+        products = {g.name for g in folds if product_of(g) is not None}
+        reading = {read.buffer.name for read in reads(f)} & inside
+        if along and reading & _with_sources(products, folds):
+            raise Apart(f.name, "is folded along an axis of what it is needed for")
+
+
+def _with_sources(names: set[str], folds: list[Array]) -> set[str]:
+    """`names`, and the folds that are computed from them."""
+    found = set(names)
+    for f in folds:
+        if any(read.buffer.name in found for read in reads(f)):
+            found.add(f.name)
+    return found
 
 
 def _inner_of(folds: list[Array], stream: tuple[Axis, ...]) -> str:
@@ -298,9 +328,7 @@ def _roles(output: Array, folds: list[Array]) -> tuple[dict[Var, str], tuple[Axi
 
 def _stream(folds: list[Array], products: dict[str, Product]) -> tuple[tuple[Axis, ...], set[str]]:
     """The axes of the loop, and the products that are computed inside it."""
-    folded = {axis.var for f in folds for axis in f.over}
-    inner = {name for name in products if folded & {x.var for f in folds if f.name == name
-                                                   for x in f.axes}}  # fmt: skip
+    inner = {f.name for f in folds if f.name in products and _is_folded(f, folds)}
     for f in folds:
         if f.name in inner and max(axis.extent for axis in f.over) > MOST_HELD:
             raise Apart(f.name, f"has a depth of {f.over[-1].extent}, more than a block can hold")
@@ -327,6 +355,16 @@ def _stream(folds: list[Array], products: dict[str, Product]) -> tuple[tuple[Axi
             reason = "is a fold of rows: read once more, operands of products stay where they lie"
             raise Apart(f.name, reason)
     return tuple(sorted(stream, key=lambda axis: (_is_plain(axis.var, folds), axis.extent))), inner
+
+
+def _is_folded(f: Array, folds: list[Array]) -> bool:
+    """Whether another fold reads `f` and folds one of its axes."""
+    own = {axis.var for axis in f.axes}
+    return any(
+        not own.isdisjoint(axis.var for axis in g.over)
+        and any(read.buffer.name == f.name for read in reads(g))
+        for g in folds
+    )
 
 
 def _is_plain(var: Var, folds: list[Array]) -> bool:

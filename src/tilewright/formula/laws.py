@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, prod
 
+from tilewright.formula.masks import known_without
 from tilewright.formula.matrices import product_of
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula, array
@@ -17,6 +18,30 @@ MOST_FOLDED = 1 << 19
 _PARTS = 1024  # a fold without axes of its own: some for each multiprocessor
 # what changes nothing, of folds that may be split
 _NEUTRAL = {"sum": 0, "prod": 1, "max": -inf, "min": inf, "any": False, "all": True}
+
+
+def masks_once(formula: Formula) -> Formula:
+    """where(c, a, 0) = a where `a` is zero anyway if c is false, as the exponential of a masked
+    score is: then it is a product's factor like any other.
+
+    >>> from tilewright.ir.formula import tensor
+    >>> x, i = tensor("x", (4,), FLOAT32), Axis(Var("i"), 4)
+    >>> c, element = i.var < 3, Load(x, (i.var,))
+    >>> e = Call("exp", (select(c, element, const(-inf, FLOAT32)),), FLOAT32)
+    >>> y = array("y", (i,), select(c, e * element, const(0, FLOAT32)))
+    >>> print(masks_once(Formula("f", (x,), (y,), (y.buffer,))))
+    formula f(x: float32[4]) -> y
+        y[i < 4]: float32 = exp(x[i] if i < 3 else -inf) * x[i]
+    """
+
+    def rule(node: Expr) -> Expr | None:
+        match node:
+            case Select(cond=cond, a=a, b=Const(value=0)) if a.dtype.is_float:
+                return a if known_without(cond, a) == 0 else None
+        return None
+
+    arrays = tuple(replace(a, body=transform(a.body, rule)) for a in formula.arrays)
+    return replace(formula, arrays=arrays)
 
 
 def scales_behind_maxima(formula: Formula) -> Formula:

@@ -66,11 +66,21 @@ def limits(levels: Iterable[Array], along: Var, roles: dict[str, set[Var]]) -> L
 
 def _guards(cond: Expr, fold: Array) -> bool:
     """Whether what `fold` folds where `cond` is false leaves it as it is."""
+    return known_without(cond, fold.body) == NEUTRAL.get(fold.monoid)
+
+
+def known_without(cond: Expr, expr: Expr) -> float | None:
+    """0, inf or -inf if `expr` surely is that where `cond` is false; what is not known is finite.
+
+    >>> x, c = Var("x", FLOAT32), Var("i") < 3
+    >>> known_without(c, Call("exp", (select(c, x, const(-inf, FLOAT32)) - 1,), FLOAT32) * x)
+    0.0
+    """
 
     def outside(node: Expr) -> Expr | None:
         return node.b if isinstance(node, Select) and node.cond is cond else None
 
-    return _known(transform(fold.body, outside)) == NEUTRAL.get(fold.monoid)
+    return _known(transform(expr, outside))
 
 
 def _known(expr: Expr) -> float | None:

@@ -39,14 +39,24 @@ class TileProgram:
 def program_of(normal: Normal) -> TileProgram:
     """The tile program of a formula in normal form."""
     refused: dict[str, str] = {}
+    alone: set[frozenset[str]] = set()
     while True:
-        kernels, apart = kernels_of(normal, refused)
+        kernels, apart = kernels_of(normal, refused, alone)
         try:
             return _Printer(normal, kernels, apart).program()
+        except _Alone as outputs:
+            alone.add(outputs.names)
         except Apart as wrong:
             if not wrong.array or wrong.array in refused:
                 raise
             refused[wrong.array] = wrong.reason
+
+
+class _Alone(Exception):
+    """Outputs that cannot be one kernel, as it turns out when it is written."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
 
 
 class _Printer:
@@ -70,7 +80,7 @@ class _Printer:
 
     def program(self) -> TileProgram:
         formula, found = self.normal.formula, self.found
-        bodies = [self._kernel(kernel) for kernel in self.kernels]
+        bodies = [self._alone_or_not(kernel) for kernel in self.kernels]
         inputs = [self.tensors[b.name] for b in formula.inputs]
         lines = ["@tw.jit", f"def {formula.name}({', '.join(inputs)}):"]
         body = []
@@ -112,6 +122,14 @@ class _Printer:
         return self.sizes[extent]
 
     # -- one kernel
+
+    def _alone_or_not(self, kernel: KernelPlan) -> list[str]:
+        try:
+            return self._kernel(kernel)
+        except Apart:
+            if len(kernel.outputs) == 1:
+                raise
+            raise _Alone(frozenset(a.name for a in kernel.outputs)) from None
 
     def _kernel(self, kernel: KernelPlan) -> list[str]:
         def size(var: Var) -> str:
@@ -265,6 +283,7 @@ class _Loop:
         found.streams[self.kernel.output.name] = self.stream
         found.levels[self.kernel.output.name] = levels
         self.centers = {s.var: s for s in self.stream.stages if isinstance(s, Center)}
+        self._before: dict[Var, Piece] = {}  # what state was, where it has been updated
         self.late: list[str] = []  # what takes its new value at the end of a step
 
     def whole_stream(self) -> Stream:
@@ -358,6 +377,7 @@ class _Loop:
         w.running.add(var)
         if isinstance(stage, Fold) and stage.monoid == "count":
             w.bound[var] = Piece(f"{self.along.name}.stop")
+            self._before[var] = Piece(f"{self.along.name}.start")
             return
         shape = ", ".join(v.name if w.kernel.roles[v] == "tile" else w.size(v) for v in dims)
         shape = f"({shape}{',' if len(dims) == 1 else ''})"
@@ -438,7 +458,7 @@ class _Loop:
         own = w.bound[stage.var]
         parts = []
         for shift in stage.shifts:
-            before = self._before.get(shift.of) or w.bound[shift.of]
+            before = w.aligned(self._before.get(shift.of) or w.bound[shift.of], own.dims)
             if isinstance(shift.coefficient, Const) and shift.coefficient.value == 1:
                 if shift.of is stage.var and len(stage.shifts) == 1:
                     w.line(f"{own.text} += {block.text}")
@@ -447,7 +467,7 @@ class _Loop:
                 continue
             coefficient = w.spelt(shift.coefficient)
             w.kernel.named.setdefault(coefficient, "fix")
-            factor = w.aligned(w.value(coefficient), before.dims)
+            factor = w.aligned(w.value(coefficient), own.dims)
             parts.append(f"{before.text} * {factor.inside(UNARY)}")
         later = [s for s in self.stream.stages if isinstance(s, Sum)]
         after = later[later.index(stage) + 1 :]
@@ -456,13 +476,12 @@ class _Loop:
             self._before[stage.var] = own
         self._update(stage.var, " + ".join([*parts, block.text]), keeps)
 
-    @property
-    def _before(self) -> dict[Var, Piece]:
-        return self.__dict__.setdefault("_kept", {})  # type: ignore[no-any-return]
-
     def _left(self, results: dict[Var, Expr]) -> dict[str, Expr]:
         """What the levels are when the loop has ended: the plain names hold the last values."""
         w = self.w
+        for stage in self.stream.stages:
+            if isinstance(stage, Fold) and stage.monoid == "count":
+                w.bound[stage.var] = Piece(w.size(self.along))
         for line in self.late:
             name, new = line.split(" = ")
             for var, piece in list(w.bound.items()):

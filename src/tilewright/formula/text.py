@@ -10,7 +10,7 @@ import keyword
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -364,6 +364,7 @@ class Writer:
 
     def product(self, p: Product) -> Piece:
         """`left @ right`, rounded to a type that both have."""
+        p = _scaled_side(p)
         kind = self._operand_type(p.left, p.right)
         depth = next(v for v in p.depth if v in self.order)
         (row,), (column,) = ([v for v in side if v in self.order] for side in (p.rows, p.columns))
@@ -408,6 +409,17 @@ class Writer:
             turned = piece.text[:-2] if piece.text.endswith(".T") else f"{piece.inside(ATOM)}.T"
             piece = Piece(turned, dims)
         return piece
+
+
+def _scaled_side(p: Product) -> Product:
+    """With a number that scales the product in the side that is computed anyway."""
+    if not isinstance(p.scale, Const):
+        return p
+    for side in ("left", "right"):
+        expr = getattr(p, side)
+        if not isinstance(expr, (Load, Cast)):
+            return replace(p, scale=None, **{side: expr * p.scale})
+    return p
 
 
 def _order(kernel: KernelPlan) -> list[Var]:

@@ -53,7 +53,7 @@ def trace(
         outputs = [_output(made, each, function) for each in results]
     name = getattr(function, "__name__", "formula")
     name = name if name.isidentifier() else "formula"
-    formula = _named(made, name, buffers, _needed(made.arrays, outputs), outputs)
+    formula = _named(made, name, buffers, needed(made.arrays, outputs), outputs)
     verify(formula)
     return formula
 
@@ -93,7 +93,7 @@ def _output(trace: Trace, value: Any, function: Callable[..., Any]) -> Buffer:
     return defined.buffer
 
 
-def _needed(arrays: list[Array], outputs: Iterable[Buffer]) -> list[Array]:
+def needed(arrays: list[Array], outputs: Iterable[Buffer]) -> list[Array]:
     """The arrays that the outputs are made of."""
     needed = {b.name for b in outputs}
     kept = []
@@ -107,7 +107,7 @@ def _needed(arrays: list[Array], outputs: Iterable[Buffer]) -> list[Array]:
 # ── names ────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Names:
+class Names:
     """Names that nobody has: `s`, `s1`, `s2`, …"""
 
     def __init__(self, taken: Iterable[str]) -> None:
@@ -130,7 +130,7 @@ def _named(
     outputs: list[Buffer],
 ) -> Formula:
     """The formula in the user's names: theirs first, then those of operations, then axes."""
-    names = _Names(b.name for b in inputs)
+    names = Names(b.name for b in inputs)
     called: dict[str, str] = {}
     for a in sorted(arrays, key=lambda a: a.name not in trace.names):
         called[a.name] = names.fresh(trace.names.get(a.name) or trace.words[a.name])
