@@ -37,7 +37,7 @@ def evaluate(
         values[b.name] = _wide(np.asarray(given).astype(b.dtype.numpy), exactly)
     with np.errstate(all="ignore"):
         for a in formula.arrays:
-            values[a.name] = _computed(a, values, exactly)
+            values[a.name] = computed(a, values, exactly)
         return tuple(
             values[b.name] if exactly else values[b.name].astype(b.dtype.numpy)
             for b in formula.outputs
@@ -49,11 +49,14 @@ def _wide(x: np.ndarray[Any, Any], exactly: bool) -> np.ndarray[Any, Any]:
     return x.astype(np.float64) if is_float else x
 
 
-def _computed(
-    a: Array, values: dict[str, np.ndarray[Any, Any]], exactly: bool
+def computed(
+    a: Array,
+    values: dict[str, np.ndarray[Any, Any]],
+    exactly: bool,
+    evaluator: type[Evaluator] | None = None,
 ) -> np.ndarray[Any, Any]:
-    """Part by part along the first axis, so that long folds of wide arrays take no more memory
-    than they must."""
+    """One array, part by part along the first axis, so that long folds of wide arrays take no
+    more memory than they must."""
     axes = a.axes if a.scan else a.axes + a.over
     extents = [axis.extent for axis in axes]
     first = extents[0] if a.axes and not (a.scan and a.over[0] == a.axes[0]) else 1
@@ -65,7 +68,7 @@ def _computed(
             ranges[0] = ranges[0][begin : begin + step]
         grid = np.ix_(*ranges) if ranges else ()
         env = {axis.var: index.astype(np.int32) for axis, index in zip(axes, grid, strict=True)}
-        body = _Evaluator(env, values, exactly)(a.body)
+        body = (evaluator or Evaluator)(env, values, exactly)(a.body)
         shape = tuple(len(r) for r in ranges)
         parts.append(_folded(a, np.broadcast_to(body, shape), exactly))
     whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
@@ -93,7 +96,7 @@ def _folded(a: Array, body: np.ndarray[Any, Any], exactly: bool) -> np.ndarray[A
     )
 
 
-class _Evaluator:
+class Evaluator:
     """Expressions over index arrays that broadcast."""
 
     def __init__(
