@@ -32,10 +32,10 @@ def drawn(shape: tuple[int, ...], dtype: str, seed: int, most: int = 4) -> Data:
     """The array that a formula is tried with; integers are below `most`."""
     rng = np.random.default_rng(seed)
     if dtype == "bool":
-        return rng.random(shape) < 0.6
+        return np.asarray(rng.random(shape) < 0.6)
     if "int" in dtype:
-        return rng.integers(0, most, shape).astype(dtype)
-    return rng.standard_normal(shape).astype(find_dtype(dtype).numpy)
+        return np.asarray(rng.integers(0, most, shape), dtype)
+    return np.asarray(rng.standard_normal(shape), find_dtype(dtype).numpy)
 
 
 @dataclass(frozen=True)

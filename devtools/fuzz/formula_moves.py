@@ -168,12 +168,12 @@ def reduce(d: Draw) -> str:
              "i": ["sum", "max", "min", "prod"], "b": ["any", "all", "sum", "count_nonzero"]}
     word = r.choice(words[kind])
     keep = ", keepdims=True" if r.random() < 0.4 else ""
-    if word in ("var", "std") and r.random() < 0.3 and all(n > 2 for n in d.shape(x)):
-        keep += ", correction=1"
     if kind == "f" and r.random() < 0.08:
         return d.add(f"tm.prod(tm.cos({x}){_axes(d, x)}{keep})")
     if kind == "f" and r.random() < 0.1:
         return d.add(f"tm.{r.choice(['any', 'all'])}({x} > 0{_axes(d, x)}{keep})")
+    if word in ("var", "std") and r.random() < 0.3 and all(n > 2 for n in d.shape(x)):
+        keep += ", correction=1"
     return d.add(f"tm.{word}({x}{_axes(d, x)}{keep})")
 
 
