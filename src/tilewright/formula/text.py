@@ -165,7 +165,8 @@ class Writer:
             if not piece.dims and not hoisted:
                 return None
             twice = self.uses[expr] > 1 or self.uses[inner] > 1
-            return self.tensors[inner.buffer.name].lower() if twice or hoisted else None
+            name = self.tensors.get(inner.buffer.name, inner.buffer.name)
+            return name.lower() if twice or hoisted else None
         if expr in self.kernel.named:
             return self.kernel.named[expr]
         if self.uses[expr] > 1 and piece.dims and not isinstance(expr, Cast):
@@ -260,8 +261,7 @@ class Writer:
 
     def _cast(self, dtype: DType, a: Expr) -> Piece:
         piece = self.value(a)
-        widens = a.dtype.is_float and dtype.is_float and a.dtype.bits < dtype.bits
-        if widens and dtype.bits == 32:  # values compute in float32
+        if _widens(Cast(dtype, a)):
             return piece
         return Piece(f'T.cast({piece.text}, "{dtype}")', piece.dims)
 
@@ -269,7 +269,8 @@ class Writer:
 
     def _element(self, load: Load) -> Piece:
         tensor = self.tensors[load.buffer.name]
-        plain = [self._plain_index(i) for i in load.indices]
+        extents = load.buffer.static_shape
+        plain = [self._plain_index(i, n) for i, n in zip(load.indices, extents, strict=True)]
         if not load.indices:
             return Piece(f"{tensor}[()]")
         if all(p is not None for p in plain):
@@ -282,14 +283,17 @@ class Writer:
         pieces = [self.aligned(self.value(i), dims) for i in load.indices]
         return Piece(f"{tensor}[{', '.join(p.text for p in pieces)}]", dims)
 
-    def _plain_index(self, index: Expr) -> Piece | None:
-        """An index that is a tile, all of a dimension, or a number; a tile may be shifted."""
+    def _plain_index(self, index: Expr, extent: int) -> Piece | None:
+        """An index that is a tile, all of a dimension, a part of it, or a number; a tile may be
+        shifted. `extent` is the length of the dimension."""
         if not self.dims_of(index):
             return self.value(index)
         match index:
             case Var() if index not in self.bound:
-                whole = self.kernel.roles[index] == "whole"
-                return Piece(":" if whole else index.name, (index,))
+                if self.kernel.roles[index] != "whole":
+                    return Piece(index.name, (index,))
+                part = self.kernel.extents[index] != extent
+                return Piece(f"0 : {self.size(index)}" if part else ":", (index,))
             case _ if index.dtype == INT32 and len(self.dims_of(index)) == 1:
                 (var,) = self.dims_of(index)
                 shift = simplify(index - var)
@@ -385,7 +389,7 @@ class Writer:
         is computed, that of the other or of what it is computed from."""
 
         def stored(expr: Expr) -> DType | None:
-            inner = expr.a if isinstance(expr, Cast) else expr
+            inner = expr.a if _widens(expr) else expr
             given = isinstance(inner, Load) and inner.buffer.name in self.given
             return inner.dtype if given else None
 
@@ -395,15 +399,25 @@ class Writer:
             kinds = [x.dtype for x in reading if x.dtype.is_float and x.buffer.name in self.given]
         return reduce(promote, kinds) if kinds else a.dtype
 
+    def _type_of(self, expr: Expr) -> DType:
+        """The type that the text of `expr` has: what is read has that in which it is stored, what
+        is computed 32 bits."""
+        inner = expr.a if _widens(expr) else expr
+        if isinstance(inner, Load):
+            computed = inner.buffer.name not in self.tensors and inner.dtype.is_float
+            return promote(inner.dtype, FLOAT32) if computed else inner.dtype
+        return expr.dtype
+
     def _operand(self, expr: Expr, dims: tuple[Var, Var], kind: DType) -> Piece:
-        if isinstance(expr, Cast) and isinstance(expr.a, Load):
-            expr = expr.a  # as it is stored
+        if isinstance(expr, Cast) and isinstance(expr.a, Load) and expr.a.dtype == kind:
+            expr = expr.a
+        has = self._type_of(expr)
         piece = self.value(expr)
         if set(piece.dims) != set(dims):
             raise Apart("", "an operand lacks a dimension")
-        if expr.dtype != kind:
+        if has != kind:
             piece = Piece(f'T.cast({piece.text}, "{kind}")', piece.dims)
-            if kind.bits < 32:
+            if kind.bits < has.bits:
                 self.rounded.append(f"{self.value(expr).text} is rounded to {kind} for a product")
         if piece.dims != dims:
             turned = piece.text[:-2] if piece.text.endswith(".T") else f"{piece.inside(ATOM)}.T"
@@ -447,6 +461,14 @@ def _read_order(kernel: KernelPlan, output: list[Var]) -> list[Var]:
     if [v for v in most if v in own] != own:
         return output
     return list(dict.fromkeys((*most, *output)))
+
+
+def _widens(expr: Expr) -> bool:
+    """Casts that texts leave out: values compute in float32."""
+    return (
+        isinstance(expr, Cast) and expr.dtype == FLOAT32 and expr.a.dtype.is_float
+        and expr.a.dtype.bits < 32
+    )  # fmt: skip
 
 
 def _number(value: float | int | bool, dtype: DType) -> Piece:
