@@ -50,6 +50,16 @@ def read_where_the_largest_is(x):
     return tm.take_along_axis(x, at, axis=1)
 
 
+@found(((1, 2, 6, 7), "float32"), ((4, 2, 1, 2), "float32"))
+def strided_convolution(x, y):
+    return tm.array(
+        (1, 4, 6, 3),
+        lambda b, o, u, t: tm.sum(
+            (2, 1, 2), lambda c, r, s: x[b, c, u + r, t * 2 + s * 2] * y[o, c, r, s]
+        ),
+    )
+
+
 @pytest.mark.parametrize("target", ["cpu", "interp -sanitize"])
 @pytest.mark.parametrize("name", FOUND)
 def test_it_computes_what_it_says(name, target):

@@ -40,7 +40,7 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
     buffer = seen_joined(current("an index"), tile.buffer, tile.extents, keys)
     gathers = [k for k in keys if isinstance(k, Value)]
     where = [at for at, k in enumerate(keys) if isinstance(k, Value)]
-    if where and where != list(range(where[0], where[-1] + 1)):
+    if where and any(isinstance(k, (slice, TileIndex)) for k in keys[where[0] : where[-1]]):
         raise CompileError(
             f"the integer values that index {buffer.name} are not adjacent",
             fix="bring them side by side, or use scalars for the other dimensions",
