@@ -499,6 +499,8 @@ def _evaluated(
         return getattr(model, name)(parts[0])
     if name == "not":
         return parts[0] ^ True
+    if name in ("isfinite", "isinf", "isnan") and not isinstance(model, Floats):
+        return name != "isnan" and bool(model.finite(parts[0])) == (name == "isfinite")
     return model.function(name, parts)
 
 
