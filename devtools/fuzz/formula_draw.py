@@ -249,8 +249,9 @@ class Draw:
         made = [n.strip() for names, _ in self.lines for n in names.split(",")]
         values = [n for n in made if n in self.data and n != "_"]
         count = self.rng.choice([1, 1, 1, 1, 2, 2, 3])
-        outputs = list(dict.fromkeys([values[-1], *self.rng.sample(values, min(count - 1,
-                                                                               len(values)))]))
+        outputs = list(
+            dict.fromkeys([values[-1], *self.rng.sample(values, min(count - 1, len(values)))])
+        )
         if self.rng.random() < 0.03:
             outputs.append(self.rng.choice([*self.params]))  # an input as it is
         self.rng.shuffle(outputs)

@@ -78,8 +78,20 @@ def _slice(d: Draw, extent: int) -> str:
     if extent < 2 or r.random() < 0.4:
         return ":"
     low, high = sorted(r.sample(range(extent + 1), 2))
-    return r.choice([f"{low}:{high}", f"{low}:", f":{high}", f"::{r.choice([2, 3])}", "::-1",
-                     f"-{extent - low}:", f"{low}:{high}:2", str(low), f"-{high}", f":-{low or 1}"])
+    return r.choice(
+        [
+            f"{low}:{high}",
+            f"{low}:",
+            f":{high}",
+            f"::{r.choice([2, 3])}",
+            "::-1",
+            f"-{extent - low}:",
+            f"{low}:{high}:2",
+            str(low),
+            f"-{high}",
+            f":-{low or 1}",
+        ]
+    )
 
 
 def view(d: Draw) -> str:
@@ -164,8 +176,11 @@ def reduce(d: Draw) -> str:
     r = d.rng
     kind = r.choice("ffffffib")
     x = d.pick(kind, least=r.choice([0, 1, 1, 1]))
-    words = {"f": ["sum", "sum", "mean", "mean", "max", "min", "var", "std", "logsumexp"],
-             "i": ["sum", "max", "min", "prod"], "b": ["any", "all", "sum", "count_nonzero"]}
+    words = {
+        "f": ["sum", "sum", "mean", "mean", "max", "min", "var", "std", "logsumexp"],
+        "i": ["sum", "max", "min", "prod"],
+        "b": ["any", "all", "sum", "count_nonzero"],
+    }
     word = r.choice(words[kind])
     keep = ", keepdims=True" if r.random() < 0.4 else ""
     if kind == "f" and r.random() < 0.08:
@@ -354,7 +369,9 @@ def attention(d: Draw) -> str:
     if s and r.random() < 0.2:
         s = d.add(f"5 * tm.tanh({s} / 5)")
     if s and r.random() < 0.2:
-        s = d.add(f"{s} + {d.param((m, n) if r.random() < 0.5 else (*dims, *d.shape(s)[len(dims):]))}")
+        s = d.add(
+            f"{s} + {d.param((m, n) if r.random() < 0.5 else (*dims, *d.shape(s)[len(dims) :]))}"
+        )
     if not s:
         return ""
     if r.random() < 0.55:

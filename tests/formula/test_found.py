@@ -50,6 +50,52 @@ def read_where_the_largest_is(x):
     return tm.take_along_axis(x, at, axis=1)
 
 
+@found(((20, 16), "float32"), ((16, 65), "float32"))
+def product_beside_its_operand(x, y):
+    return x @ y, 1 - y
+
+
+@found(((5, 3), "float32"), ((3, 4), "float32"))
+def running_sum_of_a_product(x, y):
+    return tm.cumulative_sum(x @ y, axis=-1)
+
+
+@found(((2, 50, 3), "float32"), ((11, 50), "float32"))
+def product_of_what_is_folded_along_its_batch(x, y):
+    return y @ tm.softmax(x, axis=0)
+
+
+@found(((20, 65), "float32"), ((65, 2), "float32"))
+def total_of_a_product(x, y):
+    return tm.sum(tm.relu(x @ y))
+
+
+@found(((3, 2, 9), "float32"), ((5, 2, 3), "float32"))
+def norm_of_a_convolution(x, y):
+    s = tm.array(
+        (3, 5, 9),
+        lambda b, o, t: tm.sum((2, 3), lambda c, r: x[b, c, t + r - 1] * y[o, c, r]),
+    )
+    return tm.sqrt(tm.sum(s**2, axis=-1))
+
+
+@found(((1, 65, 17), "float32"), ((17, 40), "float32"))
+def fold_of_a_constant(x, y):
+    return tm.sum(tm.argmax(x @ y, axis=0) + 1, axis=-1), tm.sum(
+        tm.broadcast_to(x, (3, 65, 17)), axis=0
+    )
+
+
+@found(((8, 33), "float32"))
+def spread_of_a_running_sum(x):
+    return tm.var(tm.cumulative_sum(x, axis=0), axis=0)
+
+
+@found(((3, 5, 8), "float32"), ((3, 33, 8), "float32"), ((3, 33, 16), "float32"))
+def attention_by_squares(q, k, v):
+    return tm.relu(q @ tm.matrix_transpose(k) / 8**0.5) ** 2 @ v
+
+
 @found(((20, 8), "float16"), ((8, 20), "float16"))
 def product_of_lengths(x, y):
     return tm.hypot(x, x) @ y
@@ -63,6 +109,11 @@ def strided_convolution(x, y):
             (2, 1, 2), lambda c, r, s: x[b, c, u + r, t * 2 + s * 2] * y[o, c, r, s]
         ),
     )
+
+
+@found(((17, 8), "float32"), ((17, 8), "float32"), ((8, 2), "float32"))
+def product_of_attention_with_large_scores(x, y, z):
+    return tm.softmax(x @ y.T * 100, axis=-1) @ y @ z
 
 
 @pytest.mark.parametrize("target", ["cpu", "interp -sanitize"])

@@ -134,7 +134,7 @@ def _kernel(roots: list[Array], normal: Normal, in_memory: set[str]) -> KernelPl
         raise Apart(roots[-1].name, f"has other axes than {largest.name}")
     grid = tuple(axis for axis in largest.axes if roles[axis.var] in ("each", "tile"))
     if any(roles[axis.var] == "stream" for a in outputs for axis in a.axes):
-        raise Apart(_inner_of(folds, stream), "is read again after its loop")
+        raise Apart(_inner_of(folds, stream, roots), "is read again after its loop")
     return KernelPlan(outputs, tuple(folds), roles, grid, stream, named, extents)
 
 
@@ -162,10 +162,11 @@ def _with_sources(names: set[str], folds: list[Array]) -> set[str]:
     return found
 
 
-def _inner_of(folds: list[Array], stream: tuple[Axis, ...]) -> str:
-    """The fold that has the axes of a loop itself."""
-    along = {axis.var for axis in stream}
-    return next(f.name for f in reversed(folds) if along & {axis.var for axis in f.axes})
+def _inner_of(folds: list[Array], stream: tuple[Axis, ...], roots: list[Array]) -> str:
+    """The fold that has the axes of a loop itself; without one, outputs are too many."""
+    along, own = {axis.var for axis in stream}, {a.name for a in roots}
+    inner = [f.name for f in folds if along & {axis.var for axis in f.axes} and f.name not in own]
+    return inner[-1] if inner else roots[-1].name
 
 
 def _folds_of(roots: list[Array], formula: Formula, in_memory: set[str]) -> list[Array]:
@@ -354,6 +355,7 @@ def _stream(folds: list[Array], products: dict[str, Product]) -> tuple[tuple[Axi
         if along and not inner and f.name not in products:
             reason = "is a fold of rows: read once more, operands of products stay where they lie"
             raise Apart(f.name, reason)
+    _check_order(folds, {axis.var for axis in stream})
     return tuple(sorted(stream, key=lambda axis: (_is_plain(axis.var, folds), axis.extent))), inner
 
 
@@ -365,6 +367,16 @@ def _is_folded(f: Array, folds: list[Array]) -> bool:
         and any(read.buffer.name == f.name for read in reads(g))
         for g in folds
     )
+
+
+def _check_order(folds: list[Array], along: set[Var]) -> None:
+    """What is computed in a step may not need what the whole loop gives."""
+    levels = {f.name for f in folds if along & {axis.var for axis in f.over}}
+    for f in folds:
+        if f.name not in levels and along & {axis.var for axis in f.axes}:
+            for read in reads(f):
+                if read.buffer.name in levels:
+                    raise Apart(read.buffer.name, f"is needed in each step of {f.name}")
 
 
 def _is_plain(var: Var, folds: list[Array]) -> bool:

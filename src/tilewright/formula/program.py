@@ -17,8 +17,11 @@ from tilewright.formula.verify import Mismatch, Verdict, verify
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array
+from tilewright.support.errors import CompileError
 
 _INDENT = "    "
+_POWERS = ("exp", "exp2", "exp10")
+_STARTS = {"sum": 0.0, "prod": 1.0, "max": -inf, "min": inf}
 _MERGE = {"max": "T.maximum({}, {})", "min": "T.minimum({}, {})", "prod": "{} * {}"}
 
 
@@ -47,8 +50,6 @@ def program_of(normal: Normal) -> TileProgram:
         except _Alone as outputs:
             alone.add(outputs.names)
         except Apart as wrong:
-            if not wrong.array or wrong.array in refused:
-                raise
             refused[wrong.array] = wrong.reason
 
 
@@ -80,7 +81,7 @@ class _Printer:
 
     def program(self) -> TileProgram:
         formula, found = self.normal.formula, self.found
-        bodies = [self._alone_or_not(kernel) for kernel in self.kernels]
+        bodies = [self._fitting(kernel) for kernel in self.kernels]
         inputs = [self.tensors[b.name] for b in formula.inputs]
         lines = ["@tw.jit", f"def {formula.name}({', '.join(inputs)}):"]
         body = []
@@ -123,13 +124,23 @@ class _Printer:
 
     # -- one kernel
 
-    def _alone_or_not(self, kernel: KernelPlan) -> list[str]:
+    def _fitting(self, kernel: KernelPlan) -> list[str]:
+        """The lines of a kernel; what cannot be inside it is named, so that it lies in memory."""
         try:
             return self._kernel(kernel)
-        except Apart:
-            if len(kernel.outputs) == 1:
+        except Apart as wrong:
+            if len(kernel.outputs) > 1:
+                raise _Alone(frozenset(a.name for a in kernel.outputs)) from None
+            folds = [f.name for f in kernel.folds if f.name not in self.tensors]
+            if wrong.array in folds:
                 raise
-            raise _Alone(frozenset(a.name for a in kernel.outputs)) from None
+            if folds:
+                raise Apart(folds[-1], wrong.reason) from wrong
+            raise CompileError(
+                f"{kernel.output.name} of {self.found.name} has no tile program: it {wrong.reason}",
+                fix="compute it in two functions, the arrays between them as arguments",
+                loc=kernel.output.loc,
+            ) from wrong
 
     def _kernel(self, kernel: KernelPlan) -> list[str]:
         def size(var: Var) -> str:
@@ -272,11 +283,20 @@ class _Loop:
         levels = tuple(Level(Var(f.name, f.buffer.dtype), f.monoid, self._leaves(f.body))
                        for f in self.kernel.levels)  # fmt: skip
         elements = {v for v, e in self.back.items() if self._varies(e)}
-        try:
-            self.stream = derive(levels, {*elements, self.along}, self.along)
+        elements |= {self.along}
+        alone = _alone(levels, frozenset(elements), self.along)
+        grows = any(isinstance(n, Call) and n.name in _POWERS for x in levels for n in walk(x.body))
+        try:  # factors are taken out of sums, but those of a power may leave its range
+            derived = None if alone and grows else derive(levels, elements, self.along)
         except Refused as refused:
-            raise Apart(self._apart(), f"is needed twice: {refused}") from refused
-        verdict = verify(levels, self.stream)
+            if alone is None:
+                raise Apart(self._apart(), f"is needed twice: {refused}") from refused
+            derived = None
+        verdict = verify(levels, derived) if derived is not None else None
+        if alone is not None and (verdict is None or isinstance(verdict, Mismatch)):
+            derived, verdict = alone, verify(levels, alone)
+        assert derived is not None and verdict is not None
+        self.stream = derived
         if isinstance(verdict, Mismatch):
             raise Apart(self._apart(), f"is computed first: its loop is wrong, {verdict}")
         found.verdicts[self.kernel.output.name] = verdict
@@ -506,9 +526,20 @@ def _stored_body(a: Array, results: dict[str, Expr]) -> Expr:
     return transform(body, rule)
 
 
+def _alone(levels: tuple[Level, ...], elements: frozenset[Var], index: Var) -> Stream | None:
+    """The stream of levels that use nothing of one another: each is folded as it is."""
+    names = {level.name for level in levels}
+    if any(x.monoid not in _STARTS or names & variables(x.body) for x in levels):
+        return None
+    folds = [Fold(Var(f"{x.name.name}.fold", x.name.dtype), x.monoid, x.body, _STARTS[x.monoid])
+             for x in levels]  # fmt: skip
+    results = [Result(x.name, f.var) for x, f in zip(levels, folds, strict=True)]
+    return Stream(elements, index, (*folds, *results))
+
+
 def _guarded(term: Expr) -> Expr:
     """A term whose exponential is zero is zero, even where another factor is infinite there."""
-    powers = [n for n in walk(term) if isinstance(n, Call) and n.name in ("exp", "exp2", "exp10")]
+    powers = [n for n in walk(term) if isinstance(n, Call) and n.name in _POWERS]
     for power in powers:
         masked = any(isinstance(n, Const) and n.value == -inf for n in walk(power))
         others = transform(term, lambda n, p=power: const(1, n.dtype) if n is p else None)  # type: ignore[misc]

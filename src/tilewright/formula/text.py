@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import TypeGuard
 
 import numpy as np
 
@@ -329,11 +330,14 @@ class Writer:
             return self.folds[name]
         fold = next(f for f in self.kernel.folds if f.name == name)
         product = self.products.get(name)
-        if product is not None:
-            piece = self.product(product)
-        else:
-            body = self.spelt(fold.body)
-            piece = self.folded(fold.monoid, body, {x.var for x in fold.over}, fold.scan)
+        try:
+            if product is not None:
+                piece = self.product(product)
+            else:
+                body = self.spelt(fold.body)
+                piece = self.folded(fold.monoid, body, {x.var for x in fold.over}, fold.scan)
+        except Apart as wrong:
+            raise Apart(wrong.array or name, wrong.reason) from wrong
         name = self.names.fresh(fold.name)
         self.line(f"{name} = {piece.text}")
         found = Piece(name, piece.dims)
@@ -344,9 +348,11 @@ class Writer:
     def folded(self, monoid: str, body: Expr, over: set[Var], scan: bool = False) -> Piece:
         """`body` folded along the dimensions of `over`."""
         piece = self.value(body)
-        along = [p for p, v in enumerate(piece.dims) if v in over]
-        if len(along) != len({v for v in over if v in self.order}):
-            raise Apart("", "folds what does not depend on the axis")
+        union = {*piece.dims, *(v for v in over if v in self.order)}
+        dims = tuple(v for v in self.order if v in union)
+        if dims != piece.dims:  # what does not depend on the axis is the same along it
+            piece = self._spread(piece, body.dtype, dims)
+        along = [p for p, v in enumerate(dims) if v in over]
         if scan:
             word = {"sum": "T.cumsum", "prod": "T.cumprod"}.get(monoid)
             how = f"{word}({piece.text}" if word else f'T.scan({piece.text}, "{monoid}"'
@@ -354,6 +360,19 @@ class Writer:
         dim = str(along[0]) if len(along) == 1 else str(tuple(along))
         dims = tuple(v for v in piece.dims if v not in over)
         return Piece(f"T.{monoid}({piece.text}, dim={dim})", dims)
+
+    def _spread(self, piece: Piece, dtype: DType, dims: tuple[Var, ...]) -> Piece:
+        """`piece` with all of `dims`."""
+        neutral, op = ("True", "&") if dtype == BOOL else ("0", "+")
+        kind = "int32" if dtype.is_int and dtype.bits < 32 else dtype
+        kind = "float32" if dtype.is_float and dtype.bits < 32 else kind
+        text = f'T.full({self.shape(dims)}, {neutral}, "{kind}")'
+        return Piece(f"{self.aligned(piece, dims).inside(PLUS + 1)} {op} {text}", dims, AND)
+
+    def shape(self, dims: tuple[Var, ...]) -> str:
+        """A shape as it is written."""
+        sizes = [self.size(v) if self.kernel.roles[v] == "whole" else v.name for v in dims]
+        return f"({', '.join(sizes)}{',' if len(dims) == 1 else ''})"
 
     def summed(self, term: Expr) -> Piece:
         """`term` summed along the loop's tile: a product of matrices where it is one."""
@@ -370,8 +389,10 @@ class Writer:
         """`left @ right`, rounded to a type that both have."""
         p = _scaled_side(p)
         kind = self._operand_type(p.left, p.right)
-        depth = next(v for v in p.depth if v in self.order)
-        (row,), (column,) = ([v for v in side if v in self.order] for side in (p.rows, p.columns))
+        sides = [[v for v in side if v in self.order] for side in (p.depth, p.rows, p.columns)]
+        if any(len(side) != 1 for side in sides):
+            raise Apart("", "is a product of more than two dimensions")
+        (depth,), (row,), (column,) = sides
         left = self._operand(p.left, (row, depth), kind)
         right = self._operand(p.right, (depth, column), kind)
         dims = tuple(v for v in self.order if v in (row, column))
@@ -446,7 +467,8 @@ def _order(kernel: KernelPlan) -> list[Var]:
     else:
         order = _read_order(kernel, order)
     for fold in kernel.folds:
-        order += [axis.var for axis in (*fold.axes, *fold.over) if axis.var not in order]
+        own = dict.fromkeys(axis.var for axis in (*fold.axes, *fold.over))
+        order += [var for var in own if var not in order]
     steps = {axis.var for axis in kernel.stream[:-1]}
     return [v for v in order if kernel.roles[v] != "each" and v not in steps]
 
@@ -463,7 +485,7 @@ def _read_order(kernel: KernelPlan, output: list[Var]) -> list[Var]:
     return list(dict.fromkeys((*most, *output)))
 
 
-def _widens(expr: Expr) -> bool:
+def _widens(expr: Expr) -> TypeGuard[Cast]:
     """Casts that texts leave out: values compute in float32."""
     return (
         isinstance(expr, Cast) and expr.dtype == FLOAT32 and expr.a.dtype.is_float
