@@ -66,7 +66,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tilewright import autotuner, language, layout, math
+    from tilewright import autotuner, language, layout
+    from tilewright.formula.function import math
     from tilewright.ir.atoms import Feature
     from tilewright.ir.schedule import Numerics, Schedule
     from tilewright.ir.target import Target

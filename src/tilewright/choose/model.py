@@ -478,7 +478,7 @@ class Block:
     def room(self) -> tuple[int, bool]:
         """Blocks of a multiprocessor, and whether warpgroups have tiles of their own."""
         kernel, chip, threads = self.kernel, self.target.chip, self.kernel.thread_count
-        lives = lifetimes(kernel, (Space.FRAGMENT,))
+        lives = lifetimes(kernel, (Space.FRAGMENT,)).in_place(kernel, self.fragments)
         words = sum(self.fragments[name] for name in lives.peak(self.fragments)[1]) / 4
         groups, self.held = int(self.groups), int(words / threads)
         given = self.given(groups, self.held) if self.by_groups else None

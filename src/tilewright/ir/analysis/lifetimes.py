@@ -9,7 +9,7 @@ no order yet: who lays one over the other has to see to it that threads meet in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tilewright.ir.analysis.aliases import aliases
@@ -61,6 +61,18 @@ class Lifetimes:
             if position in starts and total > best:
                 best, at = total, position
         return at, [n for n in spans if self.lives(n, at)]
+
+    def in_place(self, kernel: Kernel, sizes: Mapping[str, int]) -> Lifetimes:
+        """Behind loops, what an elementwise op reads for the last time and what of the same size it
+        makes share registers. Inside, neighbouring iterations may overlap."""
+        inside = {id(op) for loop in walk_ops(kernel, For) for op in walk_ops(loop.body, Map)}
+        born = {(first, sizes.get(name)) for name, (first, _) in self.spans.items()}
+        spans = dict(self.spans)
+        for name, (first, last) in self.spans.items():
+            op = self.ops[last]
+            if isinstance(op, Map) and id(op) not in inside and (last, sizes.get(name)) in born:
+                spans[name] = (first, max(first, last - 1))
+        return replace(self, spans=spans)
 
     def lives(self, name: str, position: int) -> bool:
         span = self.spans.get(name)
