@@ -97,3 +97,22 @@ def test_the_sum_of_bfloat16_is_float32(target):
     a = np.full((3, 300), 1.0078125, ml_dtypes.bfloat16)  # its square needs 15 bits
     b = np.full((300, 1), 1.0078125, ml_dtypes.bfloat16)
     np.testing.assert_allclose(column.on(target)(a, b), 300 * 1.0078125**2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["interp -sanitize", "cpu"])
+def test_a_sum_of_one_of_two_equal_dimensions_is_a_side(target):
+    """Both dimensions of 4 are padded to 16: they are one axis, but two places."""
+
+    @tw.jit(target=target)
+    def kernel(X, Y):
+        X: T.Tensor((4, 16, 4), "float32")
+        Y: T.Tensor((16, 16), "float16")
+        A = T.empty((4, 16), "float32")
+        for n in T.tile(16):
+            A[:, n] = T.cast(T.sum(X[:, :, :], dim=2), "float16") @ Y[:, n]
+        return A
+
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3, 4, (4, 16, 4)).astype(np.float32)
+    y = rng.integers(-3, 4, (16, 16)).astype(np.float16)
+    np.testing.assert_array_equal(kernel(x, y), x.sum(2) @ y.astype(np.float32))

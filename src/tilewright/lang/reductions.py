@@ -77,14 +77,17 @@ def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
     if scanned is not None and scanned.is_open:  # which knows the totals of lines
         return scanned.totals()[0]  # type: ignore[no-any-return]
     since = builder.outermost()
-    reduced = [x.axes[d] for d in dims if x.axes[d] is not ONE]
-    rest = tuple(axis for axis in x.real if axis not in reduced)
+    # places, not axes: two dimensions of one size have one axis
+    real = [k for k, axis in enumerate(x.axes) if axis is not ONE]
+    at = [place for place, k in enumerate(real) if k in dims]
+    reduced = [x.real[place] for place in at]
+    rest = tuple(axis for place, axis in enumerate(x.real) if place not in at)
     if _any(axis.is_long for axis in rest):
-        buffer = _folded_pieces(builder, x, op, reduced, rest)
+        buffer = _folded_pieces(builder, x, op, at)
     else:
         long = _any(axis.is_long for axis in reduced)
         source = _accumulated(builder, x, op, reduced) if long else masked(x, op, reduced).hold()
-        buffer = _fold(builder, source, x.real, op, reduced, x.kind)
+        buffer = _fold(builder, source, op, at, x.kind)
     blocks = blocks_of(reduced)
     if blocks > 1:
         word_kind = _word(x.kind)
@@ -128,18 +131,9 @@ def _word(kind: DType) -> DType:
     return kind if kind.bits >= 32 else FLOAT32 if kind.is_float else INT32
 
 
-def _fold(
-    builder: Builder,
-    buffer: Buffer,
-    axes: Sequence[Axis],
-    op: str,
-    reduced: Sequence[Axis],
-    kind: DType,
-) -> Buffer:
-    """The buffer, which has `axes`, folded along `reduced`."""
-    axes = list(axes)
-    for axis in reversed(reduced):
-        where = next(k for k, each in enumerate(axes) if each is axis)
+def _fold(builder: Builder, buffer: Buffer, op: str, at: Sequence[int], kind: DType) -> Buffer:
+    """The buffer, folded along its dimensions `at`, which are in order."""
+    for where in reversed(at):
         sizes = [int(size) for size in buffer.shape]
         long = [k for k, size in enumerate(sizes) if size != 1]
         rest = [size for k, size in enumerate(sizes) if k != where]
@@ -151,7 +145,6 @@ def _fold(
             builder.emit(Copy(whole(buffer), whole(dst)))
         else:
             builder.emit(Reduce(op, whole(buffer), whole(dst), long.index(where), masked=True))
-        del axes[where]
         buffer = dst
     return buffer
 
@@ -173,10 +166,10 @@ def _accumulated(builder: Builder, x: Value, op: str, reduced: Sequence[Axis]) -
     return total
 
 
-def _folded_pieces(
-    builder: Builder, x: Value, op: str, reduced: Sequence[Axis], rest: tuple[Axis, ...]
-) -> Buffer:
-    """x folded along `reduced`, where a long axis remains: in shared memory."""
+def _folded_pieces(builder: Builder, x: Value, op: str, at: Sequence[int]) -> Buffer:
+    """x folded along the dimensions `at`, where a long axis remains: in shared memory."""
+    reduced = [x.real[place] for place in at]
+    rest = tuple(axis for place, axis in enumerate(x.real) if place not in at)
     shape = tuple(const(axis.size) for axis in rest)
     found = Buffer(builder.fresh(builder.hint, op), shape, x.kind, Space.SHARED)
     builder.emit(Alloc(found))
@@ -187,7 +180,7 @@ def _folded_pieces(
             if crossed
             else again(masked(x, op, reduced)).piece(builder)
         )
-        part = _fold(builder, source, x.real, op, reduced, x.kind)
+        part = _fold(builder, source, op, at, x.kind)
         walks = [walk_of(builder, axis) for axis in rest]
         starts = tuple(const(0) if walk is None else walk.base for walk in walks)
         builder.emit(Copy(whole(part), Region(found, starts, part.shape)))
@@ -384,7 +377,8 @@ def _first_of_pieces(builder: Builder, x: Value, op: str, axis: Axis) -> Buffer:
             Store(best, vars, new, loc=locate()),
         )
         builder.emit(Map(vars, shape, body if inside is TRUE else (If(inside, body),)))
-    top = _fold(builder, best, x.real, op, [axis], kind)
+    dims = [k for k, each in enumerate(x.real) if each is axis]
+    top = _fold(builder, best, op, dims, kind)
     blocks = blocks_of([axis])
     if blocks > 1:
         exchanged(builder, top, kind, blocks, FOLDS[op], since)
@@ -399,7 +393,7 @@ def _first_of_pieces(builder: Builder, x: Value, op: str, axis: Axis) -> Buffer:
     hit = logical_and(compare("!=", piece, nowhere), hit)
     place, last = axis.index(piece * walk.width + at), const(axis.total)
     builder.emit(Map(vars, shape, (Store(pieces, vars, select(hit, place, last)),)))
-    first = _fold(builder, pieces, x.real, "min", [axis], INT32)
+    first = _fold(builder, pieces, "min", dims, INT32)
     if blocks > 1:
         exchanged(builder, first, INT32, blocks, FOLDS["min"], since)
     vars = tuple(builder.var("i") for _ in first.shape)
