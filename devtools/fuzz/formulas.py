@@ -77,7 +77,7 @@ def noise_of(formula: ir.Formula) -> float:
     bits of an input."""
     kinds = {str(b.dtype) for b in formula.inputs}
     narrow = [_ROUNDS[k] for k in kinds & set(_ROUNDS)]
-    sums = any(a.monoid == "sum" for a in formula.arrays)
+    sums = any(a.monoid == "sum" and not a.scan for a in formula.arrays)
     return max(narrow) if narrow and sums else 2.0**-21
 
 
@@ -136,10 +136,12 @@ def run(formula: Formula, target: str) -> tuple[ir.Formula, list[Data]]:
         return made.formula, [np.asarray(o) for o in (found if type(found) is tuple else [found])]
     shaped = made._shaped(given)
     compiled = made.kernel.compile(*shaped)
-    results = by_threads(compiled.program, *shaped)[: len(made.formula.outputs)]
+    made_of = [t.name for t in compiled.program.tensors][len(shaped) :]
+    results = dict(zip(made_of, by_threads(compiled.program, *shaped), strict=True))
+    returned = made.program.text.splitlines()[-1].removeprefix("    return ").split(", ")
     return made.formula, [
-        o.reshape(made.normal.shapes[b.name])
-        for o, b in zip(results, made.formula.outputs, strict=True)
+        results[name].reshape(made.normal.shapes[b.name])
+        for name, b in zip(returned, made.formula.outputs, strict=True)
     ]
 
 

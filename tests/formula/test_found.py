@@ -116,6 +116,34 @@ def product_of_attention_with_large_scores(x, y, z):
     return tm.softmax(x @ y.T * 100, axis=-1) @ y @ z
 
 
+@found(((8, 33), "float16"), ((8, 33), "float32"))
+def product_of_what_is_chosen(x, y):
+    return tm.stack([x, x], axis=0) @ y.T
+
+
+@found(((5, 16), "float32"), ((16, 40), "float32"))
+def fold_of_what_a_loop_leaves(x, y):
+    s = x @ y
+    return tm.sum(tm.stack([s, s * s], axis=1), axis=1)
+
+
+@found(((7, 20, 20), "float32"), ((20, 8), "float32"), ((8,), "float32"))
+def fold_of_what_two_loops_leave(x, y, z):
+    return tm.tanh(tm.min(x @ y, axis=-2)) @ z
+
+
+@found(((16,), "float16"))
+def numbers_that_a_stored_type_lacks(x):
+    a, b = tm.where(x > 0, x, 1e6) * 1e-4, tm.clip(x, -0.1, 0.3) - 0.3
+    return tm.astype(a, tm.float32), tm.astype(b, tm.float32)
+
+
+@found(((17, 11, 2), "float32"), ((2, 8), "float32"))
+def product_of_exponentials(x, y):
+    s = tm.exp(tm.minimum(x, 2.5))
+    return tm.logaddexp(s, s) @ y
+
+
 @pytest.mark.parametrize("target", ["cpu", "interp -sanitize"])
 @pytest.mark.parametrize("name", FOUND)
 def test_it_computes_what_it_says(name, target):

