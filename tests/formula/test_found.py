@@ -144,6 +144,29 @@ def product_of_exponentials(x, y):
     return tm.logaddexp(s, s) @ y
 
 
+@found(((1, 5, 6), "float32"), ((6, 7), "float32"))
+def product_of_zero(x, y):
+    return (x - tm.mean(x, axis=0)) @ y
+
+
+@found(((2, 5, 4), "float16"), ((2, 50, 4), "float16"), ((2, 50, 8), "float16"))
+def spread_of_attention_by_squares(q, k, v):
+    s = tm.relu(q @ tm.matrix_transpose(k) / 2) ** 2
+    return tm.std(s @ v, axis=-1)
+
+
+@found(((5, 40), "float32"), ((40, 50), "float32"))
+def spread_of_a_product(x, y):
+    s = x @ y
+    return tm.var(s, axis=-1), tm.mean(s, axis=-1)
+
+
+@found(((5, 7), "float32"), ((9, 11, 7), "float32"))
+def spread_of_a_product_over_two_axes(x, y):
+    s = tm.einsum("ik,jlk->ijl", x, y)
+    return tm.var(s, axis=(1, 2))
+
+
 @pytest.mark.parametrize("target", ["cpu", "interp -sanitize"])
 @pytest.mark.parametrize("name", FOUND)
 def test_it_computes_what_it_says(name, target):

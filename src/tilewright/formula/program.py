@@ -12,7 +12,7 @@ from tilewright.formula.masks import first, limits, stop, within
 from tilewright.formula.spell import NOTE
 from tilewright.formula.split import MOST, PARTS, Parts, is_thin, parts_of
 from tilewright.formula.stream import Center, Fold, Level, Result, Stage, Stream, Sum, old
-from tilewright.formula.text import UNARY, Names, Piece, Writer
+from tilewright.formula.text import ATOM, PLUS, TIMES, UNARY, Names, Piece, Writer
 from tilewright.formula.verify import Mismatch, Verdict, verify
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
@@ -166,7 +166,7 @@ class _Printer:
                 w.line(f"{self._place(kernel, a)} = {self._stored(w, kernel, a, w.bound[var])}")
         self.found.rounded += tuple(dict.fromkeys(w.rounded))
         steps = [_INDENT + line for line in w.inside]
-        if kernel.stream:
+        if kernel.stream and steps:  # sums may be zero
             steps = [*self._loop_head(w, kernel, parts is not None), *steps]
         inner = [_INDENT + line for line in (*w.before, *steps, *w.behind)]
         return [self._head(kernel, parts is not None), *inner, *self._combined(parts)]
@@ -361,7 +361,10 @@ class _Loop:
                 self._center(stage, results)
             else:
                 term = self._term(stage)
-                dims = tuple(v for v in w.dims_of(term) if v is not self.along)
+                union = set(w.dims_of(term)) - {self.along}
+                for x in stage.shifts if isinstance(stage, Sum) else ():
+                    union |= {*w.dims_of(x.coefficient), *w.dims_of(x.of)}
+                dims = tuple(v for v in w.order if v in union)
                 self._state(stage.var, self._wanted(stage.var), dims, stage)
                 exprs.append(term)
                 if isinstance(stage, Sum):
@@ -396,8 +399,7 @@ class _Loop:
         w.bound[var] = Piece(name, dims)
         w.running.add(var)
         if isinstance(stage, Fold) and stage.monoid == "count":
-            w.bound[var] = Piece(f"{self.along.name}.stop")
-            self._before[var] = Piece(f"{self.along.name}.start")
+            w.bound[var], self._before[var] = self._count("stop"), self._count("start")
             return
         shape = ", ".join(v.name if w.kernel.roles[v] == "tile" else w.size(v) for v in dims)
         shape = f"({shape}{',' if len(dims) == 1 else ''})"
@@ -406,6 +408,15 @@ class _Loop:
         number = {inf: "T.inf", -inf: "-T.inf"}.get(start, repr(start))
         value = f"T.zeros({shape}{kind})" if start == 0 else f"T.full({shape}, {number}{kind})"
         w.before.append(f"{name} = {value}")
+
+    def _count(self, end: str) -> Piece:
+        """How many elements the loop has seen at the `end` of a step's tile."""
+        *outer, last = self.kernel.stream
+        found = f"{last.var.name}.{end}"
+        for n, axis in enumerate(outer):
+            inner = " * ".join(self.w.size(x.var) for x in self.kernel.stream[n + 1 :])
+            found = f"{axis.var.name} * {inner} + {found}"
+        return Piece(found, (), PLUS if outer else ATOM)
 
     def _center(self, stage: Center, results: dict[Var, Expr]) -> None:
         """A center that is a fold needs no state of its own."""
@@ -462,7 +473,13 @@ class _Loop:
         if stage.monoid.startswith("arg"):
             raise Apart("", "an argmax inside a loop is not written yet")
         if stage.monoid == "sum":
-            w.line(f"{w.bound[stage.var].text} += {w.summed(self._term(stage)).text}")
+            own, block = w.bound[stage.var], w.summed(self._term(stage))
+            if any(x.of is stage.var for s in self.stream.stages if isinstance(s, Sum)
+                   for x in s.shifts):  # fmt: skip
+                self._before[stage.var] = own
+                self._update(stage.var, f"{own.text} + {block.text}", keeps_old=True)
+            else:
+                w.line(f"{own.text} += {block.text}")
             return
         block = w.folded(stage.monoid, self._term(stage), {self.along})
         text = _MERGE[stage.monoid].format(w.bound[stage.var].text, block.text)
@@ -474,8 +491,8 @@ class _Loop:
 
     def _sum(self, stage: Sum) -> None:
         w = self.w
-        block = w.summed(self._term(stage))
         own = w.bound[stage.var]
+        block = w.aligned(w.summed(self._term(stage)), own.dims)
         parts = []
         for shift in stage.shifts:
             before = w.aligned(self._before.get(shift.of) or w.bound[shift.of], own.dims)
@@ -488,7 +505,7 @@ class _Loop:
             coefficient = w.spelt(shift.coefficient)
             w.kernel.named.setdefault(coefficient, "fix")
             factor = w.aligned(w.value(coefficient), own.dims)
-            parts.append(f"{before.text} * {factor.inside(UNARY)}")
+            parts.append(f"{before.inside(TIMES)} * {factor.inside(UNARY)}")
         later = [s for s in self.stream.stages if isinstance(s, Sum)]
         after = later[later.index(stage) + 1 :]
         keeps = any(x.of is stage.var for s in after for x in s.shifts)
