@@ -114,6 +114,8 @@ class Draw:
         self.rng = random.Random(self.seed)
         self.trace = Trace()
         self.sizes = self.rng.sample(SIZES, 4)
+        if self.rng.random() < 0.1:
+            self.sizes.append(self.rng.choice([130, 300, 520, 1030]))
         self.floats = self.rng.choice(
             [["float32"]] * 6 + [["float16"], ["float16"], ["bfloat16"], ["float32", "float16"],
                                  ["bfloat16", "float32"]]
@@ -160,7 +162,8 @@ class Draw:
 
     def param(self, shape: tuple[int, ...], kind: str = "f", most: int = 4) -> str:
         rng = self.rng
-        dtype = {"f": rng.choice(self.floats), "b": "bool"}.get(kind, "int32")
+        integer = rng.choice(["int32"] * 5 + ["int8", "int16", "uint8"]) if most <= 100 else "int32"
+        dtype = {"f": rng.choice(self.floats), "b": "bool"}.get(kind, integer)
         name = next(n for n in [*self._names, *(f"x{i}" for i in range(99))] if n not in self.space)
         p = self.params[name] = Param(tuple(shape), dtype, rng.randrange(1000), most)
         self.space[name] = input_of(tensor(name, p.shape, find_dtype(dtype)))

@@ -473,6 +473,8 @@ def make(seed: int) -> Formula:
     if d.rng.random() < 0.4:
         d.rng.choice(SCENES)(d)
     count = d.rng.choice([1, 2, 3, 4, 6, 8])
+    if len(d.lines) >= count and d.rng.random() < 0.5:
+        count = len(d.lines) + d.rng.choice([1, 2, 3])  # something behind the scene
     for _ in range(60):
         if len(d.lines) >= count and d.lines:
             break

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-import tilewright as tw
 import tilewright.math as tm
 from devtools.fuzz.formula_draw import Crash, Data, Formula
 from devtools.fuzz.formula_moves import make
 from devtools.fuzz.tile_values import HOPPER, THREADS, by_threads
+from tilewright.formula.function import math
 from tilewright.formula.meaning import Evaluator, computed
 from tilewright.ir import formula as ir
 from tilewright.ir.core import *
@@ -129,7 +129,7 @@ def function_of(formula: Formula) -> Any:
 def run(formula: Formula, target: str) -> tuple[ir.Formula, list[Data]]:
     """The formula as it was read, and its results."""
     arrays = formula.arrays
-    f = tw.math(function_of(formula), target=HOPPER if target == THREADS else target)
+    f = math(function_of(formula), target=HOPPER if target == THREADS else target)
     made, given = f._of(tuple(arrays), {})
     if target != THREADS:
         found = made.run(given)

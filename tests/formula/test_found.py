@@ -9,6 +9,7 @@ import tilewright as tw
 import tilewright.math as tm
 from devtools.fuzz.formula_draw import drawn
 from devtools.fuzz.formulas import differs
+from tilewright.support.errors import CompileError
 
 FOUND = {}
 
@@ -167,6 +168,12 @@ def spread_of_a_product_over_two_axes(x, y):
     return tm.var(s, axis=(1, 2))
 
 
+@found(((20, 40), "int8"), ((40, 30), "int8"))
+def product_of_bytes(x, y):
+    s = x @ y
+    return s, s + 1
+
+
 @pytest.mark.parametrize("target", ["cpu", "interp -sanitize"])
 @pytest.mark.parametrize("name", FOUND)
 def test_it_computes_what_it_says(name, target):
@@ -175,3 +182,10 @@ def test_it_computes_what_it_says(name, target):
     got = f(*arrays)
     got = [np.asarray(g) for g in (got if isinstance(got, tuple) else [got])]
     assert not differs(f.formula(*arrays), arrays, got)
+
+
+def test_arrays_without_elements_are_refused():
+    for function, shape in ((lambda x: x * 2, (0, 5)), (lambda x: tm.sum(x[2:2]), (4,))):
+        with pytest.raises(CompileError, match="has no elements") as error:
+            tw.math(function)(np.zeros(shape, np.float32))
+        assert "fix:" in str(error.value)

@@ -113,7 +113,23 @@ class MathFunction:
                 fix="call it with NumPy, PyTorch or JAX arrays; numbers are constants of a formula",
                 code="arguments",
             )
-        return _Made(self.traced(kinds, fixed), self.target, self.schedule)
+        formula = self.traced(kinds, fixed)
+        _check_elements(formula)
+        return _Made(formula, self.target, self.schedule)
+
+
+def _check_elements(formula: Formula) -> None:
+    """Kernels have something to do."""
+    shapes = [(b.name, b.static_shape) for b in (*formula.inputs, *formula.outputs)]
+    shapes += [(a.name, tuple(x.extent for x in (*a.axes, *a.over))) for a in formula.arrays]
+    for name, shape in shapes:
+        if 0 in shape:
+            raise CompileError(
+                f"{name} of {formula.name} has no elements: there is nothing to compute",
+                got=f"shape {shape}",
+                fix="where a size may be 0, return the empty array before the function is called",
+                code="arguments",
+            )
 
 
 def _is_array(value: Any) -> bool:

@@ -403,7 +403,8 @@ class _Loop:
             return
         shape = ", ".join(v.name if w.kernel.roles[v] == "tile" else w.size(v) for v in dims)
         shape = f"({shape}{',' if len(dims) == 1 else ''})"
-        kind = "" if var.dtype == FLOAT32 else f', "{var.dtype}"'
+        wraps = var.dtype.is_int and var.dtype.bits < 32  # when the loop has ended
+        kind = "" if var.dtype == FLOAT32 else f', "{INT32 if wraps else var.dtype}"'
         start = stage.start if isinstance(stage, Fold) else 0.0
         number = {inf: "T.inf", -inf: "-T.inf"}.get(start, repr(start))
         value = f"T.zeros({shape}{kind})" if start == 0 else f"T.full({shape}, {number}{kind})"
@@ -524,6 +525,10 @@ class _Loop:
             for var, piece in list(w.bound.items()):
                 if piece.text == new:
                     w.bound[var] = Piece(name, piece.dims)
+        for s in self.stream.stages:
+            if isinstance(s, Fold) and s.var.dtype.is_int and s.var.dtype.bits < 32:
+                sum_of = w.bound[s.var]
+                w.bound[s.var] = Piece(f'T.cast({sum_of.text}, "{s.var.dtype}")', sum_of.dims)
         w.left = {level.name: value for level, value in results.items()}
         w.after = set(w.left)
         for f in self.kernel.folds:
