@@ -144,6 +144,66 @@ def attentions(rng: random.Random) -> Iterator[Race]:
         yield race(title, given, made, text, lambda *_, f=flex: f(), 4.0 * b * h * n * n * d)
 
 
+def gradients(rng: random.Random) -> Iterator[Race]:
+    """Attention's backward: the formula finds the sums of rows itself, the text is given them."""
+    import torch
+
+    import tilewright.math as tm
+    from zoo.attention import values
+
+    b, h, d, n = rng.choice((1, 2)), rng.choice((8, 16)), 128, 128 * rng.randrange(8, 33)
+    q, k, v, d_out = (normal(b, h, n, d) for _ in range(4))
+    out, sums = values.attention_with_sums(q, k, v, True)
+    made = tm.vjp(_variants()["causal"], wrt=["q", "k", "v"])
+    x = torch.zeros(1, device="cuda")
+
+    def want() -> tuple[Any, ...]:
+        given = [t.detach().requires_grad_() for t in (q, k, v)]
+        y = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
+        return torch.autograd.grad(y, given, d_out)
+
+    def text() -> tuple[Any, ...]:
+        found: tuple[Any, ...] = values.attention_gradients(q, k, v, out, d_out, sums, True)
+        return found
+
+    def checks() -> Iterator[dict[str, Any]]:
+        right = want()
+        for label, run in (("ours", lambda: made(q, k, v, x, d_out)), ("text", text)):
+            error = max(
+                ((got.float() - good.float()).abs() / (good.float().abs() + 1)).max().item()
+                for got, good in zip(run(), right, strict=True)
+            )
+            yield {"contender": label, "ok": error < BOUND, "error": error}
+
+    yield Race(
+        name_of("attention_gradients", (b, h, n, d)),
+        lambda: {"ours": lambda: made(q, k, v, x, d_out), "text": text},
+        checks, work=5.0 * b * h * n * n * d, unit="FLOP", ours=["ours"],
+    )  # fmt: skip
+
+
+def decoding(rng: random.Random) -> Iterator[Race]:
+    import torch
+
+    import tilewright as tw
+    from zoo.attention import values
+
+    b, g, h, d = rng.choice((1, 4, 16)), rng.choice((4, 8)), rng.choice((4, 8)), 128
+    n = 256 * rng.randrange(32, 257)
+    q, k, v = normal(b, g, h, d), normal(b, g, n, d), normal(b, g, n, d)
+    made = tw.math(_variants()["full"])
+    x = torch.zeros(1, device="cuda")
+    yield race(
+        name_of("decode", (b, g, h, d, n)),
+        (q, k, v, x),
+        made,
+        lambda q, k, v, x: values.decode(q, k, v),
+        lambda q, k, v, x: torch.nn.functional.scaled_dot_product_attention(q, k, v),
+        4.0 * b * g * n * d,
+        "B",
+    )
+
+
 def products(rng: random.Random) -> Iterator[Race]:
     import torch
 
@@ -218,7 +278,13 @@ def rows(rng: random.Random) -> Iterator[Race]:
     yield race(name_of("layer_norm", (m, n)), (x, g, b), layer_norm, None, normed, moved, "B")
 
 
-FAMILIES = {"attention": attentions, "products": products, "rows": rows}
+FAMILIES = {
+    "attention": attentions,
+    "gradients": gradients,
+    "decoding": decoding,
+    "products": products,
+    "rows": rows,
+}
 
 
 def races(

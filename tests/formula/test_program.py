@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import tests.roads  # noqa: F401
 import tilewright as tw
 from tests.formula.cases import CASES
 from tilewright.formula.meaning import evaluate
@@ -23,7 +24,10 @@ def agrees(function, arrays, target):
         np.testing.assert_allclose(np.asarray(g, np.float64), w, tolerance, tolerance * largest)
 
 
-@pytest.mark.parametrize("target", ["cpu", "interp -sanitize"])
+TARGETS = ["cpu", "interp -sanitize", pytest.param("cuda_arrays", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_formula_computes_what_it_says(name, target):
     agrees(*CASES[name], target)
