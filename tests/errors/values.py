@@ -150,11 +150,11 @@ def a_whole_dimension_of_unknown_size():
 @case(CompileError, "integer values that index X are not adjacent")
 def index_values_apart():
     @T.prim_func
-    def main(X: T.Tensor((64, 4, 64), "float32"), Y: T.Tensor((64,), "float32")):
+    def main(X: T.Tensor((64, 4, 64), "float32"), Y: T.Tensor((64, 4), "float32")):
         for m in T.tile(64):
-            Y[m] = X[m.index, 0, m.index]
-#                  ^^^^^^^^^^^^^^^^^^^^^^
-#+          Y[m] = X[m.index, m.index * 0, m.index]
+            Y[m, :] = X[m.index, :, m.index]
+#                     ^^^^^^^^^^^^^^^^^^^^^^
+#+          Y[m, :] = X[m.index[:, None], T.arange(4), m.index[:, None]]
 
 
 @case(CompileError, "a bound of T.tile is a tile index", "T.tile(i.stop)")
