@@ -7,8 +7,8 @@ import pytest
 
 import tilewright as tw
 import tilewright.math as tm
-from devtools.fuzz.formula_draw import drawn
-from devtools.fuzz.formulas import differs
+from devtools.fuzz.formula_draw import Formula, Param, drawn
+from devtools.fuzz.formulas import differs, judge
 from tilewright.support.errors import CompileError
 
 FOUND = {}
@@ -189,3 +189,12 @@ def test_arrays_without_elements_are_refused():
         with pytest.raises(CompileError, match="has no elements") as error:
             tw.math(function)(np.zeros(shape, np.float32))
         assert "fix:" in str(error.value)
+
+
+def test_blocks_share_the_steps_of_several_axes():
+    """A product of three, whose loop has two axes: few tiles, so that blocks share its steps."""
+    shapes = {"x": (4, 64), "y": (4, 64), "z": (2, 64)}
+    params = {n: Param(s, "float32", seed) for seed, (n, s) in enumerate(shapes.items())}
+    line = ("s", 'tm.einsum("ac,bc,dc->ad", x, y, z)')
+    kind, _, finding = judge(Formula(0, params, (line,), ("s",)), "threads")
+    assert kind == "ok", finding

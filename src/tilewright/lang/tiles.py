@@ -320,11 +320,11 @@ def _sequential(
         for name, axis, size in zip(names, axes, pinned, strict=True)
     ]
     trips = [builder.snapshot(span.trips) for span in spans]
-    share, since = Share.of(builder, names, trips), builder.outermost()
-    spans = [replace(span, is_padded=share.is_padded) for span in spans]
     # several axes of known lengths are one loop: what runs ahead does so across their ends
     known = len(spans) > 1 and all(isinstance(n, Const) and n.value > 0 for n in trips)
     lengths, label = ([_product(trips)], "_".join(names)) if known else (trips, "")
+    share, since = Share.of(builder, names, lengths), builder.outermost()
+    spans = [replace(span, is_padded=share.is_padded) for span in spans]
     ahead = builder.sizes.stages.get((len(builder.kernels), names[-1]), -1)
     opened: list[tuple[Var, Expr, int]] = []
     for name, length in zip((label,) if known else names, lengths, strict=True):
@@ -333,7 +333,15 @@ def _sequential(
         builder.open(loop=True).counters = [(var, const(0), length, const(1))]
         opened.append((var, length, len(builder.bodies)))
     vars = [var for var, _, _ in opened]
-    counts = _parts(vars[0], trips) if known else [share.count(var) for var in vars]
+    counts = [share.count(var) for var in vars]
+    if known:
+        (count,) = counts
+        counts = _parts(count, trips)
+        if share.is_padded:  # steps behind the end are tiles behind the end of the last axis
+            inside = compare("<", count, lengths[0])
+            counts = [select(inside, each, const(0, each.dtype)) for each in counts[:-1]] + [
+                select(inside, counts[-1], trips[-1])
+            ]
     if backward:
         counts = [length - 1 - count for count, length in zip(counts, trips, strict=True)]
     found = [
