@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import tilewright.math as tm
-from tilewright.formula.front import Trace, Value, input_of, tracing
+from tilewright.formula.front.values import Trace, Value, input_of, tracing
 from tilewright.formula.meaning import Evaluator, computed
 from tilewright.ir.core import Var
 from tilewright.ir.dtype import dtype as find_dtype

@@ -37,14 +37,12 @@ import sys as _sys
 import types as _types
 from typing import Any as _Any
 
-from tilewright.formula.elementwise import FUNCTIONS_BY_NAME as _ELEMENTWISE
-from tilewright.formula.elementwise import clip, gelu, where
-from tilewright.formula.front import OPERATIONS as _OPERATIONS
-from tilewright.formula.front import Value, astype, broadcast_shapes, indices
-from tilewright.formula.indexing import take, take_along_axis
-from tilewright.formula.products import einsum, matmul, outer, tensordot, vecdot
-from tilewright.formula.promotion import can_cast, result_type
-from tilewright.formula.reductions import (
+from tilewright.formula.front.elementwise import FUNCTIONS_BY_NAME as _ELEMENTWISE
+from tilewright.formula.front.elementwise import clip, gelu, where
+from tilewright.formula.front.indexing import take, take_along_axis
+from tilewright.formula.front.products import einsum, matmul, outer, tensordot, vecdot
+from tilewright.formula.front.promotion import can_cast, result_type
+from tilewright.formula.front.reductions import (
     all,
     any,
     argmax,
@@ -65,7 +63,7 @@ from tilewright.formula.reductions import (
     sum,
     var,
 )
-from tilewright.formula.shapes import (
+from tilewright.formula.front.shapes import (
     arange,
     broadcast_arrays,
     broadcast_to,
@@ -95,7 +93,9 @@ from tilewright.formula.shapes import (
     zeros,
     zeros_like,
 )
-from tilewright.formula.trace import trace
+from tilewright.formula.front.trace import trace
+from tilewright.formula.front.values import OPERATIONS as _OPERATIONS
+from tilewright.formula.front.values import Value, astype, broadcast_shapes, indices
 from tilewright.ir.dtype import DTYPES as _DTYPES
 
 inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
@@ -200,7 +200,7 @@ def vjp(function: _Any, *, wrt: _Any = None, target: _Any = None) -> _Any:
     >>> dx.tolist(), dy.tolist()
     ([1.0, 1.0, 1.0], [0.0, 1.0, 2.0])
     """
-    from tilewright.formula.backward import gradients
+    from tilewright.formula.gradients.backward import gradients
 
     return gradients(function, wrt, target)
 

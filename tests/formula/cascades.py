@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.formula.stream import Level
+from tilewright.formula.streams.stream import Level
 from tilewright.ir.arith import Bin, Call, Expr, Var, cast, compare, const, select
 from tilewright.ir.dtype import DTYPES, INT32
 

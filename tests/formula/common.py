@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.formula.front.trace import trace
 from tilewright.formula.meaning import evaluate
-from tilewright.formula.trace import trace
 
 
 def run(function, *arrays):

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tilewright.formula.stream import Center, Fold, Result, Sum, old, value_of
+from tilewright.formula.streams.stream import Center, Fold, Result, Sum, old, value_of
 from tilewright.ir.arith import Bin, Call, Cast, Cmp, Const, Expr, Select, Var
 
 UNARY = {

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tilewright.formula.machine import Machine
-from tilewright.formula.stream import Center, Fold, Result, Shift, Stage, Stream, Sum, old
+from tilewright.formula.check.machine import Machine
+from tilewright.formula.streams.stream import Center, Fold, Result, Shift, Stage, Stream, Sum, old
 from tilewright.ir.arith import Bin, Call, Const, Expr, Var, const
 from tilewright.ir.expr import substitute, transform, variables, walk
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.formula.stream import (
+from tilewright.formula.streams.stream import (
     Center,
     Fold,
     Level,

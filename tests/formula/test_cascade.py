@@ -27,8 +27,8 @@ from tests.formula.cascades import (
     x,
 )
 from tests.formula.machine import Evaluator, Machine, direct
-from tilewright.formula.cascade import Refused, derive
-from tilewright.formula.stream import Center, Fold, Level, Result, Shift, Sum, old
+from tilewright.formula.streams.cascade import Refused, derive
+from tilewright.formula.streams.stream import Center, Fold, Level, Result, Shift, Sum, old
 from tilewright.ir.arith import Bin, Call, Cast, Const, Var, const
 from tilewright.ir.dtype import DTYPES, FLOAT32
 from tilewright.ir.expr import substitute, transform, variables, walk

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 import tilewright.math as tm
 from tests.formula.common import run
+from tilewright.formula.front.trace import trace
 from tilewright.formula.meaning import evaluate
-from tilewright.formula.trace import trace
 from tilewright.ir.dtype import DTYPES, FLOAT32
 from tilewright.ir.formula import tensor
 from tilewright.support.errors import CompileError
@@ -388,11 +385,3 @@ def test_refused(message):
 def test_only_in_a_trace():
     with pytest.raises(CompileError, match="inside a function"):
         tm.zeros(3)
-
-
-@pytest.mark.parametrize(
-    "name", "promotion front elementwise indexing products reductions shapes trace".split()
-)
-def test_examples(name):
-    outcome = doctest.testmod(importlib.import_module(f"tilewright.formula.{name}"))
-    assert outcome.attempted and not outcome.failed

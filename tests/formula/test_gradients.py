@@ -7,10 +7,10 @@ import pytest
 
 import tilewright as tw
 import tilewright.math as tm
-from tilewright.formula.derivatives import FLAT, PARTIALS, RULES
-from tilewright.formula.gradients import vjp
+from tilewright.formula.front.trace import trace
+from tilewright.formula.gradients.derivatives import FLAT, PARTIALS, RULES
+from tilewright.formula.gradients.vjp import vjp
 from tilewright.formula.meaning import evaluate
-from tilewright.formula.trace import trace
 from tilewright.ir.core import FLOAT32, Call, Load, Var
 from tilewright.ir.formula import Axis, Formula, array, tensor
 from tilewright.ir.intrinsics import FUNCTIONS

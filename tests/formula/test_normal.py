@@ -36,8 +36,8 @@ from tests.formula.cascades import (
     y,
 )  # fmt: skip
 from tests.formula.machine import Evaluator
-from tilewright.formula.form import indicators
-from tilewright.formula.normal import Context, expression, normalize
+from tilewright.formula.streams.form import indicators
+from tilewright.formula.streams.normal import Context, expression, normalize
 from tilewright.ir.arith import Bin, Call, const
 from tilewright.ir.dtype import FLOAT32
 from tilewright.ir.expr import walk

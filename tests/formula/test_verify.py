@@ -15,11 +15,11 @@ import pytest
 
 from tests.formula.mutants import COMBINES, EQUIVALENT, mutants
 from tests.formula.streams import *
-from tilewright.formula.algebra import Pair, Series
-from tilewright.formula.machine import Machine, direct
-from tilewright.formula.models import Decimals, Floats, Measured, evaluate
-from tilewright.formula.stream import Center, Fold, Level, Result
-from tilewright.formula.verify import CHECKS, SLACK, Mismatch, Problem, Verdict, run, verify
+from tilewright.formula.check.algebra import Pair, Series
+from tilewright.formula.check.machine import Machine, direct
+from tilewright.formula.check.models import Decimals, Floats, Measured, evaluate
+from tilewright.formula.check.verify import CHECKS, SLACK, Mismatch, Problem, Verdict, run, verify
+from tilewright.formula.streams.stream import Center, Fold, Level, Result
 from tilewright.ir.arith import Var, const, select
 from tilewright.ir.dtype import FLOAT32, INT32
 from tilewright.ir.expr import substitute

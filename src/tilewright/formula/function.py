@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tilewright.formula.front.trace import trace
 from tilewright.formula.inline import normalize
-from tilewright.formula.kernels import KernelPlan
-from tilewright.formula.program import TileProgram, program_of
-from tilewright.formula.trace import trace
+from tilewright.formula.tiles.kernels import KernelPlan
+from tilewright.formula.tiles.program import TileProgram, program_of
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Formula, reads

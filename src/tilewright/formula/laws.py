@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, prod
 
-from tilewright.formula.masks import known_without
-from tilewright.formula.matrices import product_of
+from tilewright.formula.tiles.masks import known_without
+from tilewright.formula.tiles.matrices import product_of
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula, array
 

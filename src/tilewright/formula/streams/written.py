@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tilewright.formula.form import *
+from tilewright.formula.streams.form import *
 from tilewright.ir.analysis.linear import order_key
 from tilewright.ir.arith import Call, Const, Expr, cast, const, logical_and, select
 from tilewright.ir.arith import power as to_power

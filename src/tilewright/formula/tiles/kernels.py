@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.formula.inline import Normal
-from tilewright.formula.matrices import Product, product_of
+from tilewright.formula.tiles.matrices import Product, product_of
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula, reads
 

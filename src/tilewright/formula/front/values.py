@@ -18,7 +18,7 @@ from itertools import zip_longest
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from tilewright.formula.promotion import compute_type
+from tilewright.formula.front.promotion import compute_type
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Array, Axis, tensor
@@ -102,7 +102,7 @@ class NoMethod(CompileError, AttributeError):
 class Value:
     """A symbolic array: it has a shape and a type, and its elements are expressions.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> print(trace(lambda x: x * 2 + 1, [("x", (4,), "float32")]))
     formula formula(x: float32[4]) -> out
         multiply[i < 4]: float32 = x[i] * 2.0
@@ -488,7 +488,7 @@ def pointwise(
 def astype(x: Value, dtype: Any, /, *, copy: bool = True) -> Value:
     """`x` in another type. A narrower float is rounded to, here: nothing undoes it.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> print(trace(lambda x: astype(x, "bfloat16") - x, [("x", (4,), "float32")]))
     formula formula(x: float32[4]) -> out
         astype[i < 4]: float32 = float32(bfloat16(x[i]))
@@ -502,7 +502,7 @@ def indices(x: Value, /, *axes: int) -> Any:
     """The index of each element of `x` along the axes (all, if none is said), as int32 arrays of
     the shape of `x`; of one axis it is one array.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> def causal(s):
     ...     i, j = indices(s, -2, -1)
     ...     return j <= i

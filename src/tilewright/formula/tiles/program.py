@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from tilewright.formula.cascade import Refused, derive
+from tilewright.formula.check.verify import Mismatch, Verdict, verify
 from tilewright.formula.inline import Normal
-from tilewright.formula.kernels import Apart, KernelPlan, kernels_of
-from tilewright.formula.masks import first, limits, stop, within
-from tilewright.formula.spell import NOTE
-from tilewright.formula.split import MOST, PARTS, Parts, is_thin, parts_of
-from tilewright.formula.stream import Center, Fold, Level, Result, Stage, Stream, Sum, old
-from tilewright.formula.text import ATOM, PLUS, TIMES, UNARY, Names, Piece, Writer
-from tilewright.formula.verify import Mismatch, Verdict, verify
+from tilewright.formula.streams.cascade import Refused, derive
+from tilewright.formula.streams.stream import Center, Fold, Level, Result, Stage, Stream, Sum, old
+from tilewright.formula.tiles.kernels import Apart, KernelPlan, kernels_of
+from tilewright.formula.tiles.masks import first, limits, stop, within
+from tilewright.formula.tiles.spell import NOTE
+from tilewright.formula.tiles.split import MOST, PARTS, Parts, is_thin, parts_of
+from tilewright.formula.tiles.text import ATOM, PLUS, TIMES, UNARY, Names, Piece, Writer
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, reads

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.formula.inline import Normal
-from tilewright.formula.kernels import KernelPlan
-from tilewright.formula.stream import Center, Fold, Result, Stream, Sum, old
-from tilewright.formula.text import Piece
+from tilewright.formula.streams.stream import Center, Fold, Result, Stream, Sum, old
+from tilewright.formula.tiles.kernels import KernelPlan
+from tilewright.formula.tiles.text import Piece
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula, array, tensor
 

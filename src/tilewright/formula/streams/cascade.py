@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count as count_from
 
-from tilewright.formula import extremes
-from tilewright.formula.form import *
-from tilewright.formula.normal import FLOAT64, Context, expression
-from tilewright.formula.starts import Shifted, started
-from tilewright.formula.stream import (
+from tilewright.formula.streams import extremes
+from tilewright.formula.streams.form import *
+from tilewright.formula.streams.normal import FLOAT64, Context, expression
+from tilewright.formula.streams.starts import Shifted, started
+from tilewright.formula.streams.stream import (
     Center,
     Fold,
     Level,
@@ -38,7 +38,7 @@ from tilewright.formula.stream import (
     old,
     value_of,
 )
-from tilewright.formula.written import Writer
+from tilewright.formula.streams.written import Writer
 from tilewright.ir.arith import Bin, Call, Cast, Cmp, Const, Expr, Select, Var, cast, const
 from tilewright.ir.dtype import FLOAT32, INT32, DType
 from tilewright.ir.expr import substitute, transform, variables, walk

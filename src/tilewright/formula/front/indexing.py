@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import EllipsisType
 from typing import Any
 
-from tilewright.formula.front import (
+from tilewright.formula.front.values import (
     OPERATIONS,
     Shape,
     Value,
@@ -127,7 +127,7 @@ def _gather(key: Value, start: int, common: Shape) -> Callable[..., Expr]:
 def take(x: Value, indices: Any, /, *, axis: int | None = None) -> Value:
     """The elements of `x` at `indices` along `axis`.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> rows = trace(take_rows := lambda x, i: take(x, i, axis=0),
     ...              [("x", (8, 4), "float32"), ("i", (3,), "int32")])
     >>> print(rows)

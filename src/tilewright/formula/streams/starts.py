@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from tilewright.formula.form import *
-from tilewright.formula.normal import Context
-from tilewright.formula.stream import Center, Fold, Stage
+from tilewright.formula.streams.form import *
+from tilewright.formula.streams.normal import Context
+from tilewright.formula.streams.stream import Center, Fold, Stage
 from tilewright.ir.arith import Expr, Var
 from tilewright.ir.dtype import FLOAT32
 

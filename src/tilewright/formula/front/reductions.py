@@ -12,7 +12,13 @@ from collections.abc import Callable
 from math import prod as product
 from typing import Any, TypeAlias
 
-from tilewright.formula.front import (
+from tilewright.formula.front.promotion import (
+    arithmetic_type,
+    compute_type,
+    default_sum_type,
+    result_type,
+)
+from tilewright.formula.front.values import (
     Shape,
     Value,
     array_of,
@@ -23,12 +29,6 @@ from tilewright.formula.front import (
     operand,
     pointwise,
     sizes,
-)
-from tilewright.formula.promotion import (
-    arithmetic_type,
-    compute_type,
-    default_sum_type,
-    result_type,
 )
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
@@ -77,7 +77,7 @@ def _over(word: str, extents: Any, function: Callable[..., Any]) -> tuple[Any, V
 def array(shape: Any, function: Callable[..., Any], /) -> Value:
     """The array whose element at each index is what `function` says of it.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> print(trace(lambda x: array((4,), lambda i: x[i + 1] - x[i]), [("x", (4,), "float32")]))
     formula formula(x: float32[4]) -> out
         out[i < 4]: float32 = x[i + 1] - x[i]
@@ -183,7 +183,7 @@ def sum(x: Any, fn: _Fn = None, /, *, axis: Axes = None, dtype: Any = None,
     """The sum of elements: `sum(x, axis=…)`, or over indices, `sum((3, 4), lambda r, s: …)`.
     Integers are summed in 64 bits unless `dtype` says otherwise.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> print(trace(lambda x: sum(x, axis=-1), [("x", (2, 4), "float32")]))
     formula formula(x: float32[2, 4]) -> out
         out[i < 2]: float32 = sum{j < 4} x[i, j]
@@ -363,7 +363,7 @@ def _centered(x: Any, what: str, axis: Axes) -> tuple[Value, Value, Value]:
 def softmax(x: Value, /, *, axis: Axes = -1) -> Value:
     """exp(x) / sum(exp(x)) along `axis`, computed from the distance to the largest element.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> print(trace(lambda x: softmax(x), [("x", (2, 4), "float32")]))
     formula formula(x: float32[2, 4]) -> out
         max[i < 2]: float32 = max{j < 4} x[i, j]

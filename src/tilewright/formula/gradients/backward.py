@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.formula.function import Kind, MathFunction
-from tilewright.formula.gradients import vjp
+from tilewright.formula.gradients.vjp import vjp
 from tilewright.ir.formula import Formula
 from tilewright.support.errors import CompileError
 

@@ -14,8 +14,8 @@ from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType
 from typing import Any, TypeAlias
 
 # for what operators mean
-from tilewright.formula import elementwise, indexing, products, shapes  # noqa: F401
-from tilewright.formula.front import Trace, Value, define, input_of, tracing
+from tilewright.formula.front import elementwise, indexing, products, shapes  # noqa: F401
+from tilewright.formula.front.values import Trace, Value, define, input_of, tracing
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Array, Axis, Formula, reads, tensor, verify

@@ -34,8 +34,8 @@ class _Unknown(Exception):
 def is_free_of(formula: Formula, name: str) -> bool:
     """Whether all outputs stay what they are when the array `name` grows.
 
-    >>> from tilewright.formula.reductions import softmax
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.reductions import softmax
+    >>> from tilewright.formula.front.trace import trace
     >>> is_free_of(trace(softmax, [("x", (2, 4), "float32")]), "max")
     True
     """

@@ -16,9 +16,9 @@ from typing import TypeGuard
 
 import numpy as np
 
-from tilewright.formula.kernels import Apart, KernelPlan
-from tilewright.formula.matrices import Product, product_of, split
-from tilewright.formula.spell import spell
+from tilewright.formula.tiles.kernels import Apart, KernelPlan
+from tilewright.formula.tiles.matrices import Product, product_of, split
+from tilewright.formula.tiles.spell import spell
 from tilewright.ir.core import *
 from tilewright.ir.dtype import DType, promote
 from tilewright.ir.simplify import simplify

@@ -10,7 +10,8 @@ from collections import Counter
 from functools import reduce
 from typing import Any
 
-from tilewright.formula.front import (
+from tilewright.formula.front.promotion import compute_type, result_type
+from tilewright.formula.front.values import (
     OPERATIONS,
     Value,
     array_of,
@@ -21,7 +22,6 @@ from tilewright.formula.front import (
     define,
     paired,
 )
-from tilewright.formula.promotion import compute_type, result_type
 from tilewright.ir.core import *
 from tilewright.support.errors import CompileError
 
@@ -72,7 +72,7 @@ def _batch(count: int) -> str:
 def matmul(x1: Any, x2: Any, /) -> Value:
     """The product of matrices, or of stacks of them; also `x1 @ x2`.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> print(trace(lambda a, b: a @ b, [("a", (4, 8), "bfloat16"), ("b", (8, 2), "bfloat16")]))
     formula formula(a: bfloat16[4, 8], b: bfloat16[8, 2]) -> out
         matmul[i < 4, j < 2]: float32 = sum{k < 8} float32(a[i, k]) * float32(b[k, j])
@@ -135,7 +135,7 @@ def outer(x1: Any, x2: Any, /) -> Value:
 def einsum(subscripts: str, *operands: Any) -> Value:
     """Einstein's sum, as NumPy writes it: letters of the result are kept, others are summed.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> trace(lambda x: einsum("ii->", x), [("x", (3, 3), "float32")]).arrays[0].monoid
     'sum'
     """

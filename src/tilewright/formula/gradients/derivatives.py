@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from tilewright.formula.promotion import compute_type
+from tilewright.formula.front.promotion import compute_type
 from tilewright.ir.core import *
 from tilewright.support.errors import CompileError
 

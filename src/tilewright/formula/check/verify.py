@@ -28,9 +28,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tilewright.formula.algebra import Algebra, Pair, Series
-from tilewright.formula.machine import ARG, Machine, State, Values, direct, nonnegative
-from tilewright.formula.models import (
+from tilewright.formula.check.algebra import Algebra, Pair, Series
+from tilewright.formula.check.machine import ARG, Machine, State, Values, direct, nonnegative
+from tilewright.formula.check.models import (
     EXACT,
     Decimals,
     Discard,
@@ -39,8 +39,8 @@ from tilewright.formula.models import (
     Model,
     Value,
 )
-from tilewright.formula.needs import GROWS, exprs, made, needs
-from tilewright.formula.stream import Center, Fold, Level, Result, Stream, Sum
+from tilewright.formula.check.needs import GROWS, exprs, made, needs
+from tilewright.formula.streams.stream import Center, Fold, Level, Result, Stream, Sum
 from tilewright.ir.arith import Bin, Call, Const, Expr, Var, cast
 from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import transform, variables, walk

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilewright.formula.front import (
+from tilewright.formula.front.indexing import getitem
+from tilewright.formula.front.promotion import compute_type, result_type
+from tilewright.formula.front.values import (
     OPERATIONS,
     Shape,
     Value,
@@ -20,8 +22,6 @@ from tilewright.formula.front import (
     paired,
     sizes,
 )
-from tilewright.formula.indexing import getitem
-from tilewright.formula.promotion import compute_type, result_type
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.support.errors import CompileError
@@ -118,7 +118,7 @@ def flip(x: Value, /, *, axis: Any = None) -> Value:
 def reshape(x: Value, /, shape: Any, *, copy: bool | None = None) -> Value:
     """The same elements, in order, in another shape; one size may be -1.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> print(trace(lambda x: reshape(x, (2, -1, 8)), [("x", (8, 8), "float32")]))
     formula formula(x: float32[8, 8]) -> out
         out[i < 2, j < 4, k < 8]: float32 = x[i * 4 + j, k]

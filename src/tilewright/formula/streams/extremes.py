@@ -13,8 +13,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Protocol
 
-from tilewright.formula.form import *
-from tilewright.formula.normal import INCREASING, STEPS, Context
+from tilewright.formula.streams.form import *
+from tilewright.formula.streams.normal import INCREASING, STEPS, Context
 from tilewright.ir.arith import Bin, Call, Cmp, Expr, Var, const
 
 FLIPPED = {"max": "min", "min": "max", "argmax": "argmin", "argmin": "argmax"}

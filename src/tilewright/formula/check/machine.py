@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from tilewright.formula.models import Model, Value, evaluate
-from tilewright.formula.stream import Center, Fold, Level, Result, Stream, Sum, old
+from tilewright.formula.check.models import Model, Value, evaluate
+from tilewright.formula.streams.stream import Center, Fold, Level, Result, Stream, Sum, old
 from tilewright.ir.arith import Bin, Call, Const, Expr, Select, Var
 from tilewright.ir.expr import variables
 

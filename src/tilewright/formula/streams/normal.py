@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Mapping
 from fractions import Fraction
 from typing import TypeAlias
 
-from tilewright.formula.form import *
-from tilewright.formula.written import HALF, Writer, log_of, quotient
+from tilewright.formula.streams.form import *
+from tilewright.formula.streams.written import HALF, Writer, log_of, quotient
 from tilewright.ir.analysis.linear import order_key
 from tilewright.ir.arith import (
     FALSE,

@@ -23,11 +23,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from tilewright.formula.derivatives import pullback
-from tilewright.formula.invariance import is_free_of
-from tilewright.formula.inverse import readers
-from tilewright.formula.promotion import compute_type
-from tilewright.formula.trace import Names, needed
+from tilewright.formula.front.promotion import compute_type
+from tilewright.formula.front.trace import Names, needed
+from tilewright.formula.gradients.derivatives import pullback
+from tilewright.formula.gradients.invariance import is_free_of
+from tilewright.formula.gradients.inverse import readers
 from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula, array, reads, tensor, verify
@@ -41,7 +41,7 @@ def vjp(formula: Formula, wrt: Sequence[str] | None = None) -> Formula:
     """The formula of the cotangents of inputs (those named by `wrt`, or all that are float), given
     the inputs and the cotangents of the float outputs.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> print(vjp(trace(lambda x, w: x @ w, [("x", (4, 8), "float32"), ("w", (8, 6), "float32")])))
     formula formula_vjp(x: float32[4, 8], w: float32[8, 6], d_out: float32[4, 6]) -> d_x, d_w
         d_x[i1 < 4, j1 < 8]: float32 = sum{j4 < 6} d_out[i1, j4] * w[j1, j4]

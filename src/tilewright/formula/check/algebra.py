@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from tilewright.formula.models import LOWERED, SMALL, Discard, Model, Number, Value
+from tilewright.formula.check.models import LOWERED, SMALL, Discard, Model, Number, Value
 from tilewright.ir.arith import FOLD
 
 _INFINITE = object()  # -inf, +inf and what comes of them; exp of it is zero

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tilewright.formula.machine import ARG, best_value
-from tilewright.formula.models import LOGARITHMS
-from tilewright.formula.stream import Center, Fold, Level, Result, Stage, Stream, Sum, old
+from tilewright.formula.check.machine import ARG, best_value
+from tilewright.formula.check.models import LOGARITHMS
+from tilewright.formula.streams.stream import Center, Fold, Level, Result, Stage, Stream, Sum, old
 from tilewright.ir.arith import Bin, Call, Cmp, Const, Expr, Var
 from tilewright.ir.expr import variables, walk
 

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tilewright.formula.front import (
+from tilewright.formula.front.promotion import KINDS, kind_of, result_type
+from tilewright.formula.front.values import (
     OPERATIONS,
     Value,
     array_of,
@@ -20,7 +21,6 @@ from tilewright.formula.front import (
     pointwise,
     shape_of,
 )
-from tilewright.formula.promotion import KINDS, kind_of, result_type
 from tilewright.ir.arith import folded, power
 from tilewright.ir.core import *
 from tilewright.support.errors import CompileError
@@ -292,7 +292,7 @@ def clip(x: Value, /, min: Any = None, max: Any = None) -> Value:
 def where(condition: Any, x1: Any, x2: Any, /) -> Value:
     """`x1` where `condition`, else `x2`.
 
-    >>> from tilewright.formula.trace import trace
+    >>> from tilewright.formula.front.trace import trace
     >>> print(trace(lambda x: where(x > 0, x, 0.0), [("x", (4,), "float32")]))
     formula formula(x: float32[4]) -> out
         greater[i < 4]: bool = x[i] > 0.0

@@ -1,0 +1,1 @@
+"""From formulas to the text of tile programs: kernels, loops, words."""
