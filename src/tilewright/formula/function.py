@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import linecache
 from collections.abc import Callable, Iterable, Mapping
@@ -203,19 +204,22 @@ def moved(program: TileProgram, formula: Formula) -> list[str]:
     def size(buffers: Iterable[Buffer]) -> int:
         return sum(b.bytes for b in dict.fromkeys(buffers))
 
-    inside = {k.output.name: k.output.buffer for k in program.kernels}
-    outer = {b.name: b for b in formula.inputs} | inside
+    given = {b.name: b for b in formula.inputs}
+    written = {a.name: a.buffer for kernel in program.kernels for a in kernel.outputs}
     total = 0
     for kernel in program.kernels:
-        reading = {r.buffer.name for a in (*kernel.folds, kernel.output) for r in reads(a)}
-        total += size([kernel.output.buffer, *(outer[n] for n in sorted(reading) if n in outer)])
+        own = {a.name for a in kernel.outputs}
+        reading = {r.buffer.name for a in (*kernel.folds, *kernel.outputs) for r in reads(a)} - own
+        found = {n: b for n, b in (given | written).items() if n in reading | own}
+        total += size(found.values())
     least = size([*formula.inputs, *formula.outputs])
     return [f"kernels: {len(program.kernels)}, {total:,} bytes moved, {least:,} at the least"]
 
 
 def load(program: TileProgram) -> Any:
     """The kernel of a program's text, compiled as if it had been read from a file."""
-    name = f"<tile program {program.name} {abs(hash(program.text)):x}>"
+    digest = hashlib.sha256(program.text.encode()).hexdigest()[:12]
+    name = f"<tile program {program.name} {digest}>"
     linecache.cache[name] = (len(program.text), None, program.text.splitlines(True), name)
     scope: dict[str, Any] = {"__name__": f"tile_program_{program.name}"}
     exec(compile(program.text, name, "exec"), scope)

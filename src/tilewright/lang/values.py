@@ -219,7 +219,7 @@ class Value:
         """The element, which is asked for along the other dimension than it lies."""
         if self.region is None:
             return self.element(places)
-        return Load(self.hold(Space.SHARED), places, self.loc)  # read in rows
+        return Load(self.hold(Space.SHARED), self._real(places), self.loc)  # read in rows
 
     @property
     def is_turned(self) -> bool:

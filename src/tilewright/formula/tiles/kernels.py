@@ -19,6 +19,7 @@ from tilewright.formula.inline import Normal
 from tilewright.formula.tiles.matrices import Product, product_of
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula, reads
+from tilewright.support.errors import CompileError
 
 # an axis that no product walks is held by a block if it is not longer than this
 MOST_HELD = 512
@@ -69,7 +70,11 @@ def kernels_of(
             found = _grouped(roots, normal, alone)
             return found, tuple(f"{name} {reason}" for name, reason in apart.items())
         except Apart as wrong:
-            assert wrong.array not in apart, wrong
+            if wrong.array in apart:
+                raise CompileError(
+                    f"{wrong.array} of {formula.name} has no tile program: it {wrong.reason}",
+                    fix="compute it in two functions, the arrays between them as arguments",
+                ) from wrong
             apart[wrong.array] = wrong.reason
 
 

@@ -32,7 +32,21 @@ _LOGIC = {"and": "&", "or": "|"}
 _WORDS = {"min": "T.minimum", "max": "T.maximum"}
 _PREFIX = {"neg": "-", "not": "~", "invert": "~"}
 # names of tile programs that mean something else
-_TAKEN = {"T", "tw", "sum", "max", "min", "any", "all", "abs", "round", "pow", "range"}
+_TAKEN = {
+    "T",
+    "tw",
+    "sum",
+    "max",
+    "min",
+    "any",
+    "all",
+    "abs",
+    "round",
+    "pow",
+    "range",
+    "part",
+    "run",
+}
 _SHORT = {"exp": "e", "exp2": "e", "log": "l", "sqrt": "root", "rsqrt": "r", "neg": "x"}
 _INSTEAD = {"sum": "total", "max": "top", "min": "least", "matmul": "acc"}
 
