@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilewright.formula.laws import masks_once, scales_behind_maxima, split_long_folds
+from tilewright.formula.laws import LAWS
 from tilewright.formula.merge import merged
 from tilewright.formula.views import ranges_of, split_views
 from tilewright.ir.analysis.bounds import bounds
@@ -59,9 +59,12 @@ def normalize(formula: Formula) -> Normal:
             arrays.append(a)
     kept = _needed(arrays, outputs)
     aside = [a for a in known.values() if a.name not in outputs]
-    both = merged(split_views(replace(formula, arrays=(*kept, *aside))))
-    kept, inlined = both.arrays[: len(kept)], both.arrays[len(kept) :]
-    found = split_long_folds(scales_behind_maxima(masks_once(replace(both, arrays=kept))))
+    found = merged(split_views(replace(formula, arrays=(*kept, *aside))))
+    for law in LAWS:
+        found = law(found)
+    names = {a.name for a in aside}
+    inlined = tuple(a for a in found.arrays if a.name in names)
+    found = replace(found, arrays=tuple(a for a in found.arrays if a.name not in names))
     return Normal(found, inlined, shapes)
 
 

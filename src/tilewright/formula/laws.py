@@ -10,6 +10,8 @@ from math import inf, prod
 
 from tilewright.formula.tiles.masks import known_without
 from tilewright.formula.tiles.matrices import product_of
+from tilewright.formula.views import ranges_of
+from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula, array
 
@@ -91,6 +93,36 @@ def _behind_mask(node: Expr) -> Expr | None:
     return None
 
 
+def indices_as_floats(formula: Formula) -> Formula:
+    """float(i - j) = float(i) - float(j) for indices, exactly below 2²⁴: one conversion for each
+    row and each column, not for each element.
+
+    >>> from tilewright.ir.formula import tensor
+    >>> x, i, j = tensor("x", (4,), FLOAT32), Axis(Var("i"), 4), Axis(Var("j"), 8)
+    >>> y = array("y", (i, j), Load(x, (i.var,)) * cast(j.var - i.var, FLOAT32))
+    >>> print(indices_as_floats(Formula("f", (x,), (y,), (y.buffer,))))
+    formula f(x: float32[4]) -> y
+        y[i < 4, j < 8]: float32 = x[i] * (float32(j) - float32(i))
+    """
+
+    def converted(a: Array) -> Array:
+        known = ranges_of(a)
+
+        def rule(node: Expr) -> Expr | None:
+            match node:
+                case Cast(dtype=dtype, a=Bin(op="+" | "-" as op, a=x, b=y) as inner):
+                    if dtype != FLOAT32 or inner.dtype != INT32 or loads(inner):
+                        return None
+                    sides = [bounds(e, known) for e in (x, y, inner)]
+                    if all(v.lo >= -(1 << 24) and v.hi <= 1 << 24 for v in sides):
+                        return Bin(op, *(rule(c) or c for c in (cast(x, dtype), cast(y, dtype))))
+            return None
+
+        return replace(a, body=transform(a.body, rule))
+
+    return replace(formula, arrays=tuple(map(converted, formula.arrays)))
+
+
 def split_long_folds(formula: Formula) -> Formula:
     """A fold of more elements than a block can hold is one of folds of parts.
 
@@ -136,3 +168,7 @@ def _parted(a: Array, axis: Axis) -> tuple[tuple[Axis, ...], Axis, Expr]:
         neutral = const(_NEUTRAL[a.monoid], body.dtype)
         body = select(compare("<", place, axis.extent), body, neutral)
     return (parts,), Axis(axis.var, length), body
+
+
+# in the order in which they are applied: a mask that is gone does not hide a factor
+LAWS = (masks_once, scales_behind_maxima, indices_as_floats, split_long_folds)
