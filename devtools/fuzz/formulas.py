@@ -11,10 +11,8 @@ spread of these is what rounding can do. Where noise decides a comparison, anyth
 
 from __future__ import annotations
 
-import argparse
 import linecache
 import re
-import sys
 import time
 import warnings
 from collections import Counter
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import tilewright.math as tm
+from devtools.fuzz.command import run_command
 from devtools.fuzz.formula_draw import Crash, Data, Formula
 from devtools.fuzz.formula_moves import make
 from devtools.fuzz.tile_values import HOPPER, THREADS, by_threads
@@ -183,7 +182,6 @@ def smaller(finding: Finding, target: str) -> Finding:
 class Report:
     kinds: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
-    refused: dict[str, Formula] = field(default_factory=dict)  # one for each reason
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -204,7 +202,6 @@ def hunt(
         report.kinds[kind] += 1
         if reason:
             report.reasons[reason] += 1
-            report.refused.setdefault(reason, formula)
         if finding is not None:
             report.findings.append(smaller(finding, target))
         if len(report.findings) >= most or time.monotonic() > until:
@@ -212,22 +209,5 @@ def hunt(
     return report
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", default="cpu", help='"interp -sanitize", threads, …')
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--most", type=int, default=1, help="findings after which it ends")
-    given = parser.parse_args()
-    report = hunt(given.count, given.seed, given.target, given.seconds, given.most)
-    for finding in report.findings:
-        print(finding, end="\n\n")
-    print(", ".join(f"{n} {kind}" for kind, n in sorted(report.kinds.items())))
-    for reason, n in report.reasons.most_common():
-        print(f"  refused {n}: {reason} (seed {report.refused[reason].seed})")
-    sys.exit(bool(report.findings))
-
-
 if __name__ == "__main__":
-    main()
+    run_command(__doc__, hunt, "cpu")

@@ -10,10 +10,8 @@ What the model never reads of the arguments is NaN, or far outside: a kernel tha
 
 from __future__ import annotations
 
-import argparse
 import linecache
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ import numpy as np
 
 import tilewright as tw
 import tilewright.language as T
+from devtools.fuzz.command import run_command
 from devtools.fuzz.python_meaning import shrink
 from devtools.fuzz.tile_model import DTYPES, Array, Model, Tensor, TooLarge, is_float
 from devtools.fuzz.tile_programs import HEAD, WITHIN, Program, lines, make, tile_names
@@ -313,22 +312,5 @@ def hunt(
     return report
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", default="interp -sanitize", help="… or threads")
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--most", type=int, default=1, help="findings after which it ends")
-    given = parser.parse_args()
-    report = hunt(given.count, given.seed, given.target, given.seconds, given.most)
-    for finding in report.findings:
-        print(finding, end="\n\n")
-    print(", ".join(f"{n} {kind}" for kind, n in sorted(report.kinds.items())))
-    for reason, n in report.reasons.most_common():
-        print(f"  refused {n}: {reason}")
-    sys.exit(bool(report.findings))
-
-
 if __name__ == "__main__":
-    main()
+    run_command(__doc__, hunt, "interp -sanitize")

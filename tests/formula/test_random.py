@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from devtools.fuzz.formulas import hunt, make
-from tilewright.formula import merge
-from tilewright.formula.tiles import masks, text
+from tilewright.formula import masks, merge
+from tilewright.formula.tiles import text
 
 
 @pytest.mark.parametrize("target, count", [("cpu", 50), ("threads", 10)])

@@ -176,7 +176,7 @@ class _Made:
         lines = [str(self.formula), "", *moved(program, self.normal.formula)]
         for kernel in program.kernels:
             lines += ["", *_kernel_lines(program, kernel)]
-        lines += [f"in memory: {why}" for why in program.apart]
+        lines += [f"in memory: {name} {why}" for name, why in program.apart.items()]
         lines += [f"rounding: {where}" for where in program.rounded]
         chosen = self.kernel.compile(*self._shaped(arrays)).explain()
         return "\n".join([*lines, "", program.text, str(chosen)])
@@ -189,12 +189,11 @@ def _kernel_lines(program: TileProgram, kernel: KernelPlan) -> list[str]:
     inside = [f.name for f in kernel.folds if f.name != name]
     lines = [f"kernel {name}: {axes}"]
     lines += [f"  fused: {', '.join(inside)}"] if inside else []
-    stream = program.streams.get(name)
-    if stream is not None:
-        kept = ", ".join(s.var.name for s in stream.state)
+    loop = program.loops.get(name)
+    if loop is not None:
+        kept = ", ".join(s.var.name for s in loop.stream.state)
         lines.append(f"  a loop over {kernel.stream[-1].var.name} keeps {kept}")
-        lines += [f"  {note}" for note in stream.notes]
-        lines += [f"  {line}" for line in str(program.verdicts[name]).splitlines()]
+        lines += [f"  {line}" for line in (*loop.stream.notes, *str(loop.verdict).splitlines())]
     return lines
 
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, prod
 
-from tilewright.formula.tiles.masks import known_without
-from tilewright.formula.tiles.matrices import product_of
+from tilewright.formula.masks import known_without
+from tilewright.formula.matrices import product_of
 from tilewright.formula.views import ranges_of
 from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula, array
+from tilewright.ir.formula import NEUTRAL, Array, Axis, Formula, array
 
 # The elements that one block, or the blocks of one cluster, can hold and fold.
 MOST_FOLDED = 1 << 19
 _PARTS = 1024  # a fold without axes of its own: some for each multiprocessor
-# what changes nothing, of folds that may be split
-_NEUTRAL = {"sum": 0, "prod": 1, "max": -inf, "min": inf, "any": False, "all": True}
 
 
 def masks_once(formula: Formula) -> Formula:
@@ -143,7 +141,7 @@ def split_long_folds(formula: Formula) -> Formula:
 
 
 def _split(a: Array) -> list[Array]:
-    if a.scan or a.monoid not in _NEUTRAL or product_of(a) is not None:
+    if a.scan or a.monoid not in NEUTRAL or product_of(a) is not None:
         return [a]
     if prod(axis.extent for axis in a.over) <= MOST_FOLDED:
         return [a]
@@ -165,7 +163,7 @@ def _parted(a: Array, axis: Axis) -> tuple[tuple[Axis, ...], Axis, Expr]:
     place = parts.var * length + axis.var
     body = substitute(a.body, {axis.var: place})
     if axis.extent % length:
-        neutral = const(_NEUTRAL[a.monoid], body.dtype)
+        neutral = const(NEUTRAL[a.monoid], body.dtype)
         body = select(compare("<", place, axis.extent), body, neutral)
     return (parts,), Axis(axis.var, length), body
 

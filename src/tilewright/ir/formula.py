@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from tilewright.ir.core import *
@@ -28,6 +29,8 @@ from tilewright.support.errors import VerifyError
 
 # what arrays fold by; `argmax` and `argmin` are the index along the one axis that they fold
 MONOIDS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+# what changes nothing, of folds whose parts can be folded
+NEUTRAL = {"sum": 0, "prod": 1, "max": -inf, "min": inf, "any": False, "all": True}
 
 
 @dataclass(frozen=True)

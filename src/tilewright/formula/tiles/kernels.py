@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.formula.inline import Normal
-from tilewright.formula.tiles.matrices import Product, product_of
+from tilewright.formula.matrices import Product, product_of
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula, reads
 from tilewright.support.errors import CompileError
@@ -60,7 +60,7 @@ class Apart(Exception):
 
 def kernels_of(
     normal: Normal, refused: dict[str, str], alone: Collection[frozenset[str]] = ()
-) -> tuple[tuple[KernelPlan, ...], tuple[str, ...]]:
+) -> tuple[tuple[KernelPlan, ...], dict[str, str]]:
     """The kernels in order, and why arrays that lie between them were not fused; `refused` are
     those that are known to lie there, `alone` sets of outputs that are no one kernel."""
     formula, apart = normal.formula, dict(refused)
@@ -68,7 +68,7 @@ def kernels_of(
         try:
             roots = [a for a in formula.arrays if a.name in apart or a.buffer in formula.outputs]
             found = _grouped(roots, normal, alone)
-            return found, tuple(f"{name} {reason}" for name, reason in apart.items())
+            return found, apart
         except Apart as wrong:
             if wrong.array in apart:
                 raise CompileError(

@@ -19,8 +19,8 @@ from tilewright.ir.formula import Array, Axis, Formula, array, tensor
 # Blocks of this many rows that leave multiprocessors idle share a loop of at least so many steps.
 ROWS, BLOCKS, STEPS = 64, 132, 2048
 MOST = 128
-# stands for the number of parts, which is chosen with the tiles
-PARTS = Axis(Var("part"), 1_000_003)
+# stands for the number of parts, which is chosen with the tiles: no axis is as long
+PARTS = Axis(Var("part"), (1 << 31) - 1)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _combined(stream: Stream, states: dict[Var, Array], outputs: tuple[Array, ..
 
     def fold(var: Var, monoid: str, body: Expr) -> None:
         axes = tuple(axis for axis in states[var].axes if axis is not PARTS)
-        name = states[var].name.replace("_parts", "_all")
+        name = states[var].name.removesuffix("_parts") + "_all"
         found = array(name, axes, body, var.dtype, monoid=monoid, over=(PARTS,))
         arrays.append(found)
         whole[var] = Load(found.buffer, _vars(axes))

@@ -16,8 +16,8 @@ from typing import TypeGuard
 
 import numpy as np
 
+from tilewright.formula.matrices import Product, product_of, split
 from tilewright.formula.tiles.kernels import Apart, KernelPlan
-from tilewright.formula.tiles.matrices import Product, product_of, split
 from tilewright.formula.tiles.spell import spell
 from tilewright.ir.core import *
 from tilewright.ir.dtype import DType, promote

@@ -13,11 +13,8 @@ from math import inf
 
 from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array
+from tilewright.ir.formula import NEUTRAL, Array
 from tilewright.ir.simplify import simplify
-
-# what leaves the result of a fold as it is
-NEUTRAL: dict[str, float] = {"sum": 0.0, "max": -inf, "min": inf}
 
 
 @dataclass(frozen=True)
