@@ -23,7 +23,7 @@ from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
 from tilewright.machine import meaning
 from tilewright.machine.run import ThreadKernel
-from tilewright.machine.thread_agents import operand_addresses, swizzled
+from tilewright.machine.thread_async import operand_addresses, swizzled
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import RunError, TilewrightError

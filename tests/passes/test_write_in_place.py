@@ -41,7 +41,10 @@ def chain(kind="plain", out="float16"):
             if kind == "needed":
                 T.gemm(a, b, s)
             for i, j in T.Parallel(64, 64):
-                o[i, j] = p[i, j] + (s[i, j] if kind in ("read", "needed") else 1)
+                if kind == "compared":
+                    o[i, j] = p[i, j] > 0
+                else:
+                    o[i, j] = p[i, j] + (s[i, j] if kind in ("read", "needed") else 1)
             if kind == "twice":
                 for i, j in T.Parallel(64, 64):
                     O[i, j] = o[i, j] + 1
@@ -59,6 +62,8 @@ CASES = [
     ("before", "float16", set()),
     ("read", "float16", {"o"}),  # s is needed once more: o takes its place
     ("needed", "float16", {"o"}),
+    ("compared", "bool", {"p"}),  # no conversion of a sum
+    ("compared", "float16", {"p"}),
 ]
 
 

@@ -35,7 +35,7 @@ def explanation(
     """Plain data, fit for JSON. `trace` are the programs after every pass, the input first;
     `figures` what a block of each kernel takes, where that is known; `timelines` those of a call
     that was measured; `chosen` what the tiles of each kernel were chosen from."""
-    laid, last = _laid_out(trace), trace[-1][1]
+    laid, last = laid_out(trace), trace[-1][1]
     reasons = getattr(trace, "reasons", {})
     threads = transactions(last) if target.kind == "cuda" else {}
     kernels = []
@@ -85,7 +85,7 @@ def explanation(
     }
 
 
-def _laid_out(trace: Trace) -> Program:
+def laid_out(trace: Trace) -> Program:
     """The last program that still has tiles."""
     best = trace[0][1]
     for _, program in trace:

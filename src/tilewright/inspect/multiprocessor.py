@@ -307,6 +307,7 @@ class Multiprocessor:
     env: Env  # with what is known there,
     trip: int  # and its iterations
     loops: set[int]  # it and those that run in step with it
+    rounds, whole = 10, False  # iterations that are walked; also what comes after the loop
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ Every warpgroup of every resident block is an agent that walks its ops in order:
 that yields the time, or the signal, at which it goes on. Barriers, groups, turns and named barriers
 are what they are in the program; memory has no contents. `unit_times` has the numbers,
 `multiprocessor` the units and the loop that is asked about: the walk ends where every agent that
-has it has run `ROUNDS` of its iterations.
+has it has run `rounds` of its iterations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
 
 NOBODY = np.zeros(0, np.int64)
-ROUNDS, WARM = 10, 4  # iterations that are walked; those before the steady state
+WARM = 4  # iterations before the steady state
 MANY, CAP = 32, 3  # of loops that have nothing to do with it, longer than many, so few are walked
 EACH_OTHER, PRODUCTS, MEMORY, TURNS = "each other", "products", "memory", "their turn"
 
@@ -101,7 +101,7 @@ class Walk:
         for turn in turns:
             if id(op) in sim.loops:
                 self.who.starts.append(self.now)
-                if len(self.who.starts) > ROUNDS:
+                if len(self.who.starts) > sim.rounds:
                     raise Over
             self.env[op.var] = turn
             yield self.now + rates.TURN
@@ -113,7 +113,8 @@ class Walk:
                 break
         if id(op) in sim.loops:
             self.who.starts.append(self.now)
-            raise Over
+            if not sim.whole:
+                raise Over
 
     def on_while(self, op: While) -> Steps:
         for _ in range(CAP):
@@ -361,6 +362,15 @@ class Simulation(Multiprocessor):
             return None
         self.loop, self.env, self.trip = found
         self.loops = {id(self.loop), *self.others()}
+        self.walk()
+        self.agents = [w for w in self.crew if len(w.starts) > 1]
+        # instances of a role that others have run to the end may have their turn later
+        over = {(w.block, w.role) for w in self.agents if w.number not in self.open}
+        stuck = any(w.number in self.open and (w.block, w.role) not in over for w in self.crew)
+        return self if self.agents and not stuck else None
+
+    def walk(self) -> None:
+        """Until every agent has seen enough, or nobody can go on."""
         running = self.chip.multiprocessors * self.blocks
         self.sharing = sharing(self.kernel, self.env, running, set(self.sizes))
         for block in range(self.blocks):
@@ -373,11 +383,10 @@ class Simulation(Multiprocessor):
         with suppress(RunError):  # barriers that are not modelled
             while self.clock.queue and self.open and self.clock.count < EVENTS:
                 self.clock.step()
-        self.agents = [w for w in self.crew if len(w.starts) > 1]
-        # instances of a role that others have run to the end may have their turn later
-        over = {(w.block, w.role) for w in self.agents if w.number not in self.open}
-        stuck = any(w.number in self.open and (w.block, w.role) not in over for w in self.crew)
-        return self if self.agents and not stuck else None
+                self.stepped()
+
+    def stepped(self) -> None:
+        """Time went on."""
 
     def others(self) -> Iterator[int]:
         """Of roles that compute in step with the loop, but in one of their own, that loop."""

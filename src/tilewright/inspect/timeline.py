@@ -64,6 +64,11 @@ def timeline(
     return data
 
 
+def steady_state(run: Simulation, blocks: int) -> dict[str, Any]:
+    """What `timeline` says of a simulation that has been run."""
+    return _Told(run, blocks).data()
+
+
 def _whole(sites: Sequence[Sequence[Op]], agents: Sequence[Agent]) -> dict[str, Any]:
     """The first block that was traced."""
     own = [agent for agent in agents if agent.block == agents[0].block]
@@ -163,7 +168,7 @@ class _Told:
                 waits[span.what] = waits.get(span.what, 0.0) + time
         ranked = sorted(waits.items(), key=lambda item: -item[1])
         return {
-            "role": _name(who, self.run.agents),
+            "role": role_name(who, self.run.agents),
             "computes": round(computes),
             "waits": {what: round(time) for what, time in ranked if round(time)},
         }
@@ -239,7 +244,7 @@ class _Told:
             who = self.run.crew[span.who]
             if who.block == 0 and window.part(span):
                 yield {
-                    "role": _name(who, self.run.crew),
+                    "role": role_name(who, self.run.crew),
                     "unit": span.unit,
                     "statement": "." if span.unit == WAITS else self.names.letter(span),
                     "for": span.what,
@@ -252,7 +257,7 @@ def _percent(part: float) -> str:
     return f"{100 * part:.0f} %"
 
 
-def _name(who: Who, crew: Iterable[Who]) -> str:
+def role_name(who: Who, crew: Iterable[Who]) -> str:
     """Of a role's warpgroup, numbered where there are several."""
     same = [w for w in crew if (w.role, w.block) == (who.role, who.block)]
     name = who.role or "warpgroup"

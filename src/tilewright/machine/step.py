@@ -59,14 +59,22 @@ class State:
         over the threads, values inside a `T.Parallel` as arrays over its iterations."""
         return {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in self.live().items()}
 
-    def live(self) -> dict[str, Any]:
-        """`names` with the memory itself, which may be written to."""
-        frame = self._frame
-        if frame is None:
+    @property
+    def frame(self) -> Frame:
+        if self._frame is None:
             raise RunError(
                 "the run has gone on since this state", fix="keep what is needed of its names"
             )
-        tiles = {n: m.data[()] for n, m in frame.bufs.items() if m.space is not Space.BARRIER}
+        return self._frame
+
+    def tiles(self) -> dict[str, Any]:
+        """The memory itself, by the program's names."""
+        bufs = self.frame.bufs.items()
+        return {n: m.data[()] for n, m in bufs if m.space is not Space.BARRIER}
+
+    def live(self) -> dict[str, Any]:
+        """`names` with the memory itself, which may be written to."""
+        frame, tiles = self.frame, self.tiles()
         found: dict[str, Any] = {**frame.vars, **tiles}
         evaluate = Evaluator()
         for symbol in self._symbols.visible(self.loc):

@@ -17,7 +17,6 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -297,7 +296,6 @@ class Shadow:
 
 POISON = 0xFF
 _ALIGNMENT = 1024  # of a block's shared memory, and the period of the widest swizzle
-_SPANS = {0: 0, 1: 128, 2: 64, 3: 32}  # bytes that a descriptor's two swizzle bits stand for
 
 
 class Plan:
@@ -376,38 +374,6 @@ class SharedBytes:
         return self.plan.places[name] + np.asarray(element, np.int64) * buffer.dtype.bytes
 
 
-def swizzled(address: Any, span: int) -> Any:
-    """Where the byte at `address` goes under a swizzle of `span` bytes: units of 16 bytes within
-    the span are exchanged by the number of the 128-byte line.
-
-    >>> [swizzled(128 * line, 128) - 128 * line for line in range(4)]
-    [0, 16, 32, 48]
-    """
-    lines = max(span // 16 - 1, 0)
-    return address ^ ((address >> 7 & lines) << 4)
-
-
-@lru_cache(256)
-def operand_addresses(code: int, mn: int, k: int, size: int, mn_major: bool) -> Array:
-    """The byte addresses [mn, k] of the matrix that descriptor `code` names, elements of `size`
-    bytes; not to be written."""
-    start, leading, stride = ((code >> at & 0x3FFF) << 4 for at in (0, 16, 32))
-    span = _SPANS[code >> 62]
-    i, j = np.ogrid[:mn, :k]
-    if mn_major:
-        row = (span or 16) // size  # elements of a column of the atom, which is eight k deep
-        columns, depth = (leading, stride) if span else (stride, leading)
-        offset = (i % row * size + i // row * columns) + (j % 8 * (span or 16) + j // 8 * depth)
-    elif span:
-        offset = (i % 8 * span + i // 8 * stride) + j * size
-    else:
-        unit = 16 // size
-        offset = (i % 8 * 16 + i // 8 * stride) + (j % unit * size + j // unit * leading)
-    found: Array = np.asarray(swizzled(start + offset, span), np.int64)
-    found.flags.writeable = False
-    return found
-
-
 @dataclass
 class Registers:
     """Registers that a matrix instruction under way uses."""
@@ -428,6 +394,7 @@ class ThreadAgent(Agent):
         super().__init__(block, crew)
         self.gids: Array = self.ids.astype(np.int64) + block.first
         self.witnesses = self.gids
+        self.warps = [self.gids[n : n + WARP] for n in range(0, self.gids.size, WARP)]
         self.in_flight: list[Registers] = []
         self.unfenced: list[Array] = []  # units of shared memory
 
@@ -577,7 +544,13 @@ def whole_groups(fr: Frame, size: int, what: str) -> Array:
 def converge(fr: Frame, what: str, *, some: bool = False) -> None:
     """The running warps come together: what a lane did, the others of its warp know. `some`: the
     lanes of a warp that run, not all of them."""
-    agent, lanes = agent_of(fr), active(fr)
+    agent = agent_of(fr)
+    if fr.mask is None:
+        if agent.apart:
+            agent.clocks.meet(agent.warps)
+            agent.apart = False
+        return
+    lanes = active(fr)
     groups = np.split(lanes, np.flatnonzero(np.diff(lanes // WARP)) + 1)
     for warp in groups if not some else ():
         if warp.size != min(WARP, fr.lanes[0] - int(warp[0]) // WARP * WARP):

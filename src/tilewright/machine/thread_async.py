@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -16,6 +16,40 @@ from tilewright.machine.core import *
 from tilewright.machine.ops import find_cells, home, of_lane, ranks_of
 from tilewright.machine.thread_agents import *
 from tilewright.machine.thread_ops import *
+
+_SPANS = {0: 0, 1: 128, 2: 64, 3: 32}  # bytes that a descriptor's two swizzle bits stand for
+
+
+def swizzled(address: Any, span: int) -> Any:
+    """Where the byte at `address` goes under a swizzle of `span` bytes: units of 16 bytes within
+    the span are exchanged by the number of the 128-byte line.
+
+    >>> [swizzled(128 * line, 128) - 128 * line for line in range(4)]
+    [0, 16, 32, 48]
+    """
+    lines = max(span // 16 - 1, 0)
+    return address ^ ((address >> 7 & lines) << 4)
+
+
+@lru_cache(256)
+def operand_addresses(code: int, mn: int, k: int, size: int, mn_major: bool) -> Array:
+    """The byte addresses [mn, k] of the matrix that descriptor `code` names, elements of `size`
+    bytes; not to be written."""
+    start, leading, stride = ((code >> at & 0x3FFF) << 4 for at in (0, 16, 32))
+    span = _SPANS[code >> 62]
+    i, j = np.ogrid[:mn, :k]
+    if mn_major:
+        row = (span or 16) // size  # elements of a column of the atom, which is eight k deep
+        columns, depth = (leading, stride) if span else (stride, leading)
+        offset = (i % row * size + i // row * columns) + (j % 8 * (span or 16) + j // 8 * depth)
+    elif span:
+        offset = (i % 8 * span + i // 8 * stride) + j * size
+    else:
+        unit = 16 // size
+        offset = (i % 8 * 16 + i // 8 * stride) + (j % unit * size + j // unit * leading)
+    found: Array = np.asarray(swizzled(start + offset, span), np.int64)
+    found.flags.writeable = False
+    return found
 
 
 def _launch(

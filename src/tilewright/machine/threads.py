@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,21 +22,38 @@ def _threads(fr: Frame, value: Value) -> Array:
 
 def _source(kind: str, fr: Frame, by: Value, width: int) -> Array:
     """The thread each thread reads from, itself where there is none."""
-    me = np.arange(fr.lanes[0])
+    threads = fr.lanes[0]
+    if not by.ndim:
+        return _sources(kind, threads, int(by), width)[0]
+    me = np.arange(threads)
     other = _wanted(kind, me, _threads(fr, by).astype(np.int64), width)
-    return np.where(other < fr.lanes[0], other, me)
+    return np.where(other < threads, other, me)
 
 
-def _wanted(kind: str, me: Array, by: Array, width: int) -> Array:
+@lru_cache(256)
+def _sources(kind: str, threads: int, by: int, width: int) -> tuple[Array, bool]:
+    """Of a distance that all threads share: the thread each reads from, and whether all of those
+    are there while all threads run."""
+    me = np.arange(threads)
+    other = _wanted(kind, me, np.int64(by), width)
+    most = WARP if kind in ("up", "down") else width
+    fine = bool((other < threads).all()) and (kind == "sync" or 0 <= by < most)
+    return np.where(other < threads, other, me), fine
+
+
+_TARGET: dict[str, Callable[..., Array]] = {
+    "sync": lambda lane, base, by, width: base + by % width,
+    "xor": lambda lane, base, by, width: lane ^ by,
+    "up": lambda lane, base, by, width: lane - by,
+    "down": lambda lane, base, by, width: lane + by,
+}
+
+
+def _wanted(kind: str, me: Array, by: Any, width: int) -> Array:
     """The thread each thread asks for, itself where that lies outside of its group."""
     lane = me % WARP
     base = lane // width * width
-    target = {
-        "sync": base + by % width,
-        "xor": lane ^ by,
-        "up": lane - by,
-        "down": lane + by,
-    }[kind]
+    target = _TARGET[kind](lane, base, by, width)
     inside = (target >= base) & (target < base + width)
     return np.where(inside, me - lane + target, me)
 
@@ -50,6 +68,8 @@ def require_lanes(fr: Frame, op: Intrinsic, by: Value) -> None:
     that all targets take for the same. Where the lane that is asked for lies outside of the group
     `up` and `down` mean the thread's own, and `sync` counts round."""
     kind, width = op.name.removeprefix("shfl_"), op.width or WARP
+    if fr.mask is None and not by.ndim and _sources(kind, fr.lanes[0], int(by), width)[1]:
+        return
     running = np.array(fr.active(fr.lanes))
     me = np.arange(fr.lanes[0])
     by = _threads(fr, by).astype(np.int64)

@@ -111,7 +111,7 @@ def run_pipeline(
     trace = Trace(dump=files)
     at = "input"
     try:
-        with _no_collection(), remembering():
+        with no_collection(), remembering():
             files.program("input", program)
             _check(program, stage, "input")
             trace.append(Step("input", program))
@@ -135,7 +135,7 @@ def run_pipeline(
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Programs are trees: the collector finds nothing in them, and takes a tenth of the time."""
     on = gc.isenabled()
     gc.disable()

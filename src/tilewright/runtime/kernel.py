@@ -20,6 +20,7 @@ from tilewright.support.key_rules import Same
 from tilewright.targets.arrays import are_on_host
 
 if TYPE_CHECKING:
+    from tilewright.inspect.picture import Picture
     from tilewright.inspect.trace import Trace
     from tilewright.runtime.bench import Profiler
 
@@ -171,6 +172,31 @@ class CompiledKernel:
         return explain(
             self.name, self.target, self.executable.trace, figures, more, measured, self.chosen
         )
+
+    @entry
+    def picture(self, of: str = "timeline") -> Picture:
+        """What a notebook shows: two iterations of the main loop as they are modelled, or the
+        layout of a tile by its name in `explain()`. An SVG; `str` is its text.
+
+        >>> @tw.jit
+        ... def matmul(A, B):
+        ...     M, N, K = T.const("M, N, K")
+        ...     A: T.Tensor((M, K), "float16")
+        ...     B: T.Tensor((K, N), "float16")
+        ...     C = T.empty((M, N), "float32")
+        ...     for m, n in T.tile(M, N):
+        ...         acc = T.zeros((m, n))
+        ...         for k in T.tile(K):
+        ...             acc += A[m, k] @ B[k, n]
+        ...         C[m, n] = acc
+        ...     return C
+        >>> kernel = matmul.on("cuda -arch=sm_90a").compile(M=512, N=512, K=512)
+        >>> "cycles an iteration" in str(kernel.picture())
+        True
+        """
+        from tilewright.inspect.picture import picture
+
+        return picture(self.executable.trace, self.explain(as_dict=True), of)
 
     @entry
     def trace(self, *args: Any, **named: Any) -> Trace:

@@ -48,3 +48,26 @@ def evaluate(
         case Cast(a=a) if expr.dtype.is_bool:
             return np.not_equal(evaluate(a, values, held), 0)
     raise CompileError(f"{expr} is not known at compile time")
+
+
+def at_most(expr: Expr, values: Mapping[Var, Any], is_data: Callable[[Expr], bool]) -> Any:
+    """What `expr` does not exceed if data are not negative; None where nothing bounds it.
+
+    >>> n, length = Var("n"), Var("length")
+    >>> e = (binary("min", length, n) - length + 7) // 8
+    >>> int(at_most(e, {n: 16}, lambda x: length in variables(x)))
+    2
+    """
+    if not is_data(expr):
+        return evaluate(expr, values)
+    match expr:
+        case Bin(op="min"):
+            found = [at_most(part, values, is_data) for part in expr.children]
+            known = [x for x in found if x is not None]
+            return np.minimum(known[0], known[-1]) if known else None
+        case Bin(op="+" | "*" | "//" as op, a=a, b=Const(value=by)) if by > 0:
+            most = at_most(a, values, is_data)
+            return None if most is None else _NUMPY[op](most, np.int64(by))
+        case Bin(op="-", a=a):
+            return at_most(a, values, is_data)
+    return None

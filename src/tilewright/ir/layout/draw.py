@@ -41,15 +41,20 @@ def draw(
     ...     Path(f"{folder}/rows.svg").read_text()[:4]
     '<svg'
     """
+    Path(path).write_text(picture_of(layout, elem_bytes, shared), encoding="utf-8")
+
+
+def picture_of(
+    layout: MemoryLayout | Fragment, elem_bytes: int, shared: MemoryLayout | None = None
+) -> str:
+    """What `draw` writes."""
     if isinstance(layout, Fragment):
-        picture = _draw_fragment(layout, elem_bytes, shared)
-    elif isinstance(layout, (Layout, ComposedLayout)):
+        return _draw_fragment(layout, elem_bytes, shared)
+    if isinstance(layout, (Layout, ComposedLayout)):
         if shared is not None:
             raise LayoutError("draw: `shared` goes with a fragment; a layout is its own")
-        picture = _draw_layout(layout, elem_bytes)
-    else:
-        raise LayoutError(f"draw: a {type(layout).__name__} is neither a layout nor a fragment")
-    Path(path).write_text(picture, encoding="utf-8")
+        return _draw_layout(layout, elem_bytes)
+    raise LayoutError(f"draw: a {type(layout).__name__} is neither a layout nor a fragment")
 
 
 def _draw_layout(layout: MemoryLayout, elem_bytes: int) -> str:

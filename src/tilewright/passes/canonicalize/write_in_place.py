@@ -41,7 +41,7 @@ def write_in_place(at: Facts) -> Kernel:
                 if place.shape != tile.shape or not _at_own_point(op, place, places):
                     continue
                 if place.dtype != tile.dtype:
-                    if not _is_stored(body[n + 1 :], tile, place):
+                    if not (_converts(op, place) and _is_stored(body[n + 1 :], tile, place)):
                         continue
                     widened.add(id(op))
                 places[tile], last[place.name] = place, last.get(tile.name, n)
@@ -80,6 +80,14 @@ def _at_own_point(op: Op, place: Buffer, places: dict[Buffer, Buffer]) -> bool:
     assert isinstance(op, Map)
     found = [x for each in walk_ops(op) for x in op_loads(each)]
     return all(x.indices == op.vars for x in found if places.get(x.buffer, x.buffer) == place)
+
+
+def _converts(op: Op, wide: Buffer) -> bool:
+    """Whether all that is lost without the conversion at the end of a map is the conversion."""
+    match op:
+        case Map(body=(*_, Store(value=Cast(a=value)))):
+            return value.dtype == wide.dtype
+    return False
 
 
 def _is_stored(later: Body, tile: Buffer, wide: Buffer) -> bool:

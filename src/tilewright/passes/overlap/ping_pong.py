@@ -84,6 +84,7 @@ from tilewright.passes.overlap.unit_times import cycles
 
 ABOUT = "tiles of warpgroups"
 PLAIN = 40  # registers of a thread for addresses and counters
+ADDRESSES = 48  # where threads address tensors themselves
 
 
 class NotDealt(Exception):
@@ -125,7 +126,8 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     allocs = [op.buffer for op in walk_ops(kernel, Alloc)]
     held = sum(b.bytes for b in allocs if b.is_fragment and b.is_static)
     _, taken = handed_over(count, target.chip.registers)
-    registers, room = held // (4 * WARPGROUP), (taken or 0) - PLAIN
+    room = (taken or 0) - PLAIN - ADDRESSES * any(map(_reads_a_tile, walk_ops(kernel, Map)))
+    registers = held // (4 * WARPGROUP)
     if registers > room:
         return f"a whole tile takes {registers} registers of a thread, {room} are free"
     said = all(loop.stages >= 0 for loop in loops)
@@ -133,6 +135,15 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     if alone and 2 * planned_bytes(kernel) <= target.chip.shared_per_sm:
         return "two blocks share a multiprocessor"
     return None
+
+
+def _reads_a_tile(op: Map) -> bool:
+    """Whether each element of a tile is loaded by the thread that computes it (a residual)."""
+    found = [load for inner in walk_ops(op, Store) for load in op_loads(inner)]
+    return any(
+        load.buffer.is_global and {v for e in load.indices for v in variables(e)} >= {*op.vars}
+        for load in found
+    )
 
 
 def _spread(kernel: Kernel) -> str | None:

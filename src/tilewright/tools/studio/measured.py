@@ -1,0 +1,119 @@
+"""What a GPU took for a kernel, as `kernel.trace` noted it (benchmarks/studio_traces.py), beside
+what the model says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+SHIPPED = Path(__file__).parent / "results"  # of a wheel
+CHECKOUT = Path(__file__).parents[4] / "benchmarks" / "results"
+RESULTS = SHIPPED if SHIPPED.exists() else CHECKOUT
+TRACES = "studio_traces_h200.json"
+OFF = 0.15  # of an iteration: roles that differ by more are told of
+ASKED = ("kernel", "sizes", "args", "schedule")
+
+
+def told(trace: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+    """A trace as it is kept: the main loop's iterations of every kernel that has one."""
+    parts = []
+    for kernel, timeline in trace.timelines.items():
+        found = (timeline or {}).get("measured")
+        if not found or not timeline["loop"]:
+            continue
+        rows = [[s["role"], s["start"], s["end"], s["statement"] == ".", s["for"]]
+                for s in found["spans"]]  # fmt: skip
+        parts.append(
+            {
+                "kernel": kernel,
+                "interval": found["interval"],
+                "modelled": timeline["interval"],
+                "iterations": found["iterations"],
+                "length": found["length"],
+                "roles": _roles(found["spans"], found["length"], found["interval"]),
+                "spans": {"columns": ["role", "start", "end", "waits", "for"], "rows": rows},
+                "differences": found["differences"],
+            }
+        )
+    return {"request": {name: request.get(name) or {} for name in ASKED}, "parts": parts}
+
+
+def _roles(spans: Sequence[Mapping[str, Any]], length: int, interval: int) -> list[dict[str, Any]]:
+    """Of an iteration, cycles in which each warpgroup computes, and waits, by reason."""
+    found: dict[str, dict[str, Any]] = {}
+    scale = interval / max(1, length / 2)
+    for span in spans:
+        about = found.setdefault(span["role"], {"computes": 0.0, "waits": {}})
+        inside = (min(span["end"], length) - max(span["start"], 0)) / 2 * scale
+        if span["statement"] == ".":
+            what = span["for"].removeprefix("waits for ")
+            about["waits"][what] = about["waits"].get(what, 0.0) + inside
+        else:
+            about["computes"] += inside
+    return [
+        {"role": role, "computes": round(about["computes"]),
+         "waits": {what: round(time) for what, time in about["waits"].items()}}
+        for role, about in found.items()
+    ]  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def _kept(path: Path) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except OSError:
+        return {}
+
+
+def measured(recording: Mapping[str, Any], path: Path | None = None) -> dict[str, Any] | None:
+    """What was measured of a recording's kernel with the same sizes and choices, on its chip; None
+    where nothing was."""
+    path = path or RESULTS / TRACES
+    kept = _kept(path)
+    asked = {name: recording["request"].get(name) or {} for name in ASKED}
+    same = [one for one in kept.get("traces", ()) if one["request"] == asked]
+    if not same or kept["arch"] != recording["arch"]:
+        return None
+    modelled = {part["name"]: part["timeline"] or {} for part in recording["parts"]}
+    return {
+        "file": path.name,
+        "date": kept["date"],
+        "device": kept["device"],
+        "kernel": recording["kernel"],
+        "parts": [_beside(p, modelled.get(p["kernel"], {})) for p in same[-1]["parts"]],
+    }
+
+
+def _beside(part: Mapping[str, Any], timeline: Mapping[str, Any]) -> dict[str, Any]:
+    """With the model's figures; `off`: by how much of an iteration computing differs."""
+    agents = {agent["role"]: agent for agent in timeline.get("agents") or ()}
+    interval = part["interval"]
+    roles = []
+    for role in part["roles"]:
+        model = agents.get(role["role"])
+        if model is not None:
+            off = (role["computes"] - model["computes"]) / interval
+            roles.append({"role": role["role"], "measured": role, "modelled": model,
+                          "off": round(off, 3), "says": abs(off) > OFF})  # fmt: skip
+    off = (interval - (timeline.get("interval") or interval)) / interval
+    return {**part, "modelled": timeline.get("interval"), "off": round(off, 3), "roles": roles,
+            "says": abs(off) > OFF}  # fmt: skip
+
+
+# of results files: contenders that are ours
+OURS = {"derived": "ours", "hand": "ours, scheduled by hand"}
+
+
+def raced(file: str, race: str) -> list[dict[str, Any]]:
+    """The contenders of a race that was kept, the fastest first."""
+    kept = _kept(RESULTS / file)
+    found = [one["contenders"] for one in kept.get("races", ()) if one["race"] == race]
+    told = [
+        {"name": OURS.get(name, name), "us": round(1e3 * about["ms"], 2),
+         "tflops": about.get("tflops"), "file": file, "date": kept["when"]}
+        for name, about in (found[0] if found else {}).items() if about.get("ms")
+    ]  # fmt: skip
+    return sorted(told, key=lambda one: float(one["us"]))

@@ -1,0 +1,227 @@
+"""The studio's server: the page and its recordings, for this machine alone.
+
+It runs no code itself. The file of the command line, the gallery's, and text that was edited in the
+page each have a process of their own (`child`); the last one has limits.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tilewright.support.errors import CompileError, TilewrightError
+from tilewright.tools.studio.child import MEGABYTES, Child, Refused
+from tilewright.tools.studio.errors import error_told
+from tilewright.tools.studio.export import PAGE, page, static
+from tilewright.tools.studio.gallery import LESSONS, told_of
+from tilewright.tools.studio.measured import raced
+from tilewright.tools.studio.subject import Request
+
+HOST = "127.0.0.1"
+EDITED = 20.0  # seconds that text from the page may take
+BODY = 1 << 20  # bytes of a request
+KEPT = 4  # processes
+MEASURED = ("sizes", "args", "schedule")  # that decide whether a result is one of this kernel
+
+
+class Studio:
+    """Recordings of a file's kernels, and of the gallery's."""
+
+    def __init__(self, file: str | None, first: Mapping[str, Any], edit: bool = True) -> None:
+        self.file, self.first, self.edit = file, dict(first), edit
+        self.children: dict[str, Child] = {}
+        self.folder = tempfile.TemporaryDirectory(prefix="tilewright-studio-")
+        self.lock = threading.Lock()
+
+    def record(self, asked: Any) -> Any:
+        return self._told(self._child(asked).ask("record", _plain(asked)), asked)
+
+    def compare(self, asked: Any) -> Any:
+        if not isinstance(asked, Mapping) or not {"a", "b"} <= asked.keys():
+            raise CompileError("a comparison has two requests", expected="{'a': …, 'b': …}")
+        from tilewright.tools.studio.compare import compare
+
+        first, second = asked["a"], asked["b"]
+        child = self._child(first)
+        if child is self._child(second):
+            found = child.ask("compare", _plain(first), _plain(second))
+            return {**found, "a": self._told(found["a"], first),
+                    "b": self._told(found["b"], second)}  # fmt: skip
+        return compare(self.record(first), self.record(second))
+
+    def export(self, asked: Any) -> str:
+        requests = asked.get("requests") if isinstance(asked, Mapping) else None
+        if not isinstance(requests, list) or not requests:
+            raise CompileError("an export has a list of requests", expected="{'requests': […]}")
+        found = [self.record(each) for each in requests]
+        lessons = [each["lesson"] for each in found if each["lesson"]]
+        return static(
+            {"mode": "static", "recordings": found, "comparisons": [], "gallery": lessons}
+        )
+
+    def state(self, token: str) -> dict[str, Any]:
+        gallery = [told_of(name) for name in LESSONS]
+        return {"mode": "live", "token": token, "edit": self.edit, "request": self.first,
+                "gallery": gallery}  # fmt: skip
+
+    def _told(self, found: Any, asked: Any) -> Any:
+        request = Request.of(asked)
+        if request.gallery is not None:
+            found["lesson"], found["title"] = told_of(request.gallery), request.gallery
+            lesson = LESSONS[request.gallery]
+            same = all(getattr(request, n) == lesson.request.get(n, {}) for n in MEASURED)
+            if lesson.race and found["roofline"] and same and request.text is None:
+                found["roofline"]["measured"] = raced(*lesson.race)
+        return found
+
+    def _child(self, asked: Any) -> Child:
+        """The process that has the code which a request is about."""
+        request = Request.of(asked)
+        key, megabytes, seconds = self.file or "", 0, 60.0
+        if request.gallery is not None:
+            if request.gallery not in LESSONS:
+                raise CompileError(f"the gallery has no {request.gallery!r}",
+                                   expected=" or ".join(LESSONS))  # fmt: skip
+            key = str(LESSONS[request.gallery].path)
+        if request.text is not None:
+            if not self.edit:
+                raise EditsOff("this studio takes no text from the page",
+                               fix="start it without --no-edit")  # fmt: skip
+            name = f"{hash(request.text) & 0xFFFFFFFFFFFF:x}"
+            path = Path(self.folder.name) / name / (Path(key).name or "kernel.py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(request.text, encoding="utf-8")
+            key, megabytes, seconds = str(path), MEGABYTES, EDITED
+        if not key:
+            raise CompileError("the studio was started without a file",
+                               fix="choose a kernel of the gallery")  # fmt: skip
+        with self.lock:
+            child = self.children.pop(key, None) or Child(key, megabytes, seconds)
+            self.children[key] = child
+            for old in list(self.children)[:-KEPT]:
+                self.children.pop(old).close()
+        return child
+
+    def close(self) -> None:
+        for child in self.children.values():
+            child.close()
+        self.folder.cleanup()
+
+
+class EditsOff(CompileError):
+    """Text came from the page, and edits are switched off."""
+
+
+def _plain(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if name not in ("text", "gallery")}
+
+
+def app(studio: Studio, token: str, host: str) -> Any:
+    """What answers; `host` is how the page's address must be written, against other sites that
+    have names for this machine."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request as Asked
+    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+
+    def refused(asked: Asked) -> Response | None:
+        if asked.headers.get("host", "") not in (host, host.replace(HOST, "localhost")):
+            return PlainTextResponse("this server answers on this machine only", 403)
+        given = asked.headers.get("x-studio-token") or asked.query_params.get("token") or ""
+        if hmac.compare_digest(given.encode(), token.encode()):
+            return None
+        error = CompileError("the token is missing, or another one",
+                             fix="open the link that the studio printed")  # fmt: skip
+        return JSONResponse({"error": {**error_told(error), "stage": "server"}}, 403)
+
+    async def index(asked: Asked) -> Response:
+        return refused(asked) or HTMLResponse(page(studio.state(token)), headers=HEADERS)
+
+    async def asset(asked: Asked) -> Response:
+        name = asked.url.path.lstrip("/")
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return Response((PAGE / name).read_bytes(), media_type=kind)
+
+    def answering(work: Callable[[Any], Any]) -> Callable[[Asked], Any]:
+        async def answer(asked: Asked) -> Response:
+            if (no := refused(asked)) is not None:
+                return no
+            try:
+                if int(asked.headers.get("content-length") or 0) > BODY:
+                    raise CompileError(f"a request has at most {BODY} bytes")
+                told = await asked.json() if asked.method == "POST" else None
+                found = await run_in_threadpool(work, told)
+            except Refused as error:
+                return JSONResponse({"error": error.told}, 400)
+            except EditsOff as error:
+                return JSONResponse({"error": error_told(error)}, 409)
+            except ValueError as error:
+                return JSONResponse({"error": error_told(error)}, 400)
+            except TilewrightError as error:
+                return JSONResponse({"error": error_told(error)}, 400)
+            return HTMLResponse(found) if isinstance(found, str) else JSONResponse(found)
+
+        return answer
+
+    return Starlette(
+        routes=[
+            Route("/", index),
+            *(Route(f"/{name}", asset) for name in ("studio.js", "studio.css")),
+            Route("/api/state", answering(lambda _: studio.state(token))),
+            Route("/api/gallery", answering(lambda _: [told_of(name) for name in LESSONS])),
+            *(
+                Route(f"/api/{name}", answering(work), methods=["POST"])
+                for name, work in (
+                    ("record", studio.record),
+                    ("compare", studio.compare),
+                    ("export", studio.export),
+                )
+            ),
+        ]
+    )
+
+
+HEADERS = {"cache-control": "no-store", "referrer-policy": "no-referrer",
+           "x-content-type-options": "nosniff", "x-frame-options": "DENY"}  # fmt: skip
+
+
+def bound(port: int) -> socket.socket:
+    """A socket of this machine; port 0 takes any that is free."""
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((HOST, port))
+    except OSError as error:
+        found.close()
+        raise TilewrightError(
+            f"port {port} cannot be had: {error.strerror}",
+            fix="give another one with --port, or leave it out",
+        ) from None
+    return found
+
+
+def serve(studio: Studio, port: int, say: Callable[[str], None]) -> None:
+    """Until it is interrupted."""
+    try:
+        import uvicorn
+
+        own = bound(port)
+        token, host = secrets.token_urlsafe(24), f"{HOST}:{own.getsockname()[1]}"
+        made = app(studio, token, host)
+    except ImportError as error:
+        raise TilewrightError(
+            f"the studio needs {error.name}", fix="pip install 'tilewright[studio]'"
+        ) from None
+    say(f"http://{host}/?token={token}")
+    try:
+        uvicorn.Server(uvicorn.Config(made, log_level="warning")).run(sockets=[own])
+    finally:
+        own.close()
+        studio.close()

@@ -1,0 +1,308 @@
+"""A kernel of a file, found by name and compiled as a request says."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tilewright.formula.function import Made, MathFunction
+from tilewright.inspect.explain import explanation
+from tilewright.ir.analysis.aliases import places
+from tilewright.ir.core import *
+from tilewright.ir.schedule import Schedule
+from tilewright.ir.target import Target
+from tilewright.lang.builder import Builder, Sizes
+from tilewright.lang.sizes import choose_sizes
+from tilewright.lang.trace import PrimFunc, trace_direct
+from tilewright.runtime.backends import compiled_for, resolve
+from tilewright.runtime.jit import Jit
+from tilewright.runtime.kernel import CompiledKernel
+from tilewright.support.errors import suggest
+from tilewright.tune.configs import Autotuned
+
+TARGET = "cuda -arch=sm_90a"
+STAND_IN, SMALL = 1024, 96  # sizes that nobody gives: of the model, of the run that has values
+SECTIONS = ("values", "levels", "layouts")  # that may be left out
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be recorded, as the page sends it. `small`: sizes of the run that has values."""
+
+    gallery: str | None = None
+    text: str | None = None
+    kernel: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    small: Mapping[str, int] = field(default_factory=dict)
+    args: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+    target: str = TARGET
+    want: tuple[str, ...] = SECTIONS
+
+    @staticmethod
+    def of(told: Any) -> Request:
+        """Checked: what comes from a page may be anything."""
+        if not isinstance(told, Mapping):
+            raise CompileError("a request is an object", got=type(told).__name__)
+        _check_names("a request", told, Request)
+        found = {name: value for name, value in told.items() if value is not None}
+        for name, kind in _KINDS.items():
+            if name in found and not isinstance(found[name], kind):
+                raise CompileError(
+                    f"{name} of a request has another type",
+                    expected=kind.__name__,
+                    got=f"{type(found[name]).__name__}: {str(found[name])[:80]}",
+                )
+        _check_names("a schedule", found.get("schedule", {}), Schedule)
+        for name in ("sizes", "small"):
+            for size, number in found.get(name, {}).items():
+                if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+                    raise CompileError(f"{name}: {size} must be an integer", got=repr(number)[:80])
+        found["want"] = tuple(found.get("want", SECTIONS))
+        return Request(**found)
+
+    def told(self) -> dict[str, Any]:
+        """Without what the page knows or has not given."""
+        found = {n: v for n, v in asdict(self).items() if n not in ("text", "want")}
+        return {n: v for n, v in found.items() if v or n in ("sizes", "args", "schedule")}
+
+
+def _check_names(what: str, told: Mapping[str, Any], record: Any) -> None:
+    known = [f.name for f in fields(record)]
+    for name in told:
+        if name not in known:
+            raise CompileError(
+                f"{what} has no field {name!r}",
+                expected=", ".join(known),
+                fix=suggest(name, known)[0],
+            )
+
+
+_KINDS: dict[str, type] = {
+    "gallery": str, "text": str, "kernel": str, "target": str, "sizes": dict, "small": dict,
+    "args": dict, "schedule": dict, "want": list,
+}  # fmt: skip
+
+
+@dataclass
+class Draft:
+    """A kernel as far as the passes take it: what the assembler would say is missing."""
+
+    program: Program
+    target: Target
+    chosen: Mapping[str, str]
+
+    @property
+    def executable(self) -> Draft:
+        return self
+
+    @cached_property
+    def trace(self) -> Sequence[tuple[str, Program]]:
+        from tilewright.targets.cuda.backend import lower
+
+        return lower(self.program, self.target)
+
+    def explain(self, as_dict: bool = True) -> dict[str, Any]:
+        """As a compiled kernel does; as many blocks share a multiprocessor as memory lets."""
+        figures = []
+        for kernel in self.trace[-1][1].kernels:
+            ends = [at + buffer.shared_bytes for buffer, at in places(kernel).items()]
+            shared, threads = max(ends, default=0), kernel.thread_count
+            blocks = max(1, self.target.chip.resident(threads, shared))
+            figures.append({"threads": threads, "shared_bytes": shared, "blocks_per_sm": blocks,
+                            "cluster": kernel.cluster_size})  # fmt: skip
+        name = self.program.name
+        return explanation(name, self.target, self.trace, figures, None, self.chosen)
+
+
+@dataclass
+class Subject:
+    """A kernel of a file by its `name`, and what is asked about it. `size_names`: sizes that may be
+    given; `compiled` for the target, and `runnable` by the interpreter at small sizes."""
+
+    name: str
+    value: Any
+    request: Request
+    names: tuple[str, ...] = ()
+    made: Made | None = None  # of a formula
+
+    @cached_property
+    def target(self) -> Target:
+        return resolve(self.request.target)
+
+    @cached_property
+    def jit(self) -> Jit | None:
+        """The function, which takes tiles and sizes."""
+        value = self.value.jitted if isinstance(self.value, Autotuned) else self.value
+        if isinstance(value, MathFunction):
+            self.made = self._made(value)
+            value = self.made.kernel
+        return value if isinstance(value, Jit) else None
+
+    def _made(self, value: MathFunction) -> Made:
+        arrays = {n: _array(a) for n, a in self.request.args.items()}
+        why = value.try_with({**arrays, **self.request.sizes})
+        if not value._made:
+            raise CompileError(f"{self.name} is a formula that nobody has called", fix=why)
+        return list(value._made.values())[-1]
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Of a kernel that is written directly: its `T.const` sizes, as given or stand-ins."""
+        return {**dict.fromkeys(self.size_names, STAND_IN), **self.request.sizes}
+
+    @cached_property
+    def small(self) -> dict[str, int]:
+        return {**dict.fromkeys(self.size_names, SMALL), **self.request.small}
+
+    @cached_property
+    def size_names(self) -> list[str]:
+        jit = self.jit
+        if jit is None or not jit.direct or self.made is not None:
+            return []
+        found: dict[str, None] = {}
+
+        def pick(builder: Builder, traced: Any) -> Sizes:
+            found.update(dict.fromkeys(builder.asked))
+            return choose_sizes(builder)
+
+        bound = jit.calls.bind((), self._arguments(jit), partial=True)
+        with compiled_for(replace(self.target, schedule=Schedule())):
+            trace_direct(jit.fn, (), bound, self.request.sizes, STAND_IN, pick)
+        return list(found)
+
+    def _arguments(self, jit: Jit) -> dict[str, Any]:
+        """Compile-time parameters that were given."""
+        return {n: v for n, v in self.request.args.items() if n in jit.signature.parameters}
+
+    @cached_property
+    def compiled(self) -> CompiledKernel | Draft:
+        """A draft where none of the heavy sections is wanted: the assembler takes seconds."""
+        if self.request.want or self.target.kind != "cuda":
+            return self._compile(self.request.target)
+        return self._draft()
+
+    @cached_property
+    def runnable(self) -> CompiledKernel:
+        """In the interpreter under the sanitizer, at small sizes."""
+        return self._compile("interp -sanitize", small=True)
+
+    def _given(self, jit: Jit, small: bool) -> dict[str, Any]:
+        given = {**self._arguments(jit), **(self.small if small else self.sizes)}
+        if not jit.direct:  # sizes of a factory are arguments like others
+            given = {n: v for n, v in given.items() if n in jit.signature.parameters}
+            if lacks := _missing(jit, given):
+                raise CompileError(
+                    f"{self.name} needs {', '.join(lacks)}",
+                    expected=f"{self.name}{jit.signature}",
+                    fix=f"give --args '{', '.join(f'{n}=…' for n in lacks)}'",
+                    code="arguments",
+                )
+        return given
+
+    def _scheduled(self, jit: Jit, target: str) -> Jit:
+        schedule = dict(self.request.schedule)
+        return jit.on(target).with_schedule(**schedule) if schedule else jit.on(target)
+
+    def _compile(self, target: str, small: bool = False) -> CompiledKernel:
+        if self.jit is None:
+            program, out = self._program()
+            schedule = dict(self.request.schedule)
+            return CompiledKernel(program, target=target, out_idx=out, options=schedule)
+        jit = self._scheduled(self.jit, target)
+        if self.made is not None:
+            return jit.compile(*self.made.examples())
+        return jit.compile(**self._given(jit, small))
+
+    def _program(self) -> tuple[Program, list[int]]:
+        if isinstance(self.value, CompiledKernel):
+            return self.value.program, list(self.value.launcher.outputs)
+        func: PrimFunc = self.value
+        names = [p.name for p in func.program.params]
+        return func.program, [names.index(o) for o in func.outputs]
+
+    def _draft(self) -> Draft:
+        target = resolve(self.request.target, **self.request.schedule)
+        chosen: Mapping[str, str] = {}
+        if self.jit is None:
+            program = self._program()[0]
+        else:
+            jit = self._scheduled(self.jit, self.request.target)
+            if self.made is not None:
+                program, chosen = jit.drafted(*self.made.examples())
+            else:
+                program, chosen = jit.drafted(**self._given(jit, False))
+        return Draft(program, target, chosen)
+
+    def source(self) -> dict[str, Any]:
+        """The file's text, and where in it the kernel is."""
+        import linecache
+
+        function = getattr(self.jit, "fn", None) or getattr(self.value, "function", None)
+        program = self.compiled.program if function is None else None
+        if function is not None:
+            lines, first = inspect.getsourcelines(inspect.unwrap(function))
+            file, last = function.__code__.co_filename, first + len(lines) - 1
+        else:
+            assert program is not None
+            kernel = program.kernels[0]
+            loc = kernel.loc or program.loc
+            if loc is None:
+                return {"file": "", "first": 1, "lines": [], "kernel": [1, 1]}
+            own = [i.loc.line for i in walk_ops(kernel) if i.loc and i.loc.file == loc.file]
+            file, first, last = loc.file, min([loc.line, *own]), max([loc.line, *own])
+        text = [line.rstrip("\n") for line in linecache.getlines(file)]
+        return {"file": file, "first": 1, "lines": text, "kernel": [first, last]}
+
+
+def _missing(jit: Jit, given: Mapping[str, Any]) -> list[str]:
+    """The arguments that a factory lacks."""
+    open_ones = (p for p in jit.signature.parameters.values() if p.default is p.empty)
+    named = (p.name for p in open_ones if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    return [name for name in named if name not in given]
+
+
+def _array(given: Any) -> Any:
+    """`"float16[64, 128]"`: zeros of that type and shape; other values as they are."""
+    if not isinstance(given, str) or not given.endswith("]"):
+        return given
+    kind, _, shape = given[:-1].partition("[")
+    if kind not in DTYPES:
+        return given
+    return np.zeros([int(n) for n in shape.split(",") if n.strip()], DTYPES[kind].numpy)
+
+
+def kernels_of(names: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file defines that can be watched, in order."""
+    kinds = (Jit, Autotuned, MathFunction, PrimFunc, CompiledKernel)
+    return {name: value for name, value in names.items() if isinstance(value, kinds)}
+
+
+def subject_of(names: Mapping[str, Any], request: Request, file: str) -> Subject:
+    """The kernel that a request names, or the first of the file's own."""
+    found = kernels_of(names)
+    if not found:
+        raise CompileError(
+            f"{file} makes no kernel",
+            expected="a function under @tw.jit or @tw.math, or a @T.prim_func, at its top level",
+            fix="define one, or name another file",
+        )
+    if request.kernel is None:
+        known = {**request.args, **request.sizes}
+        able = (n for n, v in found.items()
+                if not isinstance(v, Jit) or v.direct or not _missing(v, known))  # fmt: skip
+        name = next(able, next(iter(found)))
+    elif request.kernel in found:
+        name = request.kernel
+    else:
+        raise CompileError(
+            f"{file} makes no kernel named {request.kernel!r}",
+            expected=" or ".join(found),
+            fix=suggest(request.kernel, found)[0],
+        )
+    return Subject(name, found[name], request, tuple(found))

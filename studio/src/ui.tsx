@@ -1,0 +1,192 @@
+/** Small parts that the views are made of. */
+import { effect, type Signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { theme } from "./store";
+
+export function Panel(props: {
+  title: string;
+  name: string;
+  tools?: ComponentChildren;
+  children: ComponentChildren;
+  flush?: boolean;
+}) {
+  return (
+    <section class={`panel panel-${props.name}`} aria-label={props.title} data-panel={props.name}>
+      <header>
+        <h2>{props.title}</h2>
+        <div class="tools">{props.tools}</div>
+      </header>
+      <div class={props.flush ? "body flush" : "body"}>{props.children}</div>
+    </section>
+  );
+}
+
+/** Tabs that arrow keys walk through. */
+export function Tabs(props: {
+  names: string[];
+  chosen: string;
+  label: string;
+  choose: (name: string) => void;
+  marks?: Record<string, string>;
+}) {
+  const move = (event: KeyboardEvent) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.stopPropagation();
+    event.preventDefault();
+    const { names } = props;
+    const next = (names.indexOf(props.chosen) + by + names.length) % names.length;
+    props.choose(names[next]!);
+    const list = event.currentTarget as HTMLElement;
+    requestAnimationFrame(() => (list.children[next] as HTMLElement | undefined)?.focus());
+  };
+  return (
+    <div class="tabs" role="tablist" aria-label={props.label} onKeyDown={move}>
+      {props.names.map((name) => (
+        <button
+          key={name}
+          type="button"
+          role="tab"
+          aria-selected={name === props.chosen}
+          tabIndex={name === props.chosen ? 0 : -1}
+          onClick={() => props.choose(name)}
+        >
+          {name}
+          {props.marks?.[name] ? <span class="badge">{props.marks[name]}</span> : null}
+        </button>
+      ))}
+    </div>
+  );
+}
+
+export function Empty({ children }: { children: ComponentChildren }) {
+  return <p class="empty">{children}</p>;
+}
+
+export interface Brush {
+  context: CanvasRenderingContext2D;
+  width: number;
+  height: number;
+  ratio: number;
+  /** A colour of the page. */
+  css: (name: string) => string;
+}
+
+/** A canvas in the pixels of the screen, drawn again when a signal changes that `draw` has read. */
+export function Canvas(props: {
+  draw: (brush: Brush) => void;
+  label: string;
+  class?: string;
+  height?: number;
+  /** Columns to rows, where the drawing has a form of its own. */
+  form?: number;
+  again?: unknown;
+  size?: Signal<[number, number]>;
+  onPointerDown?: (event: PointerEvent) => void;
+  onPointerMove?: (event: PointerEvent) => void;
+  onPointerLeave?: (event: PointerEvent) => void;
+  onWheel?: (event: WheelEvent) => void;
+  onDblClick?: (event: MouseEvent) => void;
+}) {
+  const place = useRef<HTMLCanvasElement>(null);
+  const draw = useRef(props.draw);
+  const redraw = useRef<() => void>(() => {});
+  draw.current = props.draw;
+  useEffect(() => {
+    const canvas = place.current!;
+    const context = canvas.getContext("2d")!;
+    // asked once: to ask at each step would have the browser lay the page out in between
+    let size: [number, number] = [0, 0];
+    let dressed = "";
+    const colours = new Map<string, string>();
+    const css = (name: string) => {
+      const found = colours.get(name) ?? getComputedStyle(canvas).getPropertyValue(name).trim();
+      colours.set(name, found);
+      return found;
+    };
+    const paint = () => {
+      void theme.value;
+      const now = document.documentElement.dataset.theme ?? "";
+      if (now !== dressed) colours.clear();
+      dressed = now;
+      const [width, height] = size;
+      const ratio = (window.devicePixelRatio || 1) * scale;
+      const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+      if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.clearRect(0, 0, width, height);
+      if (width && height) draw.current({ context, width, height, ratio, css });
+    };
+    let scale = zoomOf(canvas);
+    let stop = effect(paint);
+    redraw.current = () => {
+      stop();
+      stop = effect(paint);
+    };
+    const watch = new ResizeObserver(() => {
+      const { clientWidth, clientHeight } = canvas.parentElement!;
+      size = [clientWidth, clientHeight];
+      scale = zoomOf(canvas);
+      redraw.current();
+    });
+    watch.observe(canvas.parentElement!);
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const later = () => redraw.current();
+    scheme.addEventListener("change", later);
+    const wheel = (event: WheelEvent) => handlers.current?.(event);
+    canvas.addEventListener("wheel", wheel, { passive: false });
+    return () => {
+      stop();
+      watch.disconnect();
+      scheme.removeEventListener("change", later);
+      canvas.removeEventListener("wheel", wheel);
+    };
+  }, []);
+  const handlers = useRef(props.onWheel);
+  handlers.current = props.onWheel;
+  useEffect(() => redraw.current(), [props.again]);
+  return (
+    <div
+      class={`canvas ${props.class ?? ""}`}
+      style={
+        props.height
+          ? { height: `${props.height}px` }
+          : props.form
+            ? { aspectRatio: `${props.form}` }
+            : undefined
+      }
+    >
+      <canvas
+        ref={place}
+        role="img"
+        aria-label={props.label}
+        onPointerDown={props.onPointerDown}
+        onPointerMove={props.onPointerMove}
+        onPointerLeave={props.onPointerLeave}
+        onDblClick={props.onDblClick}
+      />
+    </div>
+  );
+}
+
+/** Wide screens show the page larger. */
+export function zoomOf(element: Element): number {
+  return (element as Element & { currentCSSZoom?: number }).currentCSSZoom ?? 1;
+}
+
+/** Where an event is, from the canvas's corner. */
+export function spot(event: MouseEvent): [number, number] {
+  const box = (event.currentTarget as HTMLElement).getBoundingClientRect();
+  const scale = zoomOf(event.currentTarget as HTMLElement);
+  return [(event.clientX - box.left) / scale, (event.clientY - box.top) / scale];
+}
+
+export function Line({ number, go }: { number: number | null; go: (line: number) => void }) {
+  if (number === null) return null;
+  return (
+    <button type="button" class="lineno" onClick={() => go(number)}>
+      line {number}
+    </button>
+  );
+}

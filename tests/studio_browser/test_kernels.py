@@ -1,0 +1,110 @@
+"""Each kernel of the gallery, from its start to its end."""
+
+from __future__ import annotations
+
+import runpy
+import time
+
+import numpy as np
+import pytest
+
+from tests.studio_browser.conftest import number, settled, stepped, total
+from tilewright import machine
+from tilewright.tools.inputs import arguments
+from tilewright.tools.studio.gallery import LESSONS
+from tilewright.tools.studio.subject import Request, subject_of
+
+CHANGED = """
+before => +document.querySelector('[data-total=cycles]').textContent.replace(/\\D/g, '') !== before
+"""
+STEP = 100.0  # milliseconds that a step may take
+
+
+def opened(page, served, name):
+    """Opens a kernel of the gallery; what the page was told of it."""
+
+    def whole(reply):
+        asked = reply.request.post_data or ""
+        return f'"gallery":"{name}"' in asked and '"levels"' in asked
+
+    page.goto(served.url)
+    page.wait_for_selector(".top button")
+    page.keyboard.press("g")
+    with page.expect_response(whole) as found:
+        page.locator(f"[data-gallery='{name}']").click()
+    page.wait_for_selector(".lesson")
+    settled(page)
+    return found.value.json()
+
+
+@pytest.mark.parametrize("name", list(LESSONS))
+def test_gallery(page, served, name):
+    """Stepping ends at the end; totals are the recording's; no step is slow."""
+    told = opened(page, served, name)
+    assert LESSONS[name].text.split(".")[0] in page.locator(".lesson").text_content()
+    times = stepped(page, "ArrowRight", limit=STEP)
+    assert total(page, "step") == total(page, "steps") == len(times)
+    times.pop()  # the last key finds the end and changes nothing
+    print(f"{name}: {len(times)} steps, at most {max(times):.0f} ms, mean {np.mean(times):.0f} ms")
+    assert max(times) < STEP
+    stepped(page, "ArrowLeft", 20)
+    assert total(page, "step") == len(times) + 1 - min(20, len(times))
+    page.keyboard.press("End")
+    timeline = told["parts"][0]["timeline"]
+    if timeline and timeline["spans"]["rows"]:
+        assert total(page, "cycles") == round(timeline["cycles"])
+        assert total(page, "now") == round(timeline["cycles"])
+        if timeline["interval"]:
+            assert total(page, "interval") == round(timeline["interval"])
+        if not timeline["elided"]:
+            columns = timeline["spans"]["columns"]
+            unit, size = columns.index("unit"), columns.index("bytes")
+            moved = sum(row[size] for row in timeline["spans"]["rows"] if row[unit] == "copies")
+            text = page.locator("[data-total=loaded]").text_content()
+            value, word = text.split()
+            scale = 1024 ** ["B", "KiB", "MiB", "GiB"].index(word)
+            assert float(value) * scale == pytest.approx(moved, rel=0.006, abs=0.6 * scale)
+    if told["errors"]:
+        page.get_by_role("tab", name="errors").first.click()
+        assert (
+            told["errors"][0]["message"].split("\n")[0]
+            in page.locator(".error").first.text_content()
+        )
+
+
+def test_values_are_those_of_the_interpreter(page, served):
+    """A kernel's result on the page, the interpreter's, and NumPy's."""
+    opened(page, served, "gemm")
+    page.get_by_role("tab", name="values").first.click()
+    page.locator(".values input[type=checkbox]").uncheck()
+    page.locator(".values input[type=range]").press("End")
+    page.locator(".values .chip").get_by_text("C", exact=True).click()
+    shown = number(page.locator("[data-total=sum][data-name=C]").text_content())
+
+    file = str(LESSONS["gemm"].path)
+    subject = subject_of(runpy.run_path(file), Request.of(LESSONS["gemm"].request), file)
+    kernel = subject.runnable
+    given = arguments(kernel.program, {}, "floats", 0, {})
+    made = kernel.launcher.made
+    given.update((name, np.zeros_like(given[name])) for name in made)
+    machine.run(kernel.program, given, seed=0, made=made)
+    a, b, c = (given[name].astype(np.float64) for name in ("A", "B", "C"))
+    np.testing.assert_allclose(c, a @ b, rtol=2e-2, atol=0.2)
+    assert shown == pytest.approx(c.sum(), rel=6e-3)
+
+
+def test_other_sizes_within_a_second_or_so(page, served):
+    """A tile size, changed on the page, is compiled and simulated again."""
+    opened(page, served, "gemm")
+    page.get_by_role("tab", name="schedule").first.click()
+    field = page.locator("[data-field='tile.n'] select")
+    before = total(page, "cycles")
+    start = time.monotonic()
+    field.select_option("128")
+    page.wait_for_selector(".pill.given")
+    page.wait_for_function(CHANGED, arg=int(before))
+    print(f"other tiles after {time.monotonic() - start:.2f} s")
+    settled(page)
+    assert "n 128" in page.locator(".pill.given").first.text_content()
+    assert total(page, "cycles") != before
+    assert field.input_value() == "128"
