@@ -21,6 +21,8 @@ from tilewright.tools.collect import (
     missing_text,
     parse_arguments,
 )
+from tilewright.tools.export_cli import export_command
+from tilewright.tools.studio_cli import studio_command
 from tilewright.tools.tune_cli import tune_command, tuned
 
 
@@ -47,8 +49,10 @@ def main() -> None:
 
 
 main.add_command(cache)
+main.add_command(export_command)
 main.add_command(tune_command)
 main.add_command(tuned)
+main.add_command(studio_command)
 
 _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 _args = click.option(

@@ -7,7 +7,7 @@ import inspect
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,15 +116,17 @@ def told(error: BaseException, file: str) -> str:
     return f"{said} (line {lines[-1]})" if lines else said
 
 
-def parse_arguments(arguments: str, names: dict[str, Any]) -> dict[str, Any]:
+def parse_arguments(
+    arguments: str, names: dict[str, Any], option: str = "--args"
+) -> dict[str, Any]:
     if not arguments.strip():
         return {}
     try:
         return dict(eval(f"dict({arguments})", dict(names)))
     except Exception as error:
         raise CompileError(
-            f"--args {arguments!r} does not read as keyword arguments: {error}",
-            fix="write them as in a call, e.g. --args 'M=1024, N=512'",
+            f"{option} {arguments!r} does not read as keyword arguments: {error}",
+            fix=f"write them as in a call, e.g. {option} 'M=1024, N=512'",
         ) from None
 
 
@@ -142,12 +144,7 @@ def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Launcher], str]:
     if not isinstance(value, Jit):
         return [], ""
     programs = [getattr(k, "kernel", k).launcher for k in value._kernels.values()]
-    parameters = value.signature.parameters
-    usable = {k: v for k, v in chosen.items() if k in parameters or value.direct}
-    missing = [
-        n for n, p in parameters.items() if p.default is inspect.Parameter.empty
-        and n not in usable and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]  # fmt: skip
+    usable, missing = usable_of(value, chosen)
     if value.direct:
         if usable or not programs:
             # arrays may be left out, and sizes come by name
@@ -162,6 +159,17 @@ def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Launcher], str]:
     given = [f"{n}={v!r}" for n, v in usable.items()]
     need = ", ".join([*given, *(f"{n}=…" for n in missing)])
     return programs, f"pass --args {_quoted(need)}" if missing else ""
+
+
+def usable_of(value: Jit, chosen: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Of arguments those that a jitted function takes, and the parameters that lack one."""
+    parameters = value.signature.parameters
+    usable = {k: v for k, v in chosen.items() if k in parameters or value.direct}
+    missing = [
+        n for n, p in parameters.items() if p.default is inspect.Parameter.empty
+        and n not in usable and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]  # fmt: skip
+    return usable, missing
 
 
 def _quoted(text: str) -> str:
