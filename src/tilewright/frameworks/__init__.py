@@ -1,0 +1,1 @@
+"""Kernels inside other libraries' graphs."""

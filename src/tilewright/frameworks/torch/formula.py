@@ -1,0 +1,373 @@
+"""From nodes to a formula: each is said by its lowering, and has the type that PyTorch gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from operator import getitem
+from typing import Any
+
+from tilewright.formula.front.trace import trace
+from tilewright.formula.front.values import Number, Value, astype, current, extent_of, same
+from tilewright.frameworks.torch.graph import has_tensors, lowering_of, tensors, wanted
+from tilewright.frameworks.torch.lowerings import POINTWISE
+from tilewright.frameworks.torch.lowerings.words import tm
+from tilewright.ir.core import *
+from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.formula import Extent, Formula
+from tilewright.support.errors import CompileError
+
+
+class Unsaid(Exception):
+    """A node that its lowering does not say, and why."""
+
+    def __init__(self, node: Any, reason: str) -> None:
+        super().__init__(f"{node}: {reason}")
+        self.node, self.reason = node, reason
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Sizes:
+    """Sizes that calls give, by PyTorch's symbols. `values` has numbers where a formula is made
+    for some of them."""
+
+    values: dict[str, int] = field(default_factory=dict)
+    dims: dict[str, Dim] = field(default_factory=dict)
+
+    def extent(self, n: Any, parts: int = 1) -> Extent:
+        """A size as axes have it, or one of its equal parts."""
+        if isinstance(n, int):
+            return n // parts
+        if parts != 1:
+            (symbol,) = n.node.expr.free_symbols
+            return extent_of(self._said(symbol, n.node.shape_env))
+        return extent_of(self._said(n.node.expr, n.node.shape_env))
+
+    def number(self, n: Any) -> Any:
+        found = self.extent(n)
+        return found if isinstance(found, int) else Number(found)
+
+    def _said(self, expr: Any, env: Any) -> Any:
+        name = type(expr).__name__
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Symbol:
+            return self._symbol(expr, env)
+        parts = [self._said(x, env) for x in expr.args]
+        numbers = [Number(x) if isinstance(x, Expr) else x for x in parts]
+        first, *rest = numbers
+        if name in ("Add", "Mul"):
+            for each in rest:
+                first = first + each if name == "Add" else first * each
+        elif name == "FloorDiv":
+            first = first // rest[0]
+        elif name == "Pow" and isinstance(rest[0], int) and rest[0] > 0:
+            for each in [first] * (rest[0] - 1):
+                first = first * each
+        else:
+            raise CompileError(f"a size {expr}", fix="leave it to PyTorch")
+        return extent_of(first)
+
+    def _symbol(self, symbol: Any, env: Any) -> Any:
+        name = str(symbol)
+        if name in self.values:
+            return self.values[name]
+        if name not in self.dims:
+            known = env.var_to_range.get(symbol)
+            low, high = (int(known.lower), known.upper) if known is not None else (1, None)
+            most = int(high) if high is not None and high.is_Integer and high < 1 << 31 else None
+            self.dims[name] = Dim(Var(name), max(low, 1), most)
+        return self.dims[name].var
+
+
+def symbols(values: Iterable[Any]) -> list[str]:
+    """The symbols of the sizes of what nodes give."""
+    found: dict[str, None] = {}
+    for value in values:
+        for t in tensors(value):
+            for n in t.shape:
+                if not isinstance(n, int):
+                    found |= dict.fromkeys(sorted(map(str, n.node.expr.free_symbols)))
+    return list(found)
+
+
+def times_symbol(n: Any) -> int | None:
+    """The number by which a size is a multiple of one that calls give, if it is more than one."""
+    if isinstance(n, int) or len(n.node.expr.free_symbols) != 1:
+        return None
+    (symbol,) = n.node.expr.free_symbols
+    found = n.node.expr / symbol
+    return int(found) if found.is_Integer and found > 1 else None
+
+
+def hint(n: Any) -> int:
+    """A size, or what it was in the call that the graph was made for."""
+    return n if isinstance(n, int) else int(n.node.hint)
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Order:
+    """How elements lie: axes along which nothing changes, then the others, the longest stride
+    first. Kernels take and give arrays whose elements lie in the order of their axes. A size that
+    is a number times one that calls give is two axes of the kernel: `parts` has the numbers."""
+
+    repeated: tuple[int, ...]
+    axes: tuple[int, ...]
+    parts: tuple[tuple[int, int], ...] = ()
+
+    @staticmethod
+    def of(tensor: Any, result: bool = False) -> Order:
+        """
+        >>> import torch
+        >>> Order.of(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last)).axes
+        (0, 2, 3, 1)
+        """
+        shape, strides = [hint(n) for n in tensor.shape], [hint(n) for n in tensor.stride()]
+        repeated = [] if result else [d for d, n in enumerate(shape) if n > 1 and not strides[d]]
+        rest = [d for d in range(len(shape)) if d not in repeated]
+        parts = [] if result else [
+            (d, factor) for d in rest if (factor := times_symbol(tensor.shape[d])) is not None
+        ]  # fmt: skip
+        plain = Order(tuple(repeated), tuple(rest), tuple(parts))
+        long = sorted((d for d in rest if shape[d] > 1), key=lambda d: (-strides[d], d))
+        expected = 1
+        for d in reversed(long):
+            if strides[d] != expected:
+                return plain
+            expected *= shape[d]
+        if long == sorted(long):
+            return plain
+        return replace(plain, axes=(*(d for d in rest if shape[d] == 1), *long))
+
+    @property
+    def is_plain(self) -> bool:
+        return not (self.repeated or self.parts) and list(self.axes) == sorted(self.axes)
+
+    def packed(self, tensor: Any) -> Any:
+        """The tensor as kernels take it; no element moves."""
+        for d in reversed(self.repeated):
+            tensor = tensor.select(d, 0)
+        kept = sorted(self.axes)
+        tensor = tensor.permute([kept.index(d) for d in self.axes])
+        for d, factor in sorted(self.parts, key=lambda part: -self.axes.index(part[0])):
+            tensor = tensor.unflatten(self.axes.index(d), (factor, -1))
+        return tensor
+
+    def extents(self, shape: Sequence[Any], sizes: Sizes) -> tuple[Extent, ...]:
+        """The shape that kernels take."""
+        found: list[Extent] = []
+        factors = dict(self.parts)
+        for d in self.axes:
+            if d in factors:
+                found += [factors[d], sizes.extent(shape[d], factors[d])]
+            else:
+                found.append(sizes.extent(shape[d]))
+        return tuple(found)
+
+    def read(self, x: Any, shape: tuple[Any, ...]) -> Any:
+        """The array of a formula that was given packed."""
+        kept = sorted(self.axes)
+        if self.parts:
+            x = tm.reshape(x, tuple(shape[d] for d in self.axes))
+        x = tm.permute_dims(x, tuple(self.axes.index(d) for d in kept))
+        for d in self.repeated:
+            x = tm.expand_dims(x, axis=d)
+        return tm.broadcast_to(x, shape) if self.repeated else x
+
+    def unpacked(self, tensor: Any) -> Any:
+        """The result in the order of its axes."""
+        return tensor.permute([self.axes.index(d) for d in range(len(self.axes))])
+
+
+# ── said ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Out:
+    """The type and shape that PyTorch says of a result; of several, each by its index."""
+
+    def __init__(self, node: Any, value: Any, sizes: Sizes) -> None:
+        self.node, self.value, self.sizes = node, value, sizes
+        self.name = str(node.target)
+
+    def __getitem__(self, i: int) -> Out:
+        return Out(self.node, self.value[i], self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def wants(self, i: int) -> bool:
+        """Whether somebody reads this one of several."""
+        return wanted(self.node)[i] is not None
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return tuple(self.sizes.number(n) for n in self.value.shape)
+
+    @property
+    def dtype(self) -> DType:
+        return find_dtype(self.value.dtype)
+
+    @property
+    def finite(self) -> tuple[float, float]:
+        import torch
+
+        found = torch.finfo(self.value.dtype)
+        return found.min, found.max
+
+    @property
+    def epsilon(self) -> float:
+        import torch
+
+        return float(torch.finfo(torch.float32).eps)
+
+
+def formula_of(
+    name: str, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any], sizes: Sizes
+) -> Formula:
+    """The formula of nodes, from what inputs hold to what outputs do."""
+    orders = [Order.of(x.meta["val"]) for x in inputs]
+    kinds = [_kind(x, order, sizes) for x, order in zip(inputs, orders, strict=True)]
+
+    def said(*values: Any) -> list[Any]:
+        env: dict[Any, Any] = {}
+        for x, order, value in zip(inputs, orders, values, strict=True):
+            env[x] = order.read(value, tuple(map(sizes.number, x.meta["val"].shape)))
+        for node in nodes:
+            env[node] = _said(node, env, sizes)
+        return [_output(env[x], x) for x in outputs]
+
+    said.__name__ = name
+    return trace(said, kinds, sizes=tuple(sizes.dims.values()), results=list)
+
+
+def _kind(x: Any, order: Order, sizes: Sizes) -> tuple[str, tuple[Extent, ...], DType]:
+    value = x.meta["val"]
+    return x.name, order.extents(value.shape, sizes), find_dtype(value.dtype)
+
+
+def _output(found: Value, node: Any) -> Value:
+    order = Order.of(node.meta["val"], result=True)
+    found = found if order.is_plain else tm.permute_dims(found, order.axes)
+    found.name = node.name
+    return found
+
+
+def _said(node: Any, env: dict[Any, Any], sizes: Sizes) -> Any:
+    """What a node gives, in the type and shape that PyTorch says."""
+    if node.target is getitem:
+        return env[node.args[0]][node.args[1]]
+    lowering = lowering_of(node)
+    assert lowering is not None, node
+    try:
+        args = _given(node.args, env, sizes)
+        kwargs = _given(node.kwargs, env, sizes)
+        if lowering.kind == POINTWISE:
+            args = _promoted(node, args)
+        if lowering.wants_out:
+            kwargs = {**kwargs, "out": Out(node, node.meta["val"], sizes)}
+        return _checked(node, lowering.say(*args, **kwargs), wanted(node), sizes)
+    except CompileError as error:
+        raise Unsaid(node, error.message) from error
+    except Exception as error:  # whatever a lowering does not expect, PyTorch does
+        raise Unsaid(node, f"{type(error).__name__} in its lowering: {error}") from error
+
+
+def _given(x: Any, env: dict[Any, Any], sizes: Sizes) -> Any:
+    """An argument as a lowering takes it."""
+    if isinstance(x, (tuple, list)):
+        return [_given(each, env, sizes) for each in x]
+    if isinstance(x, dict):
+        return {
+            name: _given(each, env, sizes)
+            for name, each in x.items()
+            if name not in ("device", "layout", "pin_memory", "memory_format", "non_blocking")
+        }
+    if hasattr(x, "all_input_nodes"):
+        value = x.meta.get("val")
+        if has_tensors(x):
+            return env.get(x)  # constants have its shape, no element
+        if isinstance(value, (int, float, bool)):
+            return value
+        if (
+            hasattr(value, "node")
+            and hasattr(value.node, "expr")
+            and type(value).__name__ == "SymInt"
+        ):
+            return sizes.number(value)
+        raise CompileError(f"{x} is a number that only calls know", fix="pass a tensor")
+    if type(x).__name__ == "dtype":
+        return find_dtype(x)
+    if isinstance(x, complex):
+        raise CompileError("a complex number", fix="use floats")
+    return x
+
+
+def _promoted(node: Any, args: Any) -> Any:
+    """Numbers in tensors of no axes do not decide types beside others: PyTorch says in which type
+    the operator computes."""
+    import torch
+
+    given = [x for x in node.args if any(True for _ in tensors(getattr(x, "meta", {}).get("val")))]
+    if len(given) < 1 or node.target._opname in (
+        "where",
+        "clone",
+        "_to_copy",
+        "copy",
+        "cat",
+        "masked_fill",
+    ):
+        return args
+    values = [x.meta["val"] for x in given]
+    common = values[0].dtype
+    if len(values) == 2:
+        common = torch.result_type(*values)
+    wide = torch.float64 in {t.dtype for t in tensors(node.meta["val"])}
+    if not wide and len({v.dtype for v in values}) < 2:
+        return args
+    kind = find_dtype(torch.float64 if wide else common)
+
+    def cast(x: Any) -> Any:
+        is_array = isinstance(x, Value) and not isinstance(x, Number)
+        return astype(x, kind) if is_array and x.dtype != kind else x
+
+    return [cast(x) for x in args]
+
+
+def _checked(node: Any, found: Any, expected: Any, sizes: Sizes) -> Any:
+    if isinstance(expected, (tuple, list)):
+        pairs = list(zip(found, expected, strict=True))
+        return tuple(
+            None if x is None or not any(True for _ in tensors(e)) else _checked(node, x, e, sizes)
+            for x, e in pairs
+        )
+    shape = tuple(sizes.number(n) for n in expected.shape)
+    if len(shape) != found.ndim or not all(map(same, shape, found.shape)):
+        if not isinstance(found, Value) or _count(found.shape) != _count(shape):
+            raise CompileError(
+                f"its lowering says the shape {found.shape}, PyTorch {shape}", fix="mend it"
+            )
+        found = tm.reshape(found, shape)
+    kind = find_dtype(expected.dtype)
+    found = found if found.dtype == kind else astype(found, kind)
+    _name(found, node)
+    return found
+
+
+def _count(shape: Sequence[Any]) -> Any:
+    total: Any = 1
+    for n in shape:
+        total = total * n
+    return extent_of(total)
+
+
+def _name(value: Value, node: Any) -> None:
+    """The array has the node's name in the tile program."""
+    words = current().words
+    if value.is_whole and value.buffer is not None and value.buffer.name in words:
+        words[value.buffer.name] = node.name

@@ -1,0 +1,195 @@
+"""Reductions, scans, the largest elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.frameworks.torch.lowerings.table import ALONE, FOLD, lower
+from tilewright.frameworks.torch.lowerings.words import tm
+from tilewright.support.errors import CompileError
+
+
+def _axes(x: Any, dim: Any) -> Any:
+    """Axes as `tilewright.math` takes them: none named are all."""
+    if dim is None or dim == []:
+        return None
+    return tuple(d % max(x.ndim, 1) for d in (dim if isinstance(dim, Sequence) else [dim]))
+
+
+def _axis(x: Any, dim: Any) -> Any:
+    return None if dim is None else dim % x.ndim
+
+
+def _is_number(x: Any) -> bool:
+    return not x.shape
+
+
+@lower("sum.default sum.dim_IntList", FOLD)
+def sum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+    x = x if dtype is None else tm.astype(x, dtype)
+    return tm.astype(x, out.dtype) if _is_number(x) else tm.sum(
+        x, axis=_axes(x, dim), keepdims=keepdim, dtype=out.dtype)  # fmt: skip
+
+
+@lower("mean.default mean.dim", FOLD)
+def mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+    x = tm.astype(x, out.dtype) if dtype is not None else x
+    return x if _is_number(x) else tm.mean(x, axis=_axes(x, dim), keepdims=keepdim)
+
+
+@lower("prod.default prod.dim_int", FOLD)
+def prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+    x = tm.astype(x, out.dtype)
+    return x if _is_number(x) else tm.prod(
+        x, axis=_axes(x, dim), keepdims=keepdim, dtype=out.dtype)  # fmt: skip
+
+
+@lower("var.correction", FOLD)
+def var(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+    found: Any = var_mean(x, dim, correction=correction, keepdim=keepdim)
+    return found[0]
+
+
+@lower("var_mean.correction", FOLD)
+def var_mean(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+    axes, by = _axes(x, dim), 1 if correction is None else correction
+    return (
+        tm.var(x, axis=axes, correction=by, keepdims=keepdim),
+        tm.mean(x, axis=axes, keepdims=keepdim),
+    )
+
+
+@lower("amax.default", FOLD)
+def amax(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    return tm.max(x, axis=_axes(x, list(dim)), keepdims=keepdim)
+
+
+@lower("amin.default", FOLD)
+def amin(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    return tm.min(x, axis=_axes(x, list(dim)), keepdims=keepdim)
+
+
+@lower("linalg_vector_norm.default", FOLD)
+def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *,
+                dtype: Any = None) -> Any:  # fmt: skip
+    x, axes = tm.abs(x if dtype is None else tm.astype(x, dtype)), _axes(x, dim)
+    if abs(ord) == math.inf:
+        return (tm.max if ord > 0 else tm.min)(x, axis=axes, keepdims=keepdim)
+    if ord == 0:
+        return tm.sum(tm.astype(tm.not_equal(x, 0), "float32"), axis=axes, keepdims=keepdim)
+    found = tm.sum(x * x if ord == 2 else tm.pow(x, ord), axis=axes, keepdims=keepdim)
+    return tm.sqrt(found) if ord == 2 else tm.pow(found, 1 / ord)
+
+
+@lower("max.default", FOLD)
+def largest(x: Any) -> Any:
+    return tm.max(x)
+
+
+@lower("min.default", FOLD)
+def least(x: Any) -> Any:
+    return tm.min(x)
+
+
+@lower("any.default any.dim any.dims", FOLD)
+def any(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return tm.any(x, axis=_axes(x, dim), keepdims=keepdim)
+
+
+@lower("all.default all.dim all.dims", FOLD)
+def all(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return tm.all(x, axis=_axes(x, dim), keepdims=keepdim)
+
+
+def _place(x: Any, word: str, dim: Any, keepdim: bool) -> Any:
+    """The first place of the extreme; of a NaN, if there is one."""
+    find = tm.argmax if word == "max" else tm.argmin
+    found = find(x, axis=_axis(x, dim), keepdims=keepdim)
+    if not x.dtype.is_float:
+        return found
+    nan = tm.isnan(x)
+    first = tm.argmax(tm.astype(nan, "int32"), axis=_axis(x, dim), keepdims=keepdim)
+    axes = None if dim is None else _axes(x, dim)
+    return tm.where(tm.any(nan, axis=axes, keepdims=keepdim), first, found)
+
+
+@lower("argmax.default", ALONE)
+def argmax(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return _place(x, "max", dim, keepdim)
+
+
+@lower("argmin.default", ALONE)
+def argmin(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return _place(x, "min", dim, keepdim)
+
+
+@lower("max.dim", ALONE)
+def max_of(x: Any, dim: int, keepdim: bool = False) -> Any:
+    return tm.max(x, axis=_axis(x, dim), keepdims=keepdim), _place(x, "max", dim, keepdim)
+
+
+@lower("min.dim", ALONE)
+def min_of(x: Any, dim: int, keepdim: bool = False) -> Any:
+    return tm.min(x, axis=_axis(x, dim), keepdims=keepdim), _place(x, "min", dim, keepdim)
+
+
+@lower("topk.default", ALONE)
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    if not largest:
+        raise CompileError("the least elements", fix="negate them")
+    return tm.top_k(x, k, axis=_axis(x, dim))
+
+
+@lower("cumsum.default", ALONE)
+def cumsum(x: Any, dim: int, *, dtype: Any = None, out: Any) -> Any:
+    return tm.cumulative_sum(tm.astype(x, out.dtype), axis=_axis(x, dim), dtype=out.dtype)
+
+
+@lower("cumprod.default", ALONE)
+def cumprod(x: Any, dim: int, *, dtype: Any = None, out: Any) -> Any:
+    return tm.cumulative_prod(tm.astype(x, out.dtype), axis=_axis(x, dim), dtype=out.dtype)
+
+
+# ── softmax ──────────────────────────────────────────────────────────────────────────────────
+
+
+@lower("_softmax.default", FOLD)
+def softmax(x: Any, dim: int, half_to_float: bool) -> Any:
+    return tm.softmax(x, axis=_axis(x, dim))
+
+
+@lower("_safe_softmax.default", FOLD)
+def safe_softmax(x: Any, dim: int, dtype: Any = None) -> Any:
+    """Rows of which nothing is left are zero."""
+    masked = tm.all(tm.equal(x, -math.inf), axis=_axis(x, dim), keepdims=True)
+    return tm.where(masked, 0.0, tm.softmax(x, axis=_axis(x, dim)))
+
+
+@lower("_log_softmax.default", FOLD)
+def log_softmax(x: Any, dim: int, half_to_float: bool) -> Any:
+    return tm.log_softmax(x, axis=_axis(x, dim))
+
+
+@lower("_softmax_backward_data.default", FOLD)
+def softmax_backward(grad: Any, y: Any, dim: int, input_dtype: Any) -> Any:
+    part = grad * y
+    return part - y * tm.sum(part, axis=_axis(y, dim), keepdims=True)
+
+
+@lower("_log_softmax_backward_data.default", FOLD)
+def log_softmax_backward(grad: Any, y: Any, dim: int, input_dtype: Any) -> Any:
+    return grad - tm.exp(y) * tm.sum(grad, axis=_axis(y, dim), keepdims=True)
+
+
+@lower("logsumexp.default", FOLD)
+def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
+    """An infinite largest element is the result."""
+    axes = _axes(x, dim)
+    top = tm.max(x, axis=axes, keepdims=True)
+    near = tm.where(tm.isinf(top), 0.0, top)
+    found = tm.log(tm.sum(tm.exp(x - near), axis=axes, keepdims=True)) + near
+    if keepdim:
+        return found
+    return tm.squeeze(found, axis=tuple(range(x.ndim)) if axes is None else axes)

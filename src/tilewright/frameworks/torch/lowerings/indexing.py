@@ -1,0 +1,105 @@
+"""Reads at places that data say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.frameworks.torch.lowerings.table import ALONE, GATHER, POINTWISE, lower
+from tilewright.frameworks.torch.lowerings.words import tm
+from tilewright.support.errors import CompileError
+
+
+def _checked(x: Any, found: Any, bounds: Sequence[tuple[Any, int]]) -> Any:
+    """What was read; NaN where an index lies outside, which PyTorch's own kernels refuse."""
+    if not x.dtype.is_float:
+        raise CompileError(
+            "elements that are no floats have no NaN for indices outside", fix="index floats"
+        )
+    inside = None
+    for index, n in bounds:
+        own = (index >= 0) & (index < n)
+        inside = own if inside is None else inside & own
+    return tm.where(inside, found, math.nan)
+
+
+@lower("embedding.default", GATHER)
+def embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: Any) -> Any:
+    found = tm.take(weight, indices, axis=0)
+    return _checked(weight, found, [(tm.expand_dims(indices, axis=indices.ndim), weight.shape[0])])
+
+
+@lower("index.Tensor _unsafe_index.Tensor", GATHER)
+def index(x: Any, indices: Sequence[Any]) -> Any:
+    """Negative indices count from the end."""
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if any(i.dtype.is_bool for _, i in given):
+        raise CompileError("a boolean mask as an index", fix="its shape depends on data")
+    rows = [(d, tm.where(i < 0, i + x.shape[d], i)) for d, i in given]
+    known = dict(rows)
+    found = x[tuple(known.get(d, slice(None)) for d in range(len(indices)))]
+    behind = x.ndim - 1 - given[-1][0]
+    wide = [
+        (tm.reshape(i, (*i.shape, *[1] * behind)), x.shape[d])
+        for d, i in rows
+    ]  # fmt: skip
+    return _checked(x, found, wide)
+
+
+@lower("index_select.default", GATHER)
+def index_select(x: Any, dim: int, indices: Any) -> Any:
+    return index(x, [None] * (dim % x.ndim) + [indices])
+
+
+@lower("gather.default", GATHER)
+def gather(x: Any, dim: int, indices: Any, *, sparse_grad: bool = False, out: Any) -> Any:
+    along = dim % x.ndim
+    if any(
+        a > b for d, (a, b) in enumerate(zip(indices.shape, x.shape, strict=True)) if d != along
+    ):
+        raise CompileError("gather of other rows", fix="index them")
+    parts = tuple(slice(None) if d == along else slice(0, n) for d, n in enumerate(indices.shape))
+    found = tm.take_along_axis(x[parts], indices, axis=along)
+    return _checked(x, found, [(indices, x.shape[along])])
+
+
+# ── the loss of classes ──────────────────────────────────────────────────────────────────────
+
+
+def _classes(x: Any, target: Any, weight: Any, ignored: int) -> tuple[Any, Any]:
+    """Whether a class is that of its row, and what rows weigh."""
+    along = 1 if x.ndim > 1 else 0
+    places = tm.indices(x, along)
+    hit = tm.equal(places, tm.expand_dims(target, axis=along))
+    counts = tm.astype(tm.not_equal(target, ignored), "float32")
+    if weight is not None:
+        counts = counts * tm.take(weight, target, axis=0)
+    return hit, counts
+
+
+@lower("nll_loss_forward.default nll_loss2d_forward.default", ALONE)
+def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+    """−x at the class of each row; a class that is not there makes NaN."""
+    along = 1 if x.ndim > 1 else 0
+    hit, counts = _classes(x, target, weight, ignore_index)
+    kept = tm.not_equal(target, ignore_index)
+    inside = (target >= 0) & (target < x.shape[along])
+    found = -tm.sum(tm.where(hit, x, 0), axis=along)
+    rows = tm.where(kept, tm.where(inside, found * counts, math.nan), 0)
+    total = tm.sum(counts) if counts.ndim else counts
+    if reduction == 0:
+        return rows, tm.zeros(())
+    loss = tm.sum(rows) if rows.ndim else rows
+    return (loss / total if reduction == 1 else loss), total
+
+
+@lower("nll_loss_backward.default nll_loss2d_backward.default", POINTWISE)
+def nll_loss_backward(
+    grad: Any, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
+) -> Any:
+    along = 1 if x.ndim > 1 else 0
+    hit, counts = _classes(x, target, weight, ignore_index)
+    grad = grad / total if reduction == 1 else grad
+    rows = tm.where(tm.not_equal(target, ignore_index), grad * counts, 0)
+    return tm.where(hit, -tm.expand_dims(rows, axis=along), 0)

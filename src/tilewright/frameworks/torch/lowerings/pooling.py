@@ -1,0 +1,175 @@
+"""Pooling: windows that are folded by a maximum or a sum, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.frameworks.torch.lowerings.convolution import Window
+from tilewright.frameworks.torch.lowerings.shapes import prod_of
+from tilewright.frameworks.torch.lowerings.table import ALONE, lower
+from tilewright.frameworks.torch.lowerings.words import tm
+
+
+def _each(value: Any, rank: int) -> tuple[int, ...]:
+    return tuple(value) * rank if len(value) == 1 else tuple(value)
+
+
+def _inside(at: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    return prod_of((i >= 0) & (i < n) for i, n in zip(at, sizes, strict=True))
+
+
+_NOWHERE = (1 << 31) - 1
+
+
+def _first_largest(a: Any, b: Any) -> Any:
+    """Of two elements and their places the larger, a NaN if there is one; else the first."""
+    nan, other = tm.isnan(a[0]), tm.isnan(b[0])
+    same = tm.equal(a[0], b[0]) | (nan & other)
+    keep = (a[0] > b[0]) | (nan & ~other) | (same & (a[1] <= b[1]))
+    return tm.where(keep, a[0], b[0]), tm.where(keep, a[1], b[1])
+
+
+@lower("max_pool2d_with_indices.default", ALONE)
+def max_pool2d(*given: Any, out: Any) -> Any:
+    return _max_pool(2, out, *given)
+
+
+@lower("max_pool3d_with_indices.default", ALONE)
+def max_pool3d(*given: Any, out: Any) -> Any:
+    return _max_pool(3, out, *given)
+
+
+def _max_pool(
+    rank: int, out: Any, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,),
+    dilation: Any = (1,), ceil_mode: bool = False,
+) -> Any:  # fmt: skip
+    """The largest of each window, and where it is in its plane."""
+    taps, sizes = _each(kernel, rank), x.shape[-rank:]
+    strides = _each(stride or kernel, rank)
+    window = Window(strides, _each(padding, rank), _each(dilation, rank), rank)
+
+    def read(i: Any, tap: Any) -> tuple[Any, Any]:
+        places = window.reads(i[-rank:], tap)
+        inside, flat = _inside(places, sizes), places[0]
+        for n, at in zip(sizes[1:], places[1:], strict=True):
+            flat = flat * n + at
+        value = tm.where(inside, tm.item(x, (*i[:-rank], *places)), -math.inf)
+        return value, tm.where(inside, flat, _NOWHERE)
+
+    shape = out[0].shape
+    if not out.wants(1):
+        return tm.array(shape, lambda *i: tm.max(taps, lambda *tap: read(i, tap)[0])), None
+    best = tm.monoid((-math.inf, _NOWHERE), _first_largest)
+    folds = [
+        tm.array(shape, lambda *i, k=k: tm.reduce(best, taps, lambda *tap: read(i, tap))[k])
+        for k in range(2)
+    ]
+    return tuple(folds)
+
+
+@lower("max_pool2d_with_indices_backward.default", ALONE)
+def max_pool_backward(
+    grad: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
+    indices: Any,
+) -> Any:  # fmt: skip
+    """Each element gets the gradients of the windows that it is the largest of."""
+    taps, (_, width) = _each(kernel, 2), x.shape[-2:]
+    window = Window(_each(stride or kernel, 2), _each(padding, 2), _each(dilation, 2), 2)
+
+    def element(*i: Any) -> Any:
+        def term(*tap: Any) -> Any:
+            places, whole = window.written(i[-2:], tap)
+            own = _inside(places, grad.shape[-2:])
+            own = own if whole is None else own & whole
+            at = (*i[:-2], *places)
+            return tm.where(own & (indices[at] == i[-2] * width + i[-1]), grad[at], 0)
+
+        return tm.sum(taps, term)
+
+    return tm.array(x.shape, element)
+
+
+class _Average:
+    """What is summed, and by how many it is divided."""
+
+    def __init__(self, x: Any, kernel: Any, stride: Any, padding: Any, count_pad: bool,
+                 divisor: int | None, rank: int) -> None:  # fmt: skip
+        self.taps, self.rank, self.sizes = _each(kernel, rank), rank, x.shape[-rank:]
+        self.pads, self.count_pad, self.divisor = _each(padding, rank), count_pad, divisor
+        self.strides = _each(stride or kernel, rank)
+        self.window = Window(self.strides, self.pads, (1,) * rank, rank)
+
+    def count(self, at: Sequence[Any]) -> Any:
+        if self.divisor:
+            return self.divisor
+        found: Any = 1
+        for p, k, s, pad, n in zip(at, self.taps, self.strides, self.pads, self.sizes, strict=True):
+            begin = p * s - pad
+            end = tm.minimum(begin + k, n + pad)
+            if not self.count_pad:
+                begin, end = tm.maximum(begin, 0), tm.minimum(end, n)
+            found = found * (end - begin)
+        return found
+
+
+def _average_pool(rank: int) -> None:
+    @lower(f"avg_pool{rank}d.default", ALONE)
+    def say(x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), ceil_mode: bool = False,
+            count_include_pad: bool = True, divisor_override: int | None = None, *,
+            out: Any) -> Any:  # fmt: skip
+        average = _Average(x, kernel, stride, padding, count_include_pad, divisor_override, rank)
+
+        def element(*i: Any) -> Any:
+            def term(*tap: Any) -> Any:
+                return tm.item(x, (*i[:-rank], *average.window.reads(i[-rank:], tap)))
+
+            return tm.sum(average.taps, term) / average.count(i[-rank:])
+
+        return tm.array(out.shape, element)
+
+    @lower(f"avg_pool{rank}d_backward.default", ALONE)
+    def back(grad: Any, x: Any, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+             count_include_pad: bool, divisor_override: int | None) -> Any:  # fmt: skip
+        average = _Average(x, kernel, stride, padding, count_include_pad, divisor_override, rank)
+
+        def element(*i: Any) -> Any:
+            def term(*tap: Any) -> Any:
+                places, whole = average.window.written(i[-rank:], tap)
+                own = _inside(places, grad.shape[-rank:])
+                own = own if whole is None else own & whole
+                part = tm.item(grad, (*i[:-rank], *places)) / average.count(places)
+                return tm.where(own, part, 0)
+
+            return tm.sum(average.taps, term)
+
+        return tm.array(x.shape, element)
+
+
+for _rank in (1, 2, 3):
+    _average_pool(_rank)
+
+
+@lower("_adaptive_avg_pool2d.default _adaptive_avg_pool3d.default", ALONE)
+def adaptive_average(x: Any, size: Any, *, out: Any) -> Any:
+    """From ⌊i·n/m⌋ to ⌈(i + 1)·n/m⌉ along each axis."""
+    rank = len(size)
+    pairs = list(zip(x.shape[-rank:], out.shape[-rank:], strict=True))
+    longest = tuple(max(-(-(i + 1) * n // m) - i * n // m for i in range(m)) for n, m in pairs)
+
+    def element(*i: Any) -> Any:
+        begins = [a * n // m for a, (n, m) in zip(i[-rank:], pairs, strict=True)]
+        ends = [((a + 1) * n + m - 1) // m for a, (n, m) in zip(i[-rank:], pairs, strict=True)]
+
+        def term(*tap: Any) -> Any:
+            at = [b + t for b, t in zip(begins, tap, strict=True)]
+            own = prod_of(a < e for a, e in zip(at, ends, strict=True))
+            return tm.where(own, tm.item(x, (*i[:-rank], *at)), 0)
+
+        count: Any = 1
+        for begin, end in zip(begins, ends, strict=True):
+            count = (end - begin) * count
+        return tm.sum(longest, term) / count
+
+    return tm.array(out.shape, element)

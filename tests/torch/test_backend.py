@@ -1,0 +1,257 @@
+"""What graphs do besides computing: views, aliases, sizes that change, what PyTorch keeps."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+import tilewright.torch  # noqa: E402
+from tests.torch.common import compare  # noqa: E402
+from tilewright.frameworks.torch.backend import backend  # noqa: E402
+from tilewright.support.errors import TilewrightError  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def check(fn, *args, **options):
+    """Results, and what becomes of arguments, are those of eager; what became of the graphs."""
+    found = []
+    call = torch.compile(fn, backend=lambda m, x: backend(m, x, found=found), **options)
+    ours, theirs = ([a.clone() if isinstance(a, torch.Tensor) else a for a in args] for _ in "ab")
+    compare(call(*ours), fn(*theirs))
+    compare(ours, theirs)
+    return found
+
+
+def operators(found):
+    """Those of each group, and those that PyTorch keeps."""
+    groups = [[n.target._opname for n in r.members if hasattr(n.target, "_opname")]
+              for each in found for r in each.runners]  # fmt: skip
+    kept = {str(n.target): why for each in found for n, why in each.facts.stays.items()}
+    return groups, kept
+
+
+def test_registered():
+    assert "tilewright" in torch._dynamo.list_backends()
+    x = torch.randn(4, 8)
+    compare(torch.compile(lambda x: x * 2 + 1, backend="tilewright")(x), x * 2 + 1)
+
+
+def test_options_are_refused():
+    with pytest.raises(Exception, match="no option 'tiles'") as error:
+        torch.compile(lambda x: x + 1, backend="tilewright", options={"tiles": 1})(torch.ones(2))
+    assert isinstance(error.value.inner_exception, TilewrightError)
+
+
+def test_what_is_one_kernel():
+    found = check(lambda x, w, b: F.layer_norm(x + w, (8,)) * b,
+                  torch.randn(4, 8), torch.randn(8), torch.randn(8))  # fmt: skip
+    assert operators(found) == ([["add", "native_layer_norm", "mul"]], {})
+    q = torch.randn(2, 16, 8)
+    found = check(lambda q: (q @ q.mT * 0.3).softmax(-1) @ q, q)
+    assert operators(found) == ([["bmm", "mul", "_softmax", "bmm"]], {})
+    assert len(found[0].runners[0].kernels.made.program.kernels) == 1
+
+
+def test_no_group_waits_for_itself():
+    """The sort is between two uses of what is computed before it."""
+
+    def function(x):
+        y = x * 2
+        return y + torch.sort(y)[0] + y.sum()
+
+    groups, kept = operators(check(function, torch.randn(8)))
+    assert kept == {"aten.sort.default": "sorting is no fold"}
+    assert all(set(g) != {"mul", "add"} for g in groups)
+
+
+def test_repeated_layers_share_kernels():
+    layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+    found = check(layers, torch.randn(2, 8))
+    assert len({r.kernels for r in found[0].runners}) == 1
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: x.t(), lambda x: x[::2, 1:], lambda x: x[:, :1].expand(-1, 6),
+    lambda x: x.view(2, 4, 6).permute(2, 0, 1), lambda x: x.as_strided((3, 3), (6, 1), 2),
+    lambda x: x[0, 0],
+])  # fmt: skip
+def test_inputs_of_any_strides(make):
+    check(lambda x: x.exp() + x, make(torch.randn(8, 6)))
+    check(lambda x: make(x) * 2, torch.randn(8, 6))
+
+
+def test_channels_last_stays():
+    x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
+    conv = torch.nn.Conv2d(8, 4, 3, padding=1).to(memory_format=torch.channels_last)
+    check(lambda x: F.relu(conv(x)), x)
+
+
+def test_in_place_and_aliases():
+    def update(x, y):
+        x.add_(y)
+        x[1:].mul_(2)
+        z = x.view(-1)
+        z[0] = 7
+        return x.t(), y, z[2:]
+
+    check(update, torch.randn(3, 4), torch.randn(3, 4))
+    x = torch.randn(3, 4)
+    out = torch.compile(lambda x: (x, x.t(), x + 1), backend="tilewright")(x)
+    assert out[0] is x or out[0].data_ptr() == x.data_ptr()
+    assert out[1].data_ptr() == x.data_ptr()
+
+
+def test_graph_breaks():
+    def function(x):
+        y = x * 2 + 1
+        if float(y.sum()) > 0:
+            return y.relu()
+        return y.exp()
+
+    check(function, torch.ones(4))
+    check(function, -torch.ones(4) * 9)
+
+
+def test_types_that_meet():
+    """Tensors of no axes and numbers do not decide types beside others."""
+    x, y = torch.randn(4).half(), torch.tensor(1.7, dtype=torch.float64)
+    check(lambda x, y: (x * y, x > y, x + 1.5, x.long() / 3, x.int() + y, x + x.bfloat16()), x, y)
+    check(lambda x: (x.bool() + x.bool(), x + 1, x // 3, x % 3, ~x), torch.arange(-4, 5))
+
+
+def test_special_numbers():
+    def function(x):
+        rounded = x.relu(), x.sign(), x.clamp(-1, 1), x.floor(), x > 0, x.nan_to_num()
+        return *rounded, x.max(), x.argmax(), x.softmax(0), torch.maximum(x, -x), x.logsumexp(0)
+
+    x = torch.tensor([0.0, -0.0, 1.0, float("nan"), float("inf"), -float("inf"), -2.5])
+    check(function, x)
+    check(lambda x: x.masked_fill(x < 9, -float("inf")).softmax(-1), x[:3])
+
+
+def test_autocast():
+    linear = torch.nn.Linear(8, 8)
+
+    def function(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return linear(x).softmax(-1)
+
+    check(function, torch.randn(4, 8))
+
+
+def test_dropout_has_the_numbers_of_eager():
+    def function(x):
+        return F.dropout(F.dropout(x * 2, 0.5) + 1, 0.25)
+
+    call = torch.compile(function, backend="tilewright")
+    x = torch.randn(64)
+    torch.manual_seed(1)
+    found = call(x)
+    torch.manual_seed(1)
+    compare(found, function(x))
+
+
+def test_what_pytorch_keeps():
+    x = torch.randn(6)
+    _, kept = operators(check(lambda x: torch.fft.fft(x * 2).real + 1, x))
+    assert any("complex64" in why or "has no formula" in why for why in kept.values())
+    _, kept = operators(check(lambda x, i: x * 2 + i, x, torch.tensor(3, dtype=torch.uint8)))
+    assert not kept
+    _, kept = operators(check(lambda x: (x.double() * 2).to(torch.complex128).abs(), x))
+    assert any("complex128" in why for why in kept.values())
+
+
+def test_indices_outside():
+    """Of a float table they are NaN, never an element."""
+    table = torch.randn(5, 3)
+    call = torch.compile(lambda t, i: F.embedding(i, t) * 2, backend="tilewright")
+    found = call(table, torch.tensor([0, 7, -1]))
+    compare(found[0], table[0] * 2)
+    assert found[1:].isnan().all()
+    check(lambda t, i: t[i], table, torch.tensor([-1, 0, 4, -5]))
+
+
+def test_a_kernel_that_fails_is_pytorchs(monkeypatch):
+    from tilewright.formula.function import Made
+
+    def fail(self, arrays):
+        raise TilewrightError("no such kernel today")
+
+    monkeypatch.setattr(Made, "run", fail)
+    with pytest.warns(UserWarning, match="no such kernel today"):
+        found = check(lambda x: x.sinh() * 3.25, torch.randn(7))
+    assert found[0].runners[0].kernels.refused == "no such kernel today"
+
+
+# ── sizes that calls give ────────────────────────────────────────────────────────────────────
+
+
+def counted(fn, shapes, **options):
+    """The graphs that calls of these shapes make."""
+    found = []
+    call = torch.compile(fn, backend=lambda m, x: backend(m, x, found=found), **options)
+    for shape in shapes:
+        x = torch.randn(shape)
+        with torch.no_grad():
+            compare(call(x), fn(x))
+    return found
+
+
+def test_one_kernel_for_all_sizes():
+    linear = torch.nn.Linear(8, 16)
+    for fn in (lambda x: F.gelu(linear(x)), lambda x: x.softmax(-2) + 1):
+        (found,) = counted(fn, [(2, n, 8) for n in (4, 5, 33)], dynamic=True)
+        assert all(r.kernels.made is not None for r in found.runners), found.runners
+        torch._dynamo.reset()
+
+
+def test_attention_of_any_length():
+    def attend(x):
+        q, k, v = x.unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    (found,) = counted(attend, [(2, n, 48) for n in (8, 9, 20)], dynamic=True)
+    assert not found.facts.stays
+
+
+def test_sizes_that_a_formula_does_not_take_are_one_kernel_each():
+    (found,) = counted(
+        lambda x: x.unfold(0, 4, 2).sum(-1).cumsum(0), [(n,) for n in (12, 20)], dynamic=True
+    )
+    special = [r for r in found.runners if r.kernels.why_special]
+    assert special and all(len(r.kernels.by_sizes) == 2 for r in special)
+
+
+# ── what is said of it ───────────────────────────────────────────────────────────────────────
+
+
+def test_explain():
+    def function(x, i):
+        return (x.softmax(-1) * 2).sum() + torch.sort(x)[0][0, 0]
+
+    x = torch.randn(4, 8, requires_grad=True)
+    report = tilewright.torch.explain(function, x, torch.tensor([1]))
+    forward, backward = report.graphs
+    assert any("_softmax" in k.operators for k in forward.kernels)
+    (kept,) = forward.kept
+    assert (kept.operator, kept.reason) == ("aten.sort.default", "sorting is no fold")
+    assert kept.bytes > 0 and backward.name == "backward"
+    text = str(report)
+    assert "graph 0 (forward)" in text and "sorting is no fold" in text
+    assert "@tw.jit" in forward.kernels[0].tile
+
+
+def test_explain_names_graph_breaks():
+    def function(x):
+        if float(x.sum()) > 0:
+            return x + 1
+        return x
+
+    report = tilewright.torch.explain(function, torch.ones(3))
+    assert len(report.breaks) >= 1 and "graph break" in str(report)
