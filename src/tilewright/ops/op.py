@@ -1,0 +1,60 @@
+"""One mechanism makes an op of a formula: `@op(…)` over a function of arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from tilewright.ops.record import OPS, Record
+from tilewright.ops.shapes import Signature
+from tilewright.support.errors import CompileError
+
+Array: TypeAlias = Any
+Function: TypeAlias = Callable[..., Any]
+
+
+class Op(Record):
+    """A record that is called like its formula."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.bind(args, kwargs)
+        if self.is_torch(given):
+            from tilewright.ops import for_torch
+
+            return for_torch.call(self, given)
+        self.check(given)
+        return self.run(**given)
+
+
+def op(
+    signature: str,
+    *,
+    formula: str,
+    error: float,
+    wrt: Sequence[str] = (),
+    text: bool = False,
+) -> Callable[[Callable[..., Any]], Op]:
+    """Make an op of a formula: see `Record`, and `shapes` for what a signature says."""
+
+    def make(function: Callable[..., Any]) -> Op:
+        made = Op(function, Signature.read(signature), formula, tuple(wrt), error, text)
+        other = OPS.get(made.name)
+        if other is not None and _origin(other) != _origin(made):
+            raise CompileError(
+                f"there is an op called {made.name}",
+                got=f"one of {_origin(made)}, where {_origin(other)} has one",
+                fix="give the function another name",
+            )
+        OPS[made.name] = made
+        if "tilewright.ops.for_torch" in sys.modules:
+            from tilewright.ops import for_torch
+
+            for_torch.define(made)
+        return made
+
+    return make
+
+
+def _origin(op: Record) -> str:
+    return f"{op.function.__module__}.{op.function.__qualname__}"

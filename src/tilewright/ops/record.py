@@ -1,0 +1,171 @@
+"""An op as a record: its formula and signature, the arguments that have gradients, and how far
+results may be off. Everything else follows from it: checks, gradients (`tm.vjp`), the operators of
+PyTorch (`for_torch`), the page of all ops.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.formula.arguments import is_array
+from tilewright.formula.function import MathFunction
+from tilewright.formula.gradients.backward import Gradients, gradients
+from tilewright.ops.shapes import Signature
+from tilewright.support.errors import CompileError, LaunchError, suggest
+
+OPS: dict[str, Record] = {}
+
+
+class Record:
+    """A function of arrays of NumPy, PyTorch or JAX.
+
+    `wrt` names the arguments that have a gradient. `error` bounds results: they differ from exact
+    ones by at most `error` · ε · the largest exact element, where ε is the spacing of numbers of
+    the result's type at 1, on arguments like standard normal ones. A `text` is no formula, but a
+    function that calls kernels over tile values.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        signature: Signature,
+        formula: str,
+        wrt: tuple[str, ...],
+        error: float,
+        text: bool = False,
+    ) -> None:
+        self.function, self.signature, self.formula = function, signature, formula
+        self.wrt, self.error, self.text = wrt, error, text
+        self.name = self.__name__ = function.__name__
+        self.__signature__ = inspect.signature(function)
+        self.__module__ = function.__module__
+        self.__doc__ = self._document()
+        parameters = self.__signature__.parameters.values()
+        self.names = tuple(p.name for p in parameters)
+        self.places = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
+        self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        kinds = {p.name: str(p.annotation) for p in parameters}
+        self.tuples = {
+            n: 1 + kind.count("int, int") for n, kind in kinds.items() if "tuple" in kind
+        }
+        self.run = function if text else MathFunction(function)
+        self._gradients: dict[tuple[str, ...], Gradients] = {}
+        self._known: set[Any] = set()
+
+    def _document(self) -> str:
+        facts = {
+            "Formula": self.formula,
+            "Arrays": self.signature.text,
+            "Gradients": ", ".join(self.wrt) or "none",
+            "Error": f"at most {self.error:g} ε of the result's largest element",
+        }
+        said = inspect.cleandoc(self.function.__doc__ or "")
+        return "\n".join([said, "", *(f"{label}: {fact}" for label, fact in facts.items())])
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, defaults included."""
+        given = {**self.defaults, **dict(zip(self.names[: self.places], args, strict=False))}
+        given.update(kwargs)
+        missing = [n for n in self.names if n not in given]
+        twice = [n for n in self.names[: len(args)] if n in kwargs]
+        if missing or twice or len(given) > len(self.names) or len(args) > self.places:
+            self._refuse(args, kwargs)
+        for n, length in self.tuples.items():  # a number stands for as many, a list is a tuple
+            given[n] = (given[n],) * length if isinstance(given[n], int) else tuple(given[n])
+        return {n: given[n] for n in self.names}
+
+    def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        try:
+            self.__signature__.bind(*args, **kwargs)
+        except TypeError as error:
+            wrong = [word for word in kwargs if word not in self.names]
+            told = "pass the arguments that its signature names"
+            fix, repair = suggest(wrong[0], self.names, told) if wrong else (told, None)
+            raise CompileError(
+                f"{self.name}: {error}",
+                expected=f"{self.name}{self.__signature__}",
+                fix=fix,
+                code="arguments",
+                repair=repair,
+            ) from None
+
+    def is_torch(self, given: Mapping[str, Any]) -> bool:
+        """Whether an argument is a tensor of PyTorch; all arrays then are."""
+        for n in self.signature.arrays:
+            if given[n] is not None and not is_array(given[n]):
+                raise CompileError(
+                    f"{self.name}: {n} is no array",
+                    expected="an array of NumPy, PyTorch or JAX",
+                    got=type(given[n]).__name__,
+                    fix="make it one: np.asarray(x)",
+                    code="arguments",
+                )
+        libraries = {
+            n: _library(type(given[n])) for n in self.signature.arrays if given[n] is not None
+        }
+        if len(set(libraries.values())) > 1:
+            shown = ", ".join(f"{n} of {library}" for n, library in libraries.items())
+            raise LaunchError(
+                f"{self.name} was given arrays of several libraries",
+                expected="arrays of one library",
+                got=shown,
+                fix="convert them: torch.from_numpy(x), x.numpy(), jax.numpy.asarray(x)",
+            )
+        return "torch" in libraries.values()
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Whether shapes, types and devices fit, once for all arguments like these."""
+        arrays = [(n, given[n]) for n in self.signature.arrays if given[n] is not None]
+        listed = [tuple(given[n]) for n in self.signature.listed]
+        key = (*listed, *((n, a.shape, a.dtype, _device(a)) for n, a in arrays))
+        if key not in self._known:
+            self.results(given)
+            self._known.add(key)
+
+    def results(self, given: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], str]]:
+        """Shapes and types of the results for these arguments, which are checked."""
+        devices = {n: _device(given[n]) for n in self.signature.arrays if given[n] is not None}
+        if len(set(devices.values())) > 1:
+            raise LaunchError(
+                f"{self.name} was given arrays on several devices",
+                expected="arrays on one device",
+                got=", ".join(f"{n} on {device}" for n, device in devices.items()),
+                fix="move them to one device before the call",
+            )
+        try:
+            return self.signature.results(given)
+        except LaunchError as error:
+            about = error.diagnostic
+            raise LaunchError(
+                f"{self.name}: {about.message}",
+                expected=about.expected, got=about.got, fix=about.fix,
+            ) from None  # fmt: skip
+
+    def gradients(self, wrt: tuple[str, ...] = ()) -> Gradients:
+        """`tm.vjp` of the op: its gradients by the arguments `wrt`; all that have one if none."""
+        wanted = wrt or self.wrt
+        for name in wanted:
+            if name not in self.wrt:
+                raise CompileError(
+                    f"{self.name} has no gradient by {name}",
+                    expected=f"some of {', '.join(self.wrt)}" if self.wrt else "no gradients",
+                    fix="leave it out, or detach it",
+                    code="arguments",
+                )
+        if wanted not in self._gradients:
+            self._gradients[wanted] = gradients(self.function, wanted)
+        return self._gradients[wanted]
+
+
+def _library(kind: type) -> str:
+    """Where a type of arrays comes from: numpy, torch, jax, …"""
+    library = kind.__module__.partition(".")[0]
+    return "jax" if library == "jaxlib" else library
+
+
+def _device(array: Any) -> str:
+    return "cpu" if type(array) is np.ndarray else str(getattr(array, "device", "cpu"))
