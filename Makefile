@@ -7,12 +7,13 @@ PY   := $(VENV)/bin/python
 KEY  := $(shell { cat pyproject.toml; pwd; } | cksum | cut -d' ' -f1)
 CORE := $(VENV)/.core-$(KEY)
 DEV  := $(VENV)/.dev-$(KEY)
+WEB  := $(VENV)/.web-$(KEY)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Checks run one after the other, so that the first failure is the last thing printed.
 .NOTPARALLEL:
-.PHONY: help demo test quick lint types size gates fix bench-cpu docs nightly test-gpu bench-gpu clean
+.PHONY: help demo test test-torch quick lint types size gates fix bench-cpu docs nightly studio test-studio chromium test-gpu bench-gpu clean
 
 # $(call step,title,command,what to do when it fails)
 define step
@@ -29,7 +30,7 @@ demo: $(CORE) ## run the demo (no GPU needed)
 
 STARTED := $(shell date +%s)
 test: lint types size ## everything: lint, types, size, tests (gpu tests excepted)
-	$(call step,pytest,$(PY) -m pytest -q -n $(JOBS),Rerun one test with: $(PY) -m pytest path::name)
+	$(call step,pytest,$(PY) -m pytest -q -n $(JOBS) --ignore tests/torch,Rerun one test with: $(PY) -m pytest path::name)
 	@echo "make test took $$(( $$(date +%s) - $(STARTED) )) s"
 
 quick: $(DEV) ## the tests that take no time
@@ -44,6 +45,13 @@ types: $(DEV) ## mypy --strict
 
 size: $(DEV) ## lines and tokens of the package, against their record
 	$(call step,size,$(PY) -m devtools size,)
+
+# One version, so that samples of operators and their graphs are those that the tests know.
+TORCH ?= torch==2.13.0
+test-torch: $(DEV) ## the PyTorch backend on the CPU; installs PyTorch into .venv when it is missing
+	@$(PY) -c 'import torch, expecttest' 2>/dev/null || { echo "==> pip install $(TORCH)"; \
+	  $(INSTALL) '$(TORCH)' expecttest; }
+	$(call step,pytest tests/torch,$(PY) -m pytest -q -n $(JOBS) tests/torch,Rerun one test with: $(PY) -m pytest path::name)
 
 # The wheel is unpacked, not installed: the library that is loaded first is the one in use.
 NVRTC ?= 13.0
@@ -64,9 +72,36 @@ docs: $(CORE) ## rewrite what is generated: reference, tutorial pages, the READM
 	@$(PY) examples/tutorial/pages.py
 	@$(PY) benchmarks/tables.py
 
+# The page is built ahead and committed: only who changes it needs Node, and only its tests a browser.
+MODULES := studio/node_modules/.package-lock.json
+NPM     := npm --silent --prefix studio
+$(MODULES): studio/package.json studio/package-lock.json
+	@command -v npm >/dev/null || $(call apt,nodejs npm)
+	@echo "==> npm ci (into studio/node_modules)"
+	@npm ci --prefix studio --silent --no-audit --no-fund && touch $@
+
+# $(call apt,packages): Debian's, where we may install them
+apt = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "==> apt-get install $(1)" \
+  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(1) >/dev/null; } \
+  || { echo "error: $(1) is missing; on Debian and Ubuntu: apt-get install $(1)" >&2; exit 1; }
+
+chromium:
+	@command -v chromium >/dev/null || $(call apt,chromium fonts-dejavu-core)
+
+studio: $(MODULES) ## build the studio's page
+	$(call step,page,$(NPM) run build,)
+
+test-studio: $(WEB) $(MODULES) chromium ## the studio in a real browser, and its page against its source
+	$(call step,page: format,$(NPM) run lint,'npm run format' in studio repairs it.)
+	$(call step,page: types,$(NPM) run types,)
+	$(call step,page: unit tests,$(NPM) test,)
+	$(call step,page: the committed build,$(NPM) run check,'make studio' builds it.)
+	$(call step,pytest (browser),$(PY) -m pytest -q tests/studio_browser,)
+
 NIGHTLY ?= 7200
 nightly: $(DEV) ## 10,000 random schedules, mutants, wrong kernels, the zoo for every GPU; takes an hour
 	$(call step,schedules,$(PY) -m devtools schedules zoo/schedules.py --count 10000 --jobs $(JOBS) --time $(NIGHTLY),A failure is printed as the command that repeats it.)
+	$(call step,plans,$(PY) -m tests.formula.plans --count 2000,A failure prints the plan.)
 	$(call step,mutants,$(PY) -m tests.derived.run --jobs $(JOBS),)
 	$(call step,chips,$(PY) -m devtools chips --jobs $(JOBS),)
 	$(call step,sources on the host,$(PY) -m devtools extremes,)
@@ -160,3 +195,7 @@ $(CORE): | $(PY)
 $(DEV): | $(PY)
 	$(call install,.[dev])
 	@touch $(CORE) $@
+
+$(WEB): | $(PY)
+	$(call install,.[browser])
+	@touch $(CORE) $(DEV) $@

@@ -9,6 +9,7 @@ import tempfile
 # Many tests start Python: without bytecode each of them compiles the package again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+gc.set_threshold(500_000, 20, 20)
 
 
 def pytest_configure(config):
@@ -21,7 +22,6 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Collecting garbage is a twentieth of the time: tests and modules stay, so leave them out."""
+    """Tests and modules stay: collecting garbage leaves them out."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)

@@ -2,12 +2,13 @@
 
     python benchmarks/choices.py --seed 7 --count 10 --out choices.json
     python benchmarks/choices.py --seed 7 --count 20 --family attention --out choices.json
+    python benchmarks/choices.py --seed 7 --count 3 --family ends --out choices.json
     python benchmarks/choices.py regret choices.json ...
 
 Of each kernel family, `--count` sizes that the seed draws; or of float32 products alone; or of
 attention with more lengths, heads and columns, those of `attention.py`, and of one query, those of
-`decode.py`. Contenders: the
-`--best` candidates that the model ranks first, as many of the others drawn at random, and PyTorch.
+`decode.py`; or of products that end in more than a sum, as formulas. Contenders: the `--best`
+candidates that the model ranks first, as many of the others drawn at random, and PyTorch.
 `regret` ranks the measured candidates by the model as it is now, on any machine, and compares: the
 time of the first, and of the best of the first eight, by the least time of all.
 """
@@ -19,7 +20,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -75,6 +76,15 @@ class Case:
     settings: tuple[Any, ...]
     torch: Callable[..., Any]
     work: float
+    integers: tuple[int, ...] = ()  # which of the arrays are int8
+
+    def dtypes(self) -> list[str]:
+        return ["int8" if n in self.integers else self.dtype for n in range(len(self.shapes))]
+
+    def arrays(self) -> list[Any]:
+        """Zeros that take no memory."""
+        each = zip(self.dtypes(), self.shapes, strict=True)
+        return [np.broadcast_to(np.zeros((), dtype), shape) for dtype, shape in each]
 
 
 def cases(seed: int, count: int, family: str = "all") -> Iterator[Case]:
@@ -98,6 +108,11 @@ def cases(seed: int, count: int, family: str = "all") -> Iterator[Case]:
             yield Case(told, decode, given, "bfloat16", (), partial(_attention, False), work)
         return
     rng = random.Random(seed)
+    if family == "ends":
+        for _ in range(count):
+            m, n, k = (rng.randrange(4, 65) * 64 for _ in range(3))
+            yield from ends(m, n, k)
+        return
 
     def near(low: int, high: int, step: int = 8) -> int:
         """Between the two, as often small as large."""
@@ -135,6 +150,45 @@ def cases(seed: int, count: int, family: str = "all") -> Iterator[Case]:
         )  # fmt: skip
 
 
+def ends(m: int, n: int, k: int) -> Iterator[Case]:
+    """Products that end in more than a sum."""
+    import tilewright.math as tm
+
+    formulas: dict[str, tuple[Any, tuple[Any, ...], Callable[..., Any]]] = {
+        "gelu": (
+            lambda a, b, bias: tm.gelu(a @ b + bias, approximate="tanh"),
+            ((n,),),
+            lambda f, a, b, bias: f.gelu(a @ b + bias, approximate="tanh"),
+        ),
+        "silu": (lambda a, b: tm.silu(a @ b), (), lambda f, a, b: f.silu(a @ b)),
+        "residual": (lambda a, b, r: a @ b + r, ((m, n),), lambda f, a, b, r: a @ b + r),
+        "gated": (
+            lambda a, b, gate: tm.silu(a @ gate) * (a @ b),
+            ((k, n),),
+            lambda f, a, b, gate: f.silu(a @ gate) * (a @ b),
+        ),
+        "weights": (
+            lambda a, b, scale: a @ tm.astype(b, a.dtype) * scale,
+            ((n,),),
+            lambda f, a, b, scale: a @ b.to(a.dtype) * scale,
+        ),
+    }
+    for name, (formula, besides, peer) in formulas.items():
+        case = Case(
+            name_of(name, (m, n, k)), None, ((m, k), (k, n), *besides), "bfloat16", (),
+            partial(_torch, peer), 2.0 * m * n * k * (1 + (name == "gated")),
+            (1,) if name == "weights" else (),
+        )  # fmt: skip
+        kernel = tw.math(formula)._of(tuple(case.arrays()), {})[0].kernel
+        yield replace(case, kernel=kernel)
+
+
+def _torch(peer: Callable[..., Any], *given: Any) -> Any:
+    import torch
+
+    return peer(torch.nn.functional, *given)
+
+
 def _attention(causal: bool, *given: Any) -> Any:
     import torch
 
@@ -162,9 +216,8 @@ def ranked(case: Case) -> list[tuple[Candidate, Estimate]]:
         found.extend(ranking(builder, 0, candidates(builder, 0, target), sizes, target, traced))
         return sizes
 
-    arrays = [np.broadcast_to(np.zeros((), case.dtype), shape) for shape in case.shapes]
     with compiled_for(target):
-        trace_direct(case.kernel.fn, (*arrays, *case.settings), pick=pick)
+        trace_direct(case.kernel.fn, (*case.arrays(), *case.settings), pick=pick)
     return found
 
 
@@ -195,7 +248,7 @@ def drawn(seed: int, count: int, best: int, family: str) -> list[tuple[Case, lis
 
 def build(seed: int, count: int, best: int, family: str, at: int, number: int) -> None:
     case, chosen = drawn(seed, count, best, family)[at]
-    arrays = [np.broadcast_to(np.zeros((), case.dtype), shape) for shape in case.shapes]
+    arrays = case.arrays()
     if number == 0:
         case.kernel.on(TARGET).compile(*arrays, *case.settings)
     try:
@@ -217,8 +270,12 @@ def race(case: Case, chosen: Sequence[Candidate]) -> Race:
     def kernels() -> tuple[list[Any], dict[str, Callable[[], Any]]]:
         if not made:
             torch.manual_seed(0)
-            kind = getattr(torch, case.dtype)
-            given = [torch.randn(shape, device="cuda", dtype=kind) for shape in case.shapes]
+            given = [
+                (torch.randn(shape, device="cuda") * (20 if dtype == "int8" else 1)).to(
+                    getattr(torch, dtype)
+                )
+                for dtype, shape in zip(case.dtypes(), case.shapes, strict=True)
+            ]
             calls: dict[str, Callable[[], Any]] = {}
             for each in chosen:
                 try:
@@ -291,7 +348,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=2)
     parser.add_argument("--best", type=int, default=8)
-    families = "all", "attention", "decode", "float32"
+    families = "all", "attention", "decode", "ends", "float32"
     parser.add_argument("--family", choices=families, default="all")
     args = parser.parse_args()
     told = args.seed, args.count, args.best, args.family

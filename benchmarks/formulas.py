@@ -145,7 +145,9 @@ def attentions(rng: random.Random) -> Iterator[Race]:
 
 
 def gradients(rng: random.Random) -> Iterator[Race]:
-    """Attention's backward: the formula finds the sums of rows itself, the text is given them."""
+    """Attention's backward: formula and text are given what the forward pass keeps, the result and
+    the sums of rows. `alone` is given neither: the formula finds the sums, the text's forward pass
+    does."""
     import torch
 
     import tilewright.math as tm
@@ -156,6 +158,7 @@ def gradients(rng: random.Random) -> Iterator[Race]:
     out, sums = values.attention_with_sums(q, k, v, True)
     made = tm.vjp(_variants()["causal"], wrt=["q", "k", "v"])
     x = torch.zeros(1, device="cuda")
+    _, kept = made.forward(q, k, v, x)
 
     def want() -> tuple[Any, ...]:
         given = [t.detach().requires_grad_() for t in (q, k, v)]
@@ -166,9 +169,21 @@ def gradients(rng: random.Random) -> Iterator[Race]:
         found: tuple[Any, ...] = values.attention_gradients(q, k, v, out, d_out, sums, True)
         return found
 
+    def text_alone() -> tuple[Any, ...]:
+        own, of_rows = values.attention_with_sums(q, k, v, True)
+        found: tuple[Any, ...] = values.attention_gradients(q, k, v, own, d_out, of_rows, True)
+        return found
+
+    contenders = {
+        "ours": lambda: made.backward(kept, d_out),
+        "text": text,
+        "ours_alone": lambda: made(q, k, v, x, d_out),
+        "text_alone": text_alone,
+    }
+
     def checks() -> Iterator[dict[str, Any]]:
         right = want()
-        for label, run in (("ours", lambda: made(q, k, v, x, d_out)), ("text", text)):
+        for label, run in contenders.items():
             error = max(
                 ((got.float() - good.float()).abs() / (good.float().abs() + 1)).max().item()
                 for got, good in zip(run(), right, strict=True)
@@ -177,8 +192,8 @@ def gradients(rng: random.Random) -> Iterator[Race]:
 
     yield Race(
         name_of("attention_gradients", (b, h, n, d)),
-        lambda: {"ours": lambda: made(q, k, v, x, d_out), "text": text},
-        checks, work=5.0 * b * h * n * n * d, unit="FLOP", ours=["ours"],
+        lambda: contenders,
+        checks, work=5.0 * b * h * n * n * d, unit="FLOP", ours=["ours", "ours_alone"],
     )  # fmt: skip
 
 

@@ -230,6 +230,16 @@ def imports(out: str) -> None:
 
 
 @main.command()
+@click.argument("page", type=click.Path(exists=True, dir_okay=False), default="docs/ops.md")
+def ops(page: str) -> None:
+    """Write the table of ops into PAGE, as their records have it."""
+    from devtools.ops import with_table
+
+    path = Path(page)
+    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+@main.command()
 @click.argument("before", type=click.Path(exists=True, file_okay=False))
 @click.argument("after", type=click.Path(exists=True, file_okay=False))
 @click.option("--out", type=click.Path(dir_okay=False), help="Write raw times here, as JSON.")

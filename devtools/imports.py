@@ -6,6 +6,8 @@ Every import counts, at any depth of a file. An arrow that follows from two othe
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from html import escape
 from pathlib import Path
@@ -20,6 +22,30 @@ STYLE = (
 )
 
 
+_CALLS = ("import_module", "__import__")
+
+
+@cache
+def imports(text: str) -> tuple[ast.AST, ...]:
+    """Imports of a file, at any depth: statements, and calls where the text has the word."""
+    deep = any(word in text for word in _CALLS)
+
+    def inside(node: ast.AST) -> Iterator[ast.AST]:
+        for each in ast.iter_child_nodes(node):
+            if isinstance(each, (ast.Import, ast.ImportFrom, ast.Call)):
+                yield each
+            # statements stand in statements; looking into their expressions takes most of the time
+            if deep or isinstance(each, (ast.stmt, ast.excepthandler, ast.match_case)):
+                yield from inside(each)
+
+    def names(node: ast.AST) -> bool:
+        called = getattr(node, "func", None)
+        word = getattr(called, "id", getattr(called, "attr", None))
+        return called is None or word in _CALLS
+
+    return tuple(filter(names, inside(ast.parse(text))))
+
+
 def files(src: Path) -> Graph:
     """Modules below `src`, and the ones among them that each imports."""
     found = {".".join(p.relative_to(src).with_suffix("").parts): p for p in src.rglob("*.py")}
@@ -27,7 +53,7 @@ def files(src: Path) -> Graph:
     graph: Graph = {}
     for name, path in found.items():
         named = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in imports(path.read_text(encoding="utf-8")):
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:

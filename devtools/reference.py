@@ -167,7 +167,7 @@ PAGES = (
         "Tuning": "autotune set_autotune_inputs AutoTuner",
         "Debugging": "debug trace_run",
         "A compiled kernel": "CompiledKernel Profiler TensorSupplyType",
-        "Targets and options": "Target Schedule Numerics Feature resolve current_target "
+        "Targets and options": "Target Schedule Plan Numerics Feature resolve current_target "
                                "PassConfigKey",
         "Measuring": "measure Race",
         "Errors": "TilewrightError CompileError LaunchError RunError SanitizerError "

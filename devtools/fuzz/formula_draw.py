@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tilewright.formula.front.values import Trace, Value, input_of, tracing
 from tilewright.formula.meaning import Evaluator, computed
 from tilewright.ir.core import Var
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.formula import tensor
+from tilewright.ir.formula import most, tensor
 from tilewright.support.errors import CompileError
 
 Data = Any  # a NumPy array
@@ -206,8 +207,7 @@ class Draw:
                 found = eval(text, dict(self.space))
                 parts = list(found) if names and len(names) > 1 else [found]
                 for a in self.trace.arrays[before:]:
-                    extents = [x.extent for x in (*a.axes, *a.over)]
-                    if np.prod(extents, dtype=float) > 3e6:
+                    if prod(most(x.extent) for x in (*a.axes, *a.over)) > 3e6:
                         del self.trace.arrays[before:]
                         return ""
                     self.buffers[a.name] = computed(a, self.buffers, True)

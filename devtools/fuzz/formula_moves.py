@@ -200,6 +200,32 @@ def scan(d: Draw) -> str:
     return d.add(f"tm.cumulative_sum({x}, axis={_axis(d, x)}{initial})")
 
 
+_MONOIDS = [  # of one number, and of two, of which one is taken
+    ("tm.monoid(-tm.inf, tm.maximum)", "{}", ""), ("tm.monoid(0.0, tm.add)", "{}", ""),
+    ("tm.monoid((1.0, 0.0), lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]))", "(tm.sin({}), {})",
+     "[1]"),
+    ("tm.monoid((-tm.inf, 0), lambda a, b: tuple(tm.where(a[0] >= b[0], p, q) for p, q in "
+     "zip(a, b)))", "({}, tm.indices({}, -1))", "[{n}]"),
+    ("tm.monoid((-tm.inf, -tm.inf), lambda a, b: (tm.maximum(a[0], b[0]), tm.maximum("
+     "tm.minimum(a[0], b[0]), tm.maximum(a[1], b[1]))))", "({}, -tm.inf)", "[0]"),
+]  # fmt: skip
+
+
+def monoid(d: Draw) -> str:
+    """A fold or a scan by a function, or the largest elements."""
+    r = d.rng
+    x = d.pick(least=1)
+    axis = _axis(d, x)
+    if r.random() < 0.4:
+        k = r.randrange(1, min(4, d.shape(x)[axis]) + 1)
+        return d.add(f"tm.top_k({x}, {k}, axis={axis})[{r.randrange(2)}]")
+    made, of, part = r.choice(_MONOIDS)
+    word = r.choice(["reduce", "reduce", "scan"])
+    return d.add(
+        f"tm.{word}({made}, {of.format(x, x)}, axis={axis}){part.format(n=r.randrange(2))}"
+    )
+
+
 def argument(d: Draw) -> str:
     x = d.pick(d.rng.choice("fffi"), least=1)
     keep = ", keepdims=True" if d.rng.random() < 0.4 else ""
@@ -399,7 +425,7 @@ def _masked(d: Draw, s: str, m: int, n: int) -> str:
     if not d.add(f"{i}, {j} := tm.indices({s}, -2, -1)"):
         return ""
     off, wide = r.choice([0, 0, 3, n]), r.choice([2, 5, 9])
-    word = r.randrange(9)
+    word = min(r.randrange(12), 8)
     mask = [
         f"{j} <= {i} + {off}", f"({j} <= {i}) & ({j} > {i} - {wide})", f"({j} <= {i}) | ({j} < 4)",
         f"tm.abs({i} - {j}) < {wide}", f"({j} < 2) | (({j} <= {i}) & ({j} > {i} - {wide}))",
@@ -409,13 +435,31 @@ def _masked(d: Draw, s: str, m: int, n: int) -> str:
         if r.random() < 0.5 and len(d.shape(s)) > 2:
             slopes = d.param((d.shape(s)[-3],))
             return d.add(f"{s} + {slopes}[:, None, None] * ({j} - {i}) * 0.1")
-        if m != n:
-            return s
-        documents = d.param((m,), "i", 3)
-        mask = f"{documents}[:, None] == {documents}[None, :]"
+        mask = _read_mask(d, m, n, i, j)
     if word in (1, 3, 5) and m > n:  # every row keeps something
         mask = f"({mask}) | ({j} == 0)"
     return d.add(f"tm.where({mask}, {s}, -tm.inf)", bounded=False)
+
+
+def _read_mask(d: Draw, m: int, n: int, i: str, j: str) -> str:
+    """A mask that reads what it compares; every row keeps something."""
+    r = d.rng
+    causal = r.choice(["", f" & ({j} <= {i})"]) if m == n else ""
+    match r.randrange(6):
+        case 0 | 1 if m == n:  # documents
+            x = d.param((m,), "i", r.choice([3, n]))
+            return f"({x}[:, None] == {x}[None, :]){causal}"
+        case 2:  # lengths
+            x = d.param((1,), "i", n + 3)
+            return f"({j} {r.choice(['<', '<='])} {x}[0]) | ({j} == 0)"
+        case 3:  # an end for each row
+            x = d.param((m,), "i", n)
+            return f"{j} {r.choice(['<=', '>='])} {x}[:, None]"
+        case 4:  # windows
+            x = d.param((1,), "i", n)
+            return f"(tm.abs({i} - {j}) <= {x}[0]) | ({j} == {n - 1})"
+    x = d.param((n,), "i", 5)
+    return f"({x}[None, :] < 1) | ({j} == 3)"
 
 
 def gated(d: Draw) -> str:
@@ -458,7 +502,7 @@ MOVES: list[tuple[Callable[[Draw], str], int]] = [
     (unary, 8), (binary, 9), (integers, 2), (where, 4), (view, 8), (join, 2), (reduce, 9),
     (scan, 2), (argument, 2), (softmax, 3), (normal, 3), (product, 5), (einsum, 3), (gather, 2),
     (positions, 2), (convolution, 1), (comprehension, 2), (attention, 2), (gated, 1),
-    (weighted, 3),
+    (weighted, 3), (monoid, 2),
 ]  # fmt: skip
 SCENES: list[Callable[[Draw], Any]] = [
     attention, attention, attention, convolution, gated, weighted, weighted, normal, product,

@@ -127,13 +127,17 @@ def function_of(formula: Formula) -> Any:
 
 def run(formula: Formula, target: str) -> tuple[ir.Formula, list[Data]]:
     """The formula as it was read, and its results."""
-    arrays = formula.arrays
-    f = math(function_of(formula), target=HOPPER if target == THREADS else target)
+    return computed_by(function_of(formula), formula.arrays, target)
+
+
+def computed_by(function: Any, arrays: list[Data], target: str) -> tuple[ir.Formula, list[Data]]:
+    """The formula of a function, and what it gives; `threads` runs the thread code of a GPU."""
+    f = math(function, target=HOPPER if target == THREADS else target)
     made, given = f._of(tuple(arrays), {})
     if target != THREADS:
         found = made.run(given)
         return made.formula, [np.asarray(o) for o in (found if type(found) is tuple else [found])]
-    shaped = made._shaped(given)
+    shaped = made.shaped(given)
     compiled = made.kernel.compile(*shaped)
     made_of = [t.name for t in compiled.program.tensors][len(shaped) :]
     results = dict(zip(made_of, by_threads(compiled.program, *shaped), strict=True))

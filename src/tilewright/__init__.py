@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 # where names live; resolved on first use so that `import tilewright` stays light
 _HOMES = {
+    "formula.plan": "Plan",
     "runtime.jit": "jit compile par_compile PassConfigKey",
     "tune.configs": "autotune AutoTuner set_autotune_inputs",
     "runtime.kernel": "CompiledKernel JITKernel",
@@ -35,6 +36,7 @@ __all__ = [
     "Numerics",
     "PassConfigKey",
     "PerformanceWarning",
+    "Plan",
     "Profiler",
     "Race",
     "RunError",
@@ -68,6 +70,7 @@ __all__ = [
 if TYPE_CHECKING:
     from tilewright import autotuner, language, layout
     from tilewright.formula.function import math
+    from tilewright.formula.plan import Plan
     from tilewright.ir.atoms import Feature
     from tilewright.ir.schedule import Numerics, Schedule
     from tilewright.ir.target import Target

@@ -13,8 +13,9 @@ where they leave the function, or where `astype` says so.
         return tm.softmax(s, axis=-1) @ v
 
 Besides the standard: `array`, and `sum`, `prod`, `max`, `min`, `any`, `all` over indices;
-`indices`, `einsum`, `outer`, `softmax`, `log_softmax`, `logsumexp`, `sigmoid`, `relu`, `silu`,
-`gelu`, `softplus`, `rsqrt`, `erf`; `vjp`, the gradients of a function.
+`monoid`, `reduce`, `scan` by functions, `top_k`; `indices`, `einsum`, `outer`, `softmax`,
+`log_softmax`, `logsumexp`, `sigmoid`, `relu`, `silu`, `gelu`, `softplus`, `rsqrt`, `erf`; `vjp`,
+the gradients of a function.
 
 Of the standard it leaves out:
 
@@ -39,7 +40,9 @@ from typing import Any as _Any
 
 from tilewright.formula.front.elementwise import FUNCTIONS_BY_NAME as _ELEMENTWISE
 from tilewright.formula.front.elementwise import clip, gelu, where
-from tilewright.formula.front.indexing import take, take_along_axis
+from tilewright.formula.front.indexing import indices, take, take_along_axis
+from tilewright.formula.front.instead import refuse as _refuse
+from tilewright.formula.front.monoids import monoid, reduce, scan
 from tilewright.formula.front.products import einsum, matmul, outer, tensordot, vecdot
 from tilewright.formula.front.promotion import can_cast, result_type
 from tilewright.formula.front.reductions import (
@@ -63,6 +66,7 @@ from tilewright.formula.front.reductions import (
     sum,
     var,
 )
+from tilewright.formula.front.selection import top_k
 from tilewright.formula.front.shapes import (
     arange,
     broadcast_arrays,
@@ -95,7 +99,7 @@ from tilewright.formula.front.shapes import (
 )
 from tilewright.formula.front.trace import trace
 from tilewright.formula.front.values import OPERATIONS as _OPERATIONS
-from tilewright.formula.front.values import Value, astype, broadcast_shapes, indices
+from tilewright.formula.front.values import Value, astype, broadcast_shapes
 from tilewright.ir.dtype import DTYPES as _DTYPES
 
 inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
@@ -191,7 +195,8 @@ def vjp(function: _Any, *, wrt: _Any = None, target: _Any = None) -> _Any:
     """The gradients of a function of arrays, as a function: it takes the arguments, then a
     cotangent for each float result, and returns the cotangents of the float arguments (or of those
     that `wrt` names), a tuple if there are several. They are a formula like any other, computed
-    from the arguments alone: what the function computes on its way is computed again.
+    from the arguments alone: what the function computes on its way is computed again. Where it has
+    run before, `forward` gives its results and what it keeps, `backward` the gradients of that.
 
     >>> import numpy as np, tilewright.math as tm
     >>> gradient = tm.vjp(lambda x, y: tm.sum(x * y))
@@ -199,6 +204,9 @@ def vjp(function: _Any, *, wrt: _Any = None, target: _Any = None) -> _Any:
     >>> dx, dy = gradient(x, y, np.float32(1))
     >>> dx.tolist(), dy.tolist()
     ([1.0, 1.0, 1.0], [0.0, 1.0, 2.0])
+    >>> total, kept = gradient.forward(x, y)
+    >>> [d.tolist() for d in gradient.backward(kept, np.float32(2))]
+    [[2.0, 2.0, 2.0], [0.0, 2.0, 4.0]]
     """
     from tilewright.formula.gradients.backward import gradients
 
@@ -302,6 +310,7 @@ __all__ = [
     "meshgrid",
     "min",
     "minimum",
+    "monoid",
     "moveaxis",
     "multiply",
     "nan",
@@ -317,6 +326,7 @@ __all__ = [
     "pow",
     "prod",
     "reciprocal",
+    "reduce",
     "relu",
     "remainder",
     "repeat",
@@ -325,6 +335,7 @@ __all__ = [
     "roll",
     "round",
     "rsqrt",
+    "scan",
     "sigmoid",
     "sign",
     "signbit",
@@ -346,6 +357,7 @@ __all__ = [
     "tanh",
     "tensordot",
     "tile",
+    "top_k",
     "trace",
     "tril",
     "triu",
@@ -367,10 +379,15 @@ __all__ = [
 class _Decorator(_types.ModuleType):
     """`tw.math` is this module and, called, the decorator."""
 
-    def __call__(self, function: _Any = None, *, target: _Any = None) -> _Any:
+    def __getattr__(self, name: str) -> _Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        _refuse(name, "tilewright.math has no")
+
+    def __call__(self, function: _Any = None, *, target: _Any = None, dynamic: _Any = None) -> _Any:
         from tilewright.formula.function import math
 
-        return math(function, target=target)
+        return math(function, target=target, dynamic=dynamic)
 
 
 _sys.modules[__name__].__class__ = _Decorator

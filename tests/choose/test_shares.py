@@ -142,7 +142,9 @@ def given(m, n, k, dtype=ml_dtypes.bfloat16):
 def traced(kernel, args, chosen):
     with compiled_for(H200):
         found = trace_direct(
-            kernel.fn, args, pick=lambda builder, at: pick._with(choose_sizes(builder), 0, chosen)
+            kernel.fn,
+            args,
+            pick=lambda builder, at: pick.chosen_of(choose_sizes(builder), 0, chosen),
         )
     return found.program
 
@@ -309,7 +311,7 @@ def test_large_tiles_that_a_schedule_pins_are_added_up_one_by_one():
         found = trace_direct(
             product.fn,
             (a, b),
-            pick=lambda builder, at: pick._with(choose_sizes(builder), 0, parts(3, 256, k=64)),
+            pick=lambda builder, at: pick.chosen_of(choose_sizes(builder), 0, parts(3, 256, k=64)),
         )
     text = print_program(found.program).split("kernel product_sum")[1]
     assert text.count("-> part") == 3 and text.count("alloc part") == 1

@@ -50,7 +50,7 @@ def test_dropped_kernels_leave_no_native_memory(monkeypatch):
 def test_code_lives_as_long_as_it_can_be_called(monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_CACHE", "0")
     kernel = tw.compile(scaled(3.0), target="cpu")
-    launch = kernel.executable._launches[0]
+    launch = kernel.executable.launches[0]
     binary = weakref.ref(launch.binary)
     a = np.ones(64, np.float32)
     kernel(a)
@@ -70,6 +70,6 @@ def test_kernels_of_jit_stay():
     def factory(factor):
         return scaled(factor)
 
-    binary = weakref.ref(factory(5.0).executable._launches[0].binary)
+    binary = weakref.ref(factory(5.0).executable.launches[0].binary)
     gc.collect()
     assert binary() is not None

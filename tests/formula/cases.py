@@ -250,3 +250,96 @@ def convolution(x, f):
             (c, 3, 3), lambda k, r, s: x[b, k, i + r - 1, j + s - 1] * f[o, k, r, s]
         ),
     )
+
+
+def _larger(a, b):
+    first = (a[0] >= b[0]) | tm.isnan(a[0])
+    return tuple(tm.where(first, x, y) for x, y in zip(a, b, strict=True))
+
+
+def _two_largest(a, b):
+    return tm.maximum(a[0], b[0]), tm.maximum(tm.minimum(a[0], b[0]), tm.maximum(a[1], b[1]))
+
+
+def _averaged(a, b):
+    count = a[1] + b[1]
+    return a[0] + (b[0] - a[0]) * b[1] / tm.maximum(count, 1), count
+
+
+def _shifted(a, b):
+    top = tm.maximum(a[0], b[0])
+    return top, a[1] * tm.exp(a[0] - top) + b[1] * tm.exp(b[0] - top)
+
+
+def _then(a, b):
+    return a[0] * b[0], a[1] * b[0] + b[1]
+
+
+LARGER = tm.monoid((-tm.inf, 0), _larger)
+TWO_LARGEST = tm.monoid((-tm.inf, -tm.inf), _two_largest)
+AVERAGED = tm.monoid((0.0, 0), _averaged)
+SHIFTED = tm.monoid((-1e30, 0.0), _shifted)
+THEN = tm.monoid((1.0, 0.0), _then)
+
+
+@case((33, 16), (50, 16))
+def nearest(x, y):
+    s = x @ y.T
+    return tm.argmax(s, axis=-1), tm.max(s, axis=-1), tm.argmin(s, axis=-1)
+
+
+@case((13, 16), (50, 16))
+def nearest_before(x, y):
+    s = x @ y.T
+    i, j = tm.indices(s, -2, -1)
+    return tm.argmax(tm.where(j <= i + 20, s, -tm.inf), axis=-1)
+
+
+@case((33, 16), (50, 16))
+def likeliest(x, y):
+    p = tm.softmax(x @ y.T, axis=-1)
+    return tm.argmax(p, axis=-1), tm.max(p, axis=-1)
+
+
+@case((7, 33))
+def largest_and_its_place(x):
+    return tm.reduce(LARGER, (x, tm.indices(x, -1)), axis=-1)
+
+
+@case((33, 16), (50, 16))
+def two_largest_scores(x, y):
+    return tm.stack(tm.reduce(TWO_LARGEST, (x @ y.T, -tm.inf), axis=-1), axis=-1)
+
+
+@case((33, 16), (50, 16))
+def pairs_of_scores(x, y):
+    s = x @ y.T
+    top, total = tm.reduce(SHIFTED, (s, 1.0), axis=-1)
+    return top + tm.log(total), tm.max(s, axis=-1)
+
+
+@case((5, 4, 9))
+def running_means(x):
+    return tm.reduce(AVERAGED, (x, 1), axis=(0, 2), keepdims=True)[0]
+
+
+@case((7, 33), (7, 33))
+def recurrence(a, b):
+    return tm.scan(THEN, (tm.tanh(a), b), axis=-1)[1]
+
+
+@case((9, 5), (9, 5))
+def steps_one_after_the_other(a, b):
+    return tm.array((5,), lambda i: tm.reduce(THEN, (9, 2), lambda j, r: (a[j, i], b[j, i] + r))[1])
+
+
+@case((21, 16), (16, 8))
+def routing(x, w):
+    p = tm.softmax(x @ w, axis=-1)
+    weight, expert = tm.top_k(p, 2)
+    return weight / tm.sum(weight, axis=-1, keepdims=True), expert
+
+
+@case((11, 6), dtype="float16")
+def top_of_columns(x):
+    return tm.top_k(x, 3, axis=0)

@@ -142,6 +142,30 @@ def test_arrays_inside_comprehensions():
     near(run(nested, x), want)
 
 
+def test_an_axis_of_one_element_ends():
+    x = normal(4)
+    found = run(lambda v: tm.array((4, 3), lambda i, j: v[:, None][i, j - 1]), x)
+    np.testing.assert_array_equal(found, np.stack([0 * x, x, 0 * x], 1))
+    inner = run(lambda v: tm.array((3,), lambda i: tm.sum(v, axis=0, keepdims=True)[i - 1]), x)
+    near(inner, [0, x.sum(), 0])
+
+
+VIEWS = [
+    lambda x, m: x[2:6],
+    lambda x, m: m.reshape(x, (2, 4))[1],
+    lambda x, m: x[::2],
+    lambda x, m: m.flip(x)[:4],
+]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_ends_where_it_ends(view):
+    """Not where the array ends that it is a view of."""
+    x = np.arange(1, 9, dtype=np.float32)
+    found = run(lambda v: tm.array((6,), lambda i: view(v, tm)[i - 1]), x)
+    assert found.tolist() == [0.0, *view(x, np).tolist(), 0.0]
+
+
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "any", "all"])
 def test_folds_over_indices(name):
     x = normal(4, 5)

@@ -362,8 +362,19 @@ def test_the_gradient_of_attentions_queries_is_one_loop():
     assert text.count("for ") == 2 and text.count(" @ ") == 4
 
 
-def test_the_gradients_of_attention_run():
-    run(*CASES["attention"])
+def test_the_gradients_of_attention_are_three_loops_of_nine_products():
+    text = run(*CASES["attention"])
+    assert text.count(" @ ") == 2 + 3 + 4  # none twice, to correct a sum by another
+    assert text.count("alloc_global") == 2
+    assert "Log_sum = T.alloc_global" in text and "D_sum = T.alloc_global" in text
+
+
+def test_rows_of_a_norm_are_kept_for_its_columns():
+    text = run(layer_norm, drawn(24, 8), drawn(8), drawn(8, seed=1))
+    assert text.count("for ") == 2 and "T.tile()" not in text  # rows, then columns
+    assert "Sum1_row[i] = " in text and "Sum1_row[:]" in text  # 1 / sqrt(…), not what it is of
+    text = run(norm_and_product, drawn(24, 8), drawn(8), drawn(8, 6))
+    assert "T.tile()" not in text
 
 
 def test_gradients_of_a_math_function():
@@ -392,6 +403,84 @@ def test_cotangents_that_do_not_fit_are_refused():
         tm.vjp(gradient)
     with pytest.raises(CompileError, match="whose parameters are named"):
         tm.vjp(lambda *xs: xs[0])(x, x)
+
+
+def run_kept(function, *arrays, tolerance=2e-5):
+    """The values and what is kept, then gradients of that."""
+    arrays = [np.asarray(x, np.float32) if x.dtype.kind == "f" else x for x in arrays]
+    gradient = tm.vjp(function, target="cpu")
+    values, kept = gradient.forward(*arrays)
+    values = values if isinstance(values, tuple) else (values,)
+    floats = [np.asarray(v) for v in values if v.dtype.kind == "f"]
+    cotangents = [drawn(*v.shape, seed=7).astype(np.float32).reshape(v.shape) for v in floats]
+    found = gradient.backward(kept, *cotangents)
+    want = evaluate(traced(function, arrays, "float32"), arrays, exactly=True)
+    want += evaluate(gradient.formula(*arrays, *cotangents), [*arrays, *cotangents], exactly=True)
+    got = (*values, *(found if isinstance(found, tuple) else (found,)))
+    for g, w in zip(got, want, strict=True):
+        assert np.shape(g) == np.shape(w)
+        np.testing.assert_allclose(g, w, tolerance, tolerance)
+    return kept
+
+
+RUNS_KEPT = """softmax|cross entropy|layer norm|norm and product|gated|convolution|attention
+|two outputs|concat|max"""
+
+
+@pytest.mark.parametrize("name", [each.strip() for each in RUNS_KEPT.split("|")])
+def test_gradients_of_what_was_kept_run(name):
+    run_kept(*CASES[name])
+
+
+def test_attention_keeps_its_result_and_the_sums_of_its_rows():
+    kept = run_kept(attention, *drawn(3, 2, 64, 16))
+    forward, backward = kept.pair.values, kept.pair.rest
+    assert [b.name for b in backward.formula.inputs] == ["q", "k", "v", "out", "log_sum", "d_out"]
+    assert [b.name for b in forward.formula.outputs] == ["out", "log_sum"]
+    text = backward.program.text
+    assert text.count(" @ ") == 3 + 4 and text.count("exp2(") == 2
+    assert "T.max(" not in text  # no center: the sums are known
+    assert text.count("D_sum = T.alloc_global") == 1  # sum(dO · O), left by the kernel of dQ
+
+
+def test_results_are_read_as_they_were_stored():
+    def rounded(q, k, v):
+        return tm.astype(tm.astype(attention(q, k, v), tm.float16), q.dtype)
+
+    pair, _ = tm.vjp(rounded).pair(*drawn(3, 2, 64, 16).astype(np.float16))
+    assert [b.name for b in pair.values.formula.outputs] == ["out", "log_sum"]
+
+
+def test_what_is_kept_is_what_costs_more_to_compute():
+    def two_products(x, w, u):
+        return tm.tanh(x @ w) @ u
+
+    for depth, names in ((64, ["x", "w", "u"]), (2048, ["x", "matmul", "w", "u"])):
+        shapes = (4096, depth), (depth, 4096), (4096, 64)
+        arrays = [np.broadcast_to(np.float16(0), shape) for shape in shapes]
+        pair, _ = tm.vjp(two_products).pair(*arrays)
+        found = [b.name for b in pair.rest.formula.inputs]
+        assert sorted(found) == sorted([*names, "d_out"]), depth
+    pair, _ = tm.vjp(layer_norm).pair(*(np.zeros(s, np.float16) for s in ((64, 512), 512, 512)))
+    kept = [a for a in pair.values.formula.arrays if a.name.endswith("_row")]
+    assert [str(a.body) for a in kept] == ["sum[i0] / 512.0", "rsqrt(sum1[i0] / 512.0 + 1e-05)"]
+    assert len(pair.values.formula.outputs) == 1 + 2
+    pair, _ = tm.vjp(lambda x: tm.softmax(x)).pair(np.zeros((64, 512), np.float16))
+    assert [b.name for b in pair.rest.formula.inputs] == ["x", "log_sum", "d_out"]
+
+
+def test_what_was_kept_has_no_say_in_the_type_of_products():
+    arrays = np.zeros((64, 16), np.float16), np.zeros((16, 512), np.float16)
+    pair, _ = tm.vjp(lambda x, w: tm.logsumexp(x @ w, axis=-1)).pair(*arrays)
+    text = pair.rest.program.text
+    assert "Log_sum: T.Tensor" in text and text.count('"float16") @') == 2
+
+
+def test_what_was_kept_takes_cotangents_that_fit():
+    gradient = tm.vjp(lambda x: x * 2, target="cpu")
+    _, kept = gradient.forward(np.ones(3, np.float32))
+    with pytest.raises(CompileError, match="a cotangent for each"):
+        gradient.backward(kept, np.ones(4, np.float32))
 
 
 # ── PyTorch ──────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ import pytest
 
 import tests.roads  # noqa: F401
 import tilewright as tw
+import tilewright.math as tm
 from tests.formula.cases import CASES
 from tilewright.formula.meaning import evaluate
 
@@ -44,3 +45,51 @@ def test_blocks_may_share_a_loop(splits):
         np.asarray(f(*arrays), float),
         atol=1e-3,
     )
+
+
+def gradients_by_hand(q, k, v, out, sums, d_out):
+    s = q @ k.T * 0.25
+    i, j = tm.indices(s, -2, -1)
+    p = tm.exp(tm.where(j <= i, s, -tm.inf) - sums[:, None])
+    off = tm.sum(tm.astype(d_out, tm.float32) * tm.astype(out, tm.float32), axis=-1)
+    ds = p * (d_out @ v.T - off[:, None]) * 0.25
+    parts = ds @ k, tm.matrix_transpose(ds) @ q, tm.matrix_transpose(p) @ d_out
+    return tuple(tm.astype(x, tm.float16) for x in parts)
+
+
+def test_steps_copy_what_they_read_once_and_keep_numbers_behind_the_loop():
+    rng = np.random.default_rng(3)
+    q, k, v, out, d_out = rng.standard_normal((5, 24, 16)).astype(np.float16)
+    sums = rng.uniform(2, 4, 24).astype(np.float32)
+    arrays = q, k, v, out, sums, d_out
+    agrees(gradients_by_hand, arrays, "cpu")
+    text = tw.math(gradients_by_hand).tile(*arrays)
+    assert "Off = T.alloc_global" in text  # not folded again by each block of keys
+    for tile in ("K[k, :]", "Q[l, :]", "D_out[l, :]", "Sums[l]", "Off[l]"):
+        assert text.count(tile) == text.count(f"T.load({tile})") == 1
+    assert text.count("* 0.25") == 2
+    assert "x = Sums[i] * 1.442695" in text  # before the loop
+
+
+def test_powers_of_what_is_masked_are_zero():
+    def weighted(q, k, v):
+        s = q @ k.T
+        i, j = tm.indices(s, -2, -1)
+        s = tm.where(j <= i, s, -tm.inf)
+        return 2 ** (s - tm.max(s, axis=-1, keepdims=True)) @ v
+
+    agrees(weighted, np.random.default_rng(1).standard_normal((3, 8, 4), np.float32), "cpu")
+
+
+def test_blocks_have_tiles_of_more_axes_where_the_last_are_short():
+    def turned(x, cos, sin):
+        pairs = tm.reshape(x, (*x.shape[:3], 2, x.shape[3] // 2))
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        cos, sin = cos[:, None, :], sin[:, None, :]
+        return tm.stack([a * cos - b * sin, b * cos + a * sin], axis=-2)
+
+    rng = np.random.default_rng(2)
+    x, (cos, sin) = rng.random((2, 5, 3, 8), np.float32), rng.random((2, 5, 4), np.float32)
+    agrees(turned, (x, cos, sin), "cpu")
+    text = tw.math(turned).tile(np.zeros((2, 500, 32, 128), np.float32), *np.zeros((2, 500, 64)))
+    assert "T.tile(T.each(I), T.each(J), K, " in text  # 4096 elements of a token

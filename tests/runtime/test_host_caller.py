@@ -152,7 +152,7 @@ def test_a_checked_call_costs_little():
     kernel = add()
     a, b, c = three()
     kernel(a, b, c)
-    (launch,) = kernel.executable._launches
+    (launch,) = kernel.executable.launches
     block = (ctypes.c_int64 * 8)(*(x.ctypes.data for x in (a, b, c)))
     address, place, entry = ctypes.addressof(block), arena(launch.arena_bytes), launch.entry
     bare = additions(lambda: entry(address, place, 0, 1))

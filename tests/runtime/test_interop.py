@@ -464,7 +464,7 @@ def test_jax_arrays_never_change(jax):
 def test_jax_transforms_are_named(jax):
     with pytest.raises(tw.LaunchError) as info:
         jax.jit(copier("float32", -1))(jax.numpy.ones((5, 8)))
-    assert "pure_callback" in info.value.diagnostic.fix
+    assert "tilewright.jax.call" in info.value.diagnostic.fix
 
 
 def test_jax_does_not_round_outputs(jax):

@@ -14,13 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import ceil, gcd, prod
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
 
+from tilewright.choose.lines import (
+    ACROSS,
+    LINE,
+    UNKNOWN,
+    crossing,
+    inner_part,
+    size_of,
+    thread_load,
+    whole_lines,
+)
 from tilewright.ir.analysis.lifetimes import lifetimes
-from tilewright.ir.analysis.points import evaluate
+from tilewright.ir.analysis.points import at_most, evaluate
 from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
 from tilewright.ir.gather import gather_of
@@ -38,22 +48,19 @@ from tilewright.passes.layout.matrix_tiles import (
     swap_operands,
 )
 from tilewright.passes.overlap import unit_times as rates
-from tilewright.passes.overlap.ping_pong import PLAIN
+from tilewright.passes.overlap.ping_pong import ADDRESSES, PLAIN
 from tilewright.passes.overlap.roles import gathering, handed_over
 from tilewright.passes.overlap.stages import MOST as STAGES
 from tilewright.passes.overlap.stages import ROOM, STAGED
 from tilewright.support.errors import CompileError
 
-UNKNOWN = 4096  # a size that is known at launch only
 SAMPLES = 32  # blocks whose loops are looked at
 SPREAD = 0.8191725  # along the axes of a grid, so that blocks lie on no line (Roberts' sequence)
 START = 1500  # cycles of a launch, before the first load and after the last store
-ADDRESSES = 48  # registers of a thread, where threads address tensors themselves
 INSTRUCTIONS = 2  # of a load from shared memory, with its address
 ASYNC = 6  # of a cp.async, with its addresses and its guard
 REGISTERS = 255  # of a thread at most
 CONTROL = 26  # of a thread, besides the results of a wgmma: what the assembler asks for
-LINE = 128  # bytes
 PANELS = (1, 2, 4, 8, 16, 32, 64)  # rows of tiles that run side by side
 CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
 
@@ -69,11 +76,12 @@ GATHER = 0.4  # cycles of a warpgroup for 16 bytes: 3×3 convolutions, by slopes
 ROUND = 400  # cycles of a producer that gathers, from an iteration's end until a slot is free
 PLACE, BESIDES = 3, 44  # registers of its threads, for each place they load from and else: SASS
 SPILLED = 80  # cycles for each that it lacks: a load takes 50, or 300 where tiles leave no L1 cache
-ACROSS = 0.74  # as long again for rows that lie in two lines: 1112×15920×7816
+MULTICAST = 0.25  # of what blocks share, what the L2 cache is spared: 128×64 with GELU by 1, 2
+NEIGHBOURS = 1.25  # times the L2 cache's rate, while blocks go in step and ask for the same lines
 ENGINE = 94  # bytes of lines in a cycle that one multiprocessor gets: 208×1648×8912
 NEXT = 2000  # cycles of a kernel that follows another, and of its first loads
 SUMS = 1.4  # times what DRAM takes for sums that are written and read: 1216×472×6608 by 6, 13 parts
-OUTSIDE = 2.0  # times as long as loads: 8 rows in boxes of 64 take 15 µs, 64 rows 8.6
+FILLED = 1 / 8  # of the keys that a loop may read, where data end it: documents, lengths, padding
 
 TENSOR, THREADS, MEMORY, SHARED = "tensor core", "threads", "loads", "shared memory"
 ENDS, DRAM = "ends of tiles", "DRAM"
@@ -163,8 +171,8 @@ def estimate(kernel: Kernel, target: Target) -> Estimate:
     busy_ones = min(active, there)
     slow = part / (chip.dram_bytes * chip.multiprocessors) * busy_ones
     # few multiprocessors have more of the L2 cache each
-    rate = min(rates.SHARED_BYTES, chip.l2_bytes * chip.multiprocessors / busy_ones)
-    waves = tiles / active
+    waves, rate = tiles / active, chip.l2_bytes * chip.multiprocessors / busy_ones
+    rate = min(rates.SHARED_BYTES, rate * (NEIGHBOURS if waves <= 1 and not block.gathers else 1))
     # a multiprocessor has so many tiles, as many at once as fit, and then the rest
     full, rest = divmod(ceil(tiles / there), block.resident)
     cycles, units = 0.0, dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED, ENDS), 0.0)
@@ -272,7 +280,7 @@ class Block:
             loops |= told & self.trips.keys()
             own = extent * prod(self.trips[var] for var in told if var in self.trips)
             of = blocks if self.is_data(start) else told & blocks
-            dims.append((min(own, _size(size)), _size(size), of))
+            dims.append((min(own, size_of(size)), size_of(size), of))
         elements *= prod(self.trips[var] for var in loops)
         self.moved.append(Moved(buffer, elements, tuple(dims)))
 
@@ -325,14 +333,14 @@ class Block:
             found.add(inside, trips)
 
     def trips_to_read(self, op: For) -> float:
-        """Of a loop whose end tensors say: so that all blocks together read once what it reads."""
-        moved, loops = len(self.moved), len(self.loops)
-        self.trips[op.var] = 1.0
+        """Of a loop whose end is data: to read all once, or a part of the most that is allowed."""
+        moved, loops, self.trips[op.var] = len(self.moved), len(self.loops), 1.0
         self.work(op.body)
-        found, self.moved = self.moved[moved:], self.moved[:moved]
-        self.loops = self.loops[:loops]
-        sizes = [prod(map(_size, each.tensor.shape)) / each.elements for each in found]
-        return max(1.0, max(sizes, default=1.0) / prod(self.grid))
+        found, self.moved, self.loops = self.moved[moved:], self.moved[:moved], self.loops[:loops]
+        sizes = [prod(map(size_of, each.tensor.shape)) / each.elements for each in found]
+        most = at_most(op.stop, self.values, self.is_data)
+        allowed = 0.0 if most is None else float(np.mean(most)) * FILLED
+        return max(1.0, max(sizes, default=1.0) / prod(self.grid), allowed)
 
     def product(self, op: Gemm, found: Work) -> None:
         m, n, k = shape_of(op)
@@ -373,23 +381,24 @@ class Block:
     def copy(self, op: Copy, found: Work) -> None:
         for side, other in ((op.src, op.dst), (op.dst, op.src)):
             if side.buffer.is_global:
-                self.addresses |= any(self.is_data(e) for e in side.starts)
-                extents = [*map(min, map(_size, side.extents), map(_size, side.buffer.shape))]
+                extents = [*map(min, map(size_of, side.extents), map(size_of, side.buffer.shape))]
+                is_tile = not other.buffer.is_shared and prod(extents) > self.kernel.thread_count
+                self.addresses |= is_tile and any(self.is_data(e) for e in side.starts)
                 bytes = prod(extents) * side.dtype.bits / 8  # not what lies outside
                 found.bytes += bytes
-                lines = _lines(side, other) if other.buffer.is_shared else bytes
+                lines = whole_lines(side, other) if other.buffer.is_shared else bytes
                 found.load(side.buffer.name, lines)
                 self.move(side.buffer, side.starts, extents, prod(extents))
         if not (op.src.buffer.is_global and op.dst.buffer.is_shared):
             found.threads += rates.cycles(op)
-        elif each := _apart(op.src.buffer):
+        elif each := thread_load(op.src.buffer):
             found.threads += bytes / each * ASYNC / rates.LANES
 
     def elements(self, op: Op, found: Work) -> None:
         """What threads load and store by themselves."""
         if not isinstance(op, Map):
             return
-        extents = dict(zip(op.vars, map(_size, op.extents), strict=True))
+        extents = dict(zip(op.vars, map(size_of, op.extents), strict=True))
         for inner in walk_ops(op, Store):
             accesses: list[Load | Store] = [*op_loads(inner), inner]
             for at in accesses:
@@ -406,8 +415,8 @@ class Block:
                     self.places |= any(_is_place(e, extents.keys()) for e in at.indices)
                     found.gathers += bytes / RUN
                     span = min(LINE, sizes[-1] * at.buffer.dtype.bits // 8)
-                    lines *= 1 + ACROSS * _across(at.buffer, span)
-                    lines *= _inside(sizes[-1], _size(at.buffer.shape[-1])) / sizes[-1]
+                    lines *= 1 + ACROSS * crossing(at.buffer, span)
+                    lines *= inner_part(sizes[-1], size_of(at.buffer.shape[-1])) / sizes[-1]
                 found.bytes += bytes
                 found.load(at.buffer.name, lines)
                 self.move(at.buffer, at.indices, sizes, points)
@@ -438,7 +447,7 @@ class Block:
             if not self.is_fed:  # threads that load wait for products, and for each other
                 busy = busy + (rates.PRODUCT_LATENCY + rates.SYNC) / together + gathers
             # a slot is free but for the product that reads it
-            part = 1 / max(1.0, float(np.mean(inside.steps)))
+            part = 1 / max(1.0, float(np.mean(inside.steps))) if np.any(inside.threads) else 1.0
             late = rates.LATENCY + part * np.maximum(moved, inside.bytes * byte * together)
             late = late / max(1, self.stages(inside) - part)
             main = main + trips * (np.maximum(np.maximum(busy, own[2]), late) + rates.TURN)
@@ -464,8 +473,8 @@ class Block:
     def loads(self, inside: Work, rate: float, together: int) -> Any:
         """Cycles for what an iteration loads, so many bytes of lines in one from the L2 cache. What
         a cluster shares a block asks for in parts, but gets all of it."""
-        parts = dict.fromkeys(self.common, self.cluster)
-        asked = sum(each / parts.get(name, 1) for name, each in inside.lines.items())
+        saved = dict.fromkeys(self.common, MULTICAST * (1 - 1 / self.cluster))
+        asked = sum(each * (1 - saved.get(name, 0)) for name, each in inside.lines.items())
         return np.maximum(asked / rate, sum(inside.lines.values()) * together / ENGINE)
 
     # ── what fits ──
@@ -554,37 +563,6 @@ class Block:
         return sum(each.bytes(box) for each in self.moved)
 
 
-def _apart(tensor: Buffer) -> int:
-    """Bytes that one instruction of a thread loads, where the engine cannot: rows of the tensor do
-    not begin on 16 bytes. 0 where it can."""
-    row = _size(tensor.shape[-1]) * tensor.dtype.bits // 8
-    return 0 if row % 16 == 0 else next((n for n in (8, 4) if row % n == 0), tensor.dtype.bits // 8)
-
-
-def _lines(tensor: Region, tile: Region) -> float:
-    """Bytes of whole lines that the engine moves in the time of a copy. It moves what the swizzle
-    of a tile keeps together, which divides a row of it. Rows of a tensor that do not begin on lines
-    lie in two of them; what lies outside takes longer than what is loaded."""
-    sizes = zip(map(_size, tensor.extents), map(_size, tensor.buffer.shape), strict=True)
-    inside = prod(_inside(extent, size) for extent, size in sizes) * tensor.dtype.bits / 8
-    row = _size(tile.extents[-1]) * tile.dtype.bits // 8
-    whole = prod(map(_size, tile.extents)) * tile.dtype.bits / 8
-    span = next((span for span in (LINE, 64, 32) if row % span == 0), 16)
-    across = _across(tensor.buffer, span)
-    return (inside + (whole - inside) * OUTSIDE) * LINE / span * (1 + ACROSS * across)
-
-
-def _across(tensor: Buffer, span: int) -> float:
-    """Of pieces of rows of so many bytes, how many lie in two lines."""
-    step = gcd(_size(tensor.shape[-1]) * tensor.dtype.bits // 8, LINE)
-    return sum(at + span > LINE for at in range(0, LINE, step)) * step / LINE
-
-
-def _inside(extent: int, size: int) -> float:
-    """Of the extent of a tile, what lies inside a tensor, in the mean of all tiles along it."""
-    return min(extent, size / max(1, ceil(size / max(1, extent))))
-
-
 def _is_place(e: Expr, own: Iterable[Var]) -> bool:
     """Whether finding an index takes more than shifts and masks of a thread's `own` variables, so
     that it is found once and kept."""
@@ -592,7 +570,3 @@ def _is_place(e: Expr, own: Iterable[Var]) -> bool:
     divided = [part.b for part in parts if isinstance(part, Bin) and part.op in ("//", "%")]
     shifted = [by for by in divided if isinstance(by, Const) and int(by.value).bit_count() == 1]
     return len(divided) > len(shifted) or any(isinstance(part, Load) for part in parts)
-
-
-def _size(e: Expr) -> int:
-    return int(e.value) if isinstance(e, Const) else UNKNOWN

@@ -29,7 +29,7 @@ from tilewright.choose.candidates import (
 from tilewright.choose.ranges import at_sizes, launch_sizes
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
-from tilewright.lang.builder import Builder, Sizes
+from tilewright.lang.builder import Builder, Sizes, TileLoop
 from tilewright.lang.sizes import choose_sizes
 from tilewright.support.errors import CompileError
 
@@ -63,14 +63,17 @@ def choose(
     traced: Callable[[Sizes], Program],
     rank: int = 0,
     given: Mapping[int, Candidate] | None = None,
+    made: Mapping[int, Candidate] | None = None,
 ) -> Choice:
     """For what `builder`, a first trace, leaves open; `traced` gives the program at other sizes.
     What was measured comes first. `rank`: not the best choice but the one after it, and so on; the
-    last is the default. `given`: choices that are taken as they are, by kernel."""
+    last is the default. `given`: choices that are taken as they are, by kernel, all others default;
+    `made`: those of some kernels, the others are to be chosen."""
     sizes = choose_sizes(builder)
-    for number, chosen in (given or {}).items():
-        sizes = _with(sizes, number, chosen)
+    for number, chosen in {**(made or {}), **(given or {})}.items():
+        sizes = chosen_of(sizes, number, chosen)
     asked = {} if given is not None else open_choices(target, builder, sizes)
+    asked = {number: each for number, each in asked.items() if number not in (made or {})}
     if not asked:
         return Choice(sizes if given is not None else _filled(target, builder, traced, sizes))
     from tilewright.choose import measured  # which imports what digests need
@@ -92,7 +95,7 @@ def choose(
     default, why, deepest = sizes, {}, max(map(len, ranks.values()), default=0)
     for number, best in ranks.items():
         if best:
-            sizes = _with(sizes, number, best[min(rank, len(best) - 1)][0])
+            sizes = chosen_of(sizes, number, best[min(rank, len(best) - 1)][0])
             said = [text for _, text in best[rank:] or best[-1:]]
             said += [f"chosen for {var.name} up to {end}" for var, end in ends.items()]
             why[number] = "; ".join(said)
@@ -113,6 +116,8 @@ def _filled(
         return [int(prod(each)) for each in known]
 
     for name, most in open_numbers(builder, target).items() if target.kind == "cuda" else ():
+        if name in sizes.numbers:
+            continue
         pairs = zip(grids(name, 1), grids(name, 2), strict=False)
         grown = [few for few, more in pairs if few < more]
         enough = min(FILLED * target.chip.multiprocessors // max(grown, default=1), most)
@@ -149,7 +154,8 @@ def _modelled(
     asked: Mapping[int, Sequence[Candidate]],
 ) -> dict[int, Ranked]:
     """The first candidates by the model, from disk if another process has asked for them."""
-    from tilewright.targets.entries import Kept  # which imports what digests need
+    from tilewright.passes.run import no_collection  # which import what digests need
+    from tilewright.targets.entries import Kept
 
     open_ones: dict[str, Any] = {str(n): [*map(astuple, found)] for n, found in asked.items()}
     open_ones["numbers"] = open_numbers(builder, target)
@@ -159,10 +165,11 @@ def _modelled(
         return {int(n): [(Candidate(*c), text) for *c, text in best] for n, best in told}
     ranks: dict[int, Ranked] = {}
     for number in asked:
-        ranked = ranked_all(target, builder, traced, sizes, number)
+        with no_collection():
+            ranked = ranked_all(target, builder, traced, sizes, number)
         ranks[number] = [(c, f"{c}: {e.us:.1f} µs ({e.limit})") for c, e in ranked[:TRIED]]
         if ranks[number]:
-            sizes = _with(sizes, number, ranks[number][0][0])
+            sizes = chosen_of(sizes, number, ranks[number][0][0])
     listed = {str(n): [[*astuple(c), told] for c, told in best] for n, best in ranks.items()}
     kept.put({"kind": "choice", "ranks": listed}, b"")
     return ranks
@@ -191,7 +198,7 @@ def ranking(
 ) -> list[tuple[Candidate, Estimate]]:
     """The candidates of a kernel that fit, best first. The first ones also with pairs of blocks,
     and those whose tiles leave multiprocessors idle with blocks that share their steps."""
-    guess = partial(estimates, number, sizes=sizes, target=target, traced=traced)
+    guess = partial(estimates, number, sizes=sizes, target=target, traced=traced, known={})
     ranked = sorted(guess(found), key=_order)
     first = [candidate for candidate, _ in ranked[:CLUSTERED]]
     there = target.chip.multiprocessors
@@ -214,13 +221,19 @@ def estimates(
     sizes: Sizes,
     target: Target,
     traced: Callable[[Sizes], Program],
+    known: dict[Candidate, Program],
 ) -> Iterator[tuple[Candidate, Estimate]]:
+    """`known`: programs that were traced before; one with clusters differs by a hint alone."""
     from tilewright.choose.model import Infeasible, behind, estimate  # which imports the passes
 
     for each in found:
         try:
-            program = traced(_with(sizes, number, each))
+            alone = replace(each, cluster=1)
+            program = known[alone] = known.get(alone) or traced(chosen_of(sizes, number, alone))
             kernel = program.kernels[number]
+            if each.cluster > 1:
+                hint = Hint("cluster", detail=(each.cluster,))
+                kernel = replace(kernel, body=(hint, *kernel.body))
             if each.shares and not _writes_once(kernel, kernel.body):
                 continue
             time = estimate(kernel, target)
@@ -246,7 +259,8 @@ def _writes_once(kernel: Kernel, body: Body) -> bool:
     return True
 
 
-def _with(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
+def chosen_of(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
+    """`sizes` with those of one kernel."""
     tiles = {(number, name): size for name, size in chosen.tiles}
     return replace(
         sizes,
@@ -256,6 +270,22 @@ def _with(sizes: Sizes, number: int, chosen: Candidate) -> Sizes:
         shares=sizes.shares | {(number, name): blocks for name, blocks in chosen.shares},
         parts=sizes.parts | {(number, name): blocks for name, blocks in chosen.parts},
         numbers=sizes.numbers | dict(chosen.numbers),
+    )
+
+
+def candidate_of(sizes: Sizes, number: int) -> Candidate:
+    """What was chosen for one kernel; numbers, which all kernels share, are the first one's."""
+
+    def own(found: Mapping[TileLoop, int]) -> tuple[tuple[str, int], ...]:
+        return tuple(sorted((name, size) for (at, name), size in found.items() if at == number))
+
+    return Candidate(
+        own(sizes.tiles),
+        sizes.threads.get(number, 0),
+        sizes.clusters.get(number, 1),
+        own(sizes.shares),
+        own(sizes.parts),
+        tuple(sizes.numbers.items()) if number == 0 else (),
     )
 
 

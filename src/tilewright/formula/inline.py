@@ -7,29 +7,33 @@ user gave to what was inlined are kept beside.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from tilewright.formula.laws import LAWS
 from tilewright.formula.merge import merged
 from tilewright.formula.views import ranges_of, split_views
-from tilewright.ir.analysis.bounds import bounds
+from tilewright.ir.analysis.bounds import prove
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Formula, reads, tensor
+from tilewright.ir.formula import Array, Extent, Formula, extents, reads, tensor
 from tilewright.ir.simplify import simplify
 
 
 @dataclass(frozen=True)
 class Normal:
     """A formula whose arrays are folds and outputs. `inlined` are those that were written out,
-    for their names; `shapes` is what inputs and outputs look like from outside."""
+    for their names; `shapes` is what inputs and outputs look like from outside; `laws` names those
+    that changed something."""
 
     formula: Formula
     inlined: tuple[Array, ...]
-    shapes: dict[str, tuple[int, ...]]
+    shapes: dict[str, tuple[Extent, ...]]
+    laws: tuple[str, ...] = ()
 
 
-def normalize(formula: Formula) -> Normal:
-    """
+def normalize(formula: Formula, without: Collection[str] = ()) -> Normal:
+    """The normal form, `without` some of the laws, by name.
+
     >>> from tilewright.ir.formula import Axis, array
     >>> x, i = tensor("x", (4,), FLOAT32), Axis(Var("i"), 4)
     >>> y = array("y", (i,), Load(x, (i.var,)) * 2)
@@ -38,7 +42,7 @@ def normalize(formula: Formula) -> Normal:
     formula f(x: float32[4]) -> z
         z[i < 4]: float32 = x[i] * 2.0 + 1.0
     """
-    shapes = {b.name: b.static_shape for b in (*formula.inputs, *formula.outputs)}
+    shapes = {b.name: extents(b) for b in (*formula.inputs, *formula.outputs)}
     formula = squeezed(formula)
     known: dict[str, Array] = {}  # what is pointwise, inlined already
     folds: dict[tuple[object, ...], Buffer] = {}
@@ -46,7 +50,7 @@ def normalize(formula: Formula) -> Normal:
     arrays: list[Array] = []
     outputs = {b.name for b in formula.outputs}
     for a in formula.arrays:
-        a = _inlined(a, known, same)
+        a = _inlined(a, known, same, formula.sizes)
         if a.is_pointwise:
             known[a.name] = a
         else:
@@ -60,12 +64,15 @@ def normalize(formula: Formula) -> Normal:
     kept = _needed(arrays, outputs)
     aside = [a for a in known.values() if a.name not in outputs]
     found = merged(split_views(replace(formula, arrays=(*kept, *aside))))
+    used = []
     for law in LAWS:
-        found = law(found)
+        if law.__name__ not in without:
+            before, found = found, law(found)
+            used += [law.__name__] if found.arrays != before.arrays else []
     names = {a.name for a in aside}
     inlined = tuple(a for a in found.arrays if a.name in names)
     found = replace(found, arrays=tuple(a for a in found.arrays if a.name not in names))
-    return Normal(found, inlined, shapes)
+    return Normal(found, inlined, shapes, tuple(used))
 
 
 def squeezed(formula: Formula) -> Formula:
@@ -73,14 +80,14 @@ def squeezed(formula: Formula) -> Formula:
     new: dict[str, Buffer] = {}
 
     def short(b: Buffer) -> Buffer:
-        shape = tuple(n for n in b.static_shape if n != 1)
+        shape = tuple(n for n in extents(b) if n != 1)
         return b if len(shape) == b.rank else tensor(b.name, shape, b.dtype)
 
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or node.buffer.name not in new:
             return None
-        kept = [i for i, n in zip(node.indices, node.buffer.static_shape, strict=True) if n != 1]
-        dropped = [i for i, n in zip(node.indices, node.buffer.static_shape, strict=True) if n == 1]
+        kept = [i for i, n in zip(node.indices, extents(node.buffer), strict=True) if n != 1]
+        dropped = [i for i, n in zip(node.indices, extents(node.buffer), strict=True) if n == 1]
         element: Expr = Load(new[node.buffer.name], tuple(kept), node.loc)
         for index in dropped:  # what lies outside is zero, of one element, too
             if not (isinstance(index, Const) and index.value == 0):
@@ -98,11 +105,13 @@ def squeezed(formula: Formula) -> Formula:
         over = tuple(axis for axis in a.over if axis.extent != 1)
         monoid = a.monoid if over else ""
         if a.monoid and not over:
+            body = body.children[a.by.part] if a.by is not None else body  # of one element, it
             body = const(0, a.buffer.dtype) if arg else cast(body, a.buffer.dtype)
         new[a.name] = short(a.buffer)
         axes = tuple(axis for axis in a.axes if axis.extent != 1)
         arrays.append(replace(a, buffer=new[a.name], axes=axes, body=body, over=over,
-                              monoid=monoid, scan=a.scan and bool(over)))  # fmt: skip
+                              monoid=monoid, scan=a.scan and bool(over),
+                              by=a.by if over else None))  # fmt: skip
     return replace(
         formula,
         inputs=tuple(new[b.name] for b in formula.inputs),
@@ -111,8 +120,10 @@ def squeezed(formula: Formula) -> Formula:
     )
 
 
-def _inlined(a: Array, known: dict[str, Array], same: dict[str, Buffer]) -> Array:
-    ranges = ranges_of(a)
+def _inlined(
+    a: Array, known: dict[str, Array], same: dict[str, Buffer], sizes: tuple[Dim, ...]
+) -> Array:
+    ranges = ranges_of(a, sizes)
 
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Load):
@@ -124,10 +135,10 @@ def _inlined(a: Array, known: dict[str, Array], same: dict[str, Buffer]) -> Arra
             return None
         indices = tuple(simplify(i, ranges) for i in node.indices)
         element = cast(inner.at(indices), node.dtype)
-        for index, extent in zip(indices, node.buffer.static_shape, strict=True):
-            lo, hi = bounds(index, ranges)[:2]
-            if lo < 0 or hi >= extent:  # zero outside
-                inside = logical_and(compare(">=", index, 0), compare("<", index, extent))
+        for index, extent in zip(indices, extents(node.buffer), strict=True):
+            ends = compare(">=", index, 0), compare("<", index, extent)
+            if not all(prove(end, ranges) for end in ends):  # zero outside
+                inside = logical_and(*ends)
                 element = select(inside, element, const(0, element.dtype))
         return element
 
@@ -156,8 +167,8 @@ def _definition(a: Array) -> tuple[object, ...]:
     """Equal for folds that are the same but for the names of their axes."""
     axes = (*a.axes, *a.over)
     body = substitute(a.body, {axis.var: Var(f"#{n}") for n, axis in enumerate(axes)})
-    extents = tuple(axis.extent for axis in axes)
-    return (a.monoid, a.scan, len(a.axes), extents, a.buffer.dtype, body)
+    ends = tuple(axis.extent for axis in axes)
+    return (a.monoid, a.by, a.scan, len(a.axes), ends, a.buffer.dtype, body)
 
 
 def _needed(arrays: list[Array], outputs: set[str]) -> tuple[Array, ...]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, prod
 
+from tilewright.formula.factors import common_divisors, exchanged_sums, factors_behind_sums
 from tilewright.formula.masks import known_without
-from tilewright.formula.matrices import product_of
+from tilewright.formula.matrices import MOST_COMBINED, MOST_FOLDED, product_of
 from tilewright.formula.views import ranges_of
 from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
-from tilewright.ir.formula import NEUTRAL, Array, Axis, Formula, array
+from tilewright.ir.formula import NEUTRAL, Array, Axis, Formula, array, tensor, together
 
-# The elements that one block, or the blocks of one cluster, can hold and fold.
-MOST_FOLDED = 1 << 19
 _PARTS = 1024  # a fold without axes of its own: some for each multiprocessor
 
 
@@ -38,6 +37,40 @@ def masks_once(formula: Formula) -> Formula:
         match node:
             case Select(cond=cond, a=a, b=Const(value=0)) if a.dtype.is_float:
                 return a if known_without(cond, a) == 0 else None
+        return None
+
+    arrays = tuple(replace(a, body=transform(a.body, rule)) for a in formula.arrays)
+    return replace(formula, arrays=arrays)
+
+
+def scales_of_sums(formula: Formula) -> Formula:
+    """a · k + r · w = (a + r / k · w) · k for a product `a` of which maxima are taken, where `r`
+    has fewer axes than `w`: k can then stand behind the maximum, and is no product of an element.
+
+    >>> from tilewright.ir.formula import tensor
+    >>> i, j, l = (Axis(Var(n), extent) for n, extent in (("i", 4), ("j", 8), ("l", 2)))
+    >>> x, y, r = (tensor(n, e, FLOAT32) for n, e in (("x", (4, 2)), ("y", (2, 8)), ("r", ())))
+    >>> body = Load(x, (i.var, l.var)) * Load(y, (l.var, j.var))
+    >>> s = array("s", (i, j), body, monoid="sum", over=(l,))
+    >>> body = Load(s.buffer, (i.var, j.var)) * 0.5 + Load(r, ()) * cast(j.var, FLOAT32)
+    >>> top = array("t", (i,), body, monoid="max", over=(j,))
+    >>> print(scales_of_sums(Formula("f", (x, y, r), (s, top), (top.buffer,))).arrays[1])
+    t[i < 4]: float32 = max{j < 8} (s[i, j] + r * 2.0 * float32(j)) * 0.5
+    """
+    products = {a.name for a in formula.arrays if product_of(a) is not None}
+    extremes = [a for a in formula.arrays if a.monoid in ("max", "min")]
+    scores = products & {x.buffer.name for a in extremes for x in loads(a.body)}
+
+    def rule(node: Expr) -> Expr | None:
+        match node:
+            case Bin(
+                op="+",
+                a=Bin(op="*", a=Load(buffer=buffer) as a, b=Const(value=k) as factor),
+                b=Bin(op="*", a=r, b=w),
+            ) if buffer.name in scores and node.dtype == FLOAT32 and 2**-60 < k < 2**60:
+                r, w = (w, r) if len(variables(w)) < len(variables(r)) else (r, w)
+                if len(variables(r)) < len(variables(w)):
+                    return (a + r * const(1 / float(k), FLOAT32) * w) * factor
         return None
 
     arrays = tuple(replace(a, body=transform(a.body, rule)) for a in formula.arrays)
@@ -104,7 +137,7 @@ def indices_as_floats(formula: Formula) -> Formula:
     """
 
     def converted(a: Array) -> Array:
-        known = ranges_of(a)
+        known = ranges_of(a, formula.sizes)
 
         def rule(node: Expr) -> Expr | None:
             match node:
@@ -113,7 +146,8 @@ def indices_as_floats(formula: Formula) -> Formula:
                         return None
                     sides = [bounds(e, known) for e in (x, y, inner)]
                     if all(v.lo >= -(1 << 24) and v.hi <= 1 << 24 for v in sides):
-                        return Bin(op, *(rule(c) or c for c in (cast(x, dtype), cast(y, dtype))))
+                        parts = [cast(x, dtype), cast(y, dtype)]
+                        return Bin(op, *(c if (r := rule(c)) is None else r for c in parts))
             return None
 
         return replace(a, body=transform(a.body, rule))
@@ -136,14 +170,40 @@ def split_long_folds(formula: Formula) -> Formula:
     """
     arrays: list[Array] = []
     for a in formula.arrays:
-        arrays += _split(a)
+        arrays += _split(a) if a.by is None else _split_by(a, arrays)
     return replace(formula, arrays=tuple(arrays))
+
+
+def _split_by(a: Array, known: list[Array]) -> list[Array]:
+    """A fold of several long axes by the user's monoid: the last axis first."""
+    if a.by is None or len(a.over) == 1 or _count(a) <= MOST_COMBINED:
+        return [a]
+    axes = (*a.axes, *a.over[:-1])
+    shape = tuple(axis.extent for axis in axes)
+    parts = [
+        replace(
+            a, buffer=tensor(f"{a.name}_part{n}", shape, body.dtype), axes=axes, over=a.over[-1:],
+            by=replace(a.by, part=n),
+        )
+        for n, body in enumerate(a.bodies)
+    ]  # fmt: skip
+    beside = [x for x in known if x.is_beside(parts[0])]  # of another element of the tuple
+    found = beside or parts
+    bodies = [Load(x.buffer, tuple(axis.var for axis in axes)) for x in found]
+    rest = replace(a, body=together(bodies), over=a.over[:-1])
+    return [*(() if beside else parts), *_split_by(rest, known)]
+
+
+def _count(a: Array) -> int:
+    """How many elements are folded, as far as it is known: one block walks the rest."""
+    known = [axis.extent for axis in a.over if isinstance(axis.extent, int)]
+    return prod(known) if len(known) == len(a.over) else 0
 
 
 def _split(a: Array) -> list[Array]:
     if a.scan or a.monoid not in NEUTRAL or product_of(a) is not None:
         return [a]
-    if prod(axis.extent for axis in a.over) <= MOST_FOLDED:
+    if _count(a) <= MOST_FOLDED:
         return [a]
     outer, inner = a.over[:-1], a.over[-1]
     if outer:  # the last axis first
@@ -158,6 +218,7 @@ def _split(a: Array) -> list[Array]:
 
 def _parted(a: Array, axis: Axis) -> tuple[tuple[Axis, ...], Axis, Expr]:
     """One axis as parts of even length; the last may be shorter."""
+    assert isinstance(axis.extent, int)
     length = -(-axis.extent // _PARTS)
     parts = Axis(Var(f"{axis.var.name}_part"), -(-axis.extent // length))
     place = parts.var * length + axis.var
@@ -169,4 +230,13 @@ def _parted(a: Array, axis: Axis) -> tuple[tuple[Axis, ...], Axis, Expr]:
 
 
 # in the order in which they are applied: a mask that is gone does not hide a factor
-LAWS = (masks_once, scales_behind_maxima, indices_as_floats, split_long_folds)
+LAWS = (
+    masks_once,
+    scales_of_sums,
+    scales_behind_maxima,
+    exchanged_sums,
+    factors_behind_sums,
+    common_divisors,
+    indices_as_floats,
+    split_long_folds,
+)

@@ -1,29 +1,33 @@
 """Where a mask says that nothing happens, a loop need not go.
 
 A condition guards a fold if what is folded where it is false changes nothing: -inf in a maximum,
-zero in a sum. Where the condition bounds the loop's index by the indices of the block, so does
-the loop.
+zero in a sum. Where the condition bounds the loop's index by the indices of the block or by an
+element that all of the block reads, so does the loop. `ends` is for conditions that read more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import inf
+from typing import TypeAlias
 
-from tilewright.ir.analysis.bounds import Ranges, bounds
+from tilewright.ir.analysis.bounds import Ranges, prove
 from tilewright.ir.core import *
-from tilewright.ir.formula import NEUTRAL, Array
+from tilewright.ir.formula import NEUTRAL, Array, Axis, Extent
 from tilewright.ir.simplify import simplify
 
 
 @dataclass(frozen=True)
 class Limits:
     """Expressions that bound the loop from below (none below zero) and above, over `first(i)` and
-    `stop(i)` of tiles and over indices of batches."""
+    `stop(i)` of tiles and over indices of batches. `data`: conditions of the mask, all of them, if
+    one reads what gives no such bound."""
 
     low: tuple[Expr, ...] = ()
     high: tuple[Expr, ...] = ()
+    data: tuple[Expr, ...] = ()
 
 
 def first(var: Var) -> Var:
@@ -34,36 +38,37 @@ def stop(var: Var) -> Var:
     return Var(f"{var.name}.stop", var.dtype)
 
 
-def limits(levels: Iterable[Array], along: Var, roles: dict[str, set[Var]]) -> Limits:
-    """What bounds the index `along`. `roles`: which axes are "tile" and which "each".
+def limits(
+    levels: Iterable[Array], along: Axis, roles: dict[str, set[Var]], stored: Collection[str] = ()
+) -> Limits:
+    """What bounds the index `along`. `roles`: which axes are "tile" and which "each"; `stored`: the
+    arrays that lie in memory.
 
     >>> from tilewright.ir.formula import Axis, array, tensor
     >>> i, j = Axis(Var("i"), 64), Axis(Var("j"), 64)
     >>> s = Load(tensor("s", (64, 64), FLOAT32), (i.var, j.var))
     >>> body = select(j.var <= i.var + 3, s, const(-inf, FLOAT32))
     >>> top = array("top", (i,), body, monoid="max", over=(j,))
-    >>> limits([top], j.var, {"tile": {i.var}, "each": set()}).high
+    >>> limits([top], j, {"tile": {i.var}, "each": set()}).high
     (`i.stop` + 3,)
     """
     folds = list(levels)
-    low: list[Expr] = []
-    high: list[Expr] = []
     guards = dict.fromkeys(node for f in folds for node in walk(f.body)
                            if isinstance(node, Select) and isinstance(node.b, Const)
-                           and along in variables(node.cond))  # fmt: skip
-    for guard in guards:
-        if not all(_guards(guard.cond, f) for f in folds):
-            continue
-        for condition in _conjuncts(guard.cond):
-            bound = _bound(condition, along, roles)
-            if bound is not None:
-                (high if bound[0] else low).append(bound[1])
-    return Limits(tuple(dict.fromkeys(low)), tuple(dict.fromkeys(high)))
+                           and along.var in variables(node.cond))  # fmt: skip
+    conditions = tuple(dict.fromkeys(
+        c for guard in guards if all(_guards(guard.cond, f) for f in folds)
+        for c in _parts(guard.cond, _AND)))  # fmt: skip
+    hull = _Hull(along, roles, stored)
+    found = [hull.of(c) for c in conditions]
+    low, high = (tuple(dict.fromkeys(x[n] for x in found if x[n] is not None)) for n in (0, 1))
+    return Limits(low, high, conditions if hull.is_open else ())  # type: ignore[arg-type]
 
 
 def _guards(cond: Expr, fold: Array) -> bool:
     """Whether what `fold` folds where `cond` is false leaves it as it is."""
-    return known_without(cond, fold.body) == NEUTRAL.get(fold.monoid)
+    neutral = NEUTRAL.get(fold.monoid.removeprefix("arg"))  # a place starts with the first
+    return neutral is not None and known_without(cond, fold.body) == neutral
 
 
 def known_without(cond: Expr, expr: Expr) -> float | None:
@@ -115,12 +120,79 @@ def _known_of(op: str, a: float | None, b: float | None, right: Expr) -> float |
     return a if op in ("*", "/") and scale and a in (inf, -inf) else None
 
 
-def _conjuncts(cond: Expr) -> Iterator[Expr]:
-    if isinstance(cond, Bin) and cond.op in ("and", "&"):
-        yield from _conjuncts(cond.a)
-        yield from _conjuncts(cond.b)
+_AND, _OR = ("and", "&"), ("or", "|")
+_Ends: TypeAlias = "tuple[Expr | None, Expr | None]"
+
+
+def _parts(cond: Expr, ops: tuple[str, str]) -> Iterator[Expr]:
+    if isinstance(cond, Bin) and cond.op in ops:
+        yield from _parts(cond.a, ops)
+        yield from _parts(cond.b, ops)
     else:
         yield cond
+
+
+@dataclass
+class _Hull:
+    """The range of an index outside of which a condition is false everywhere in a block."""
+
+    along: Axis
+    roles: dict[str, set[Var]]
+    stored: Collection[str]
+    is_open: bool = False  # a condition reads what gives no end
+
+    def of(self, cond: Expr) -> _Ends:
+        """(low, high): it is false below the one, and from the other on; None is no bound."""
+        for ops, (least, most) in ((_AND, ("max", "min")), (_OR, ("min", "max"))):
+            parts = list(_parts(cond, ops))
+            if len(parts) == 1:
+                continue
+            lows, highs = zip(*map(self.of, parts), strict=True)
+            return _all_of(least, lows, ops is _OR), _all_of(most, highs, ops is _OR)
+        if isinstance(cond, Cmp) and cond.op == "==":
+            return self.of(Cmp(">=", cond.a, cond.b))[0], self.of(Cmp("<=", cond.a, cond.b))[1]
+        bound = _bound(cond, self.along.var, self.roles) or self._read(cond)
+        if bound is None:
+            self.is_open |= bool(loads(cond))
+            return None, None
+        return (None, bound[1]) if bound[0] else (bound[1], None)
+
+    def _read(self, cond: Expr) -> tuple[bool, Expr] | None:
+        """The bound of `j < length[b]`. An element may be any number, so that nothing is added to
+        it before it is cut at the ends of the axis."""
+        if not isinstance(cond, Cmp) or cond.op not in _TURNED:
+            return None
+        op, a, b = cond.op, cond.a, cond.b
+        if _bare(b) is self.along.var:
+            op, a, b = _TURNED[op], b, a
+        if _bare(a) is not self.along.var or b.dtype.kind != "int":
+            return None
+        if not variables(b) <= self.roles["each"] or any(
+            x.buffer.name not in self.stored for x in loads(b)
+        ):
+            return None
+        more = int(op in ("<=", ">"))
+        wide = cast(b, INT32) if b.dtype.bits < 32 else b
+        wide = binary("max", wide, -1) if b.dtype.bits > 32 else wide
+        cut = binary("min", wide, self.along.extent - more)
+        return op in ("<", "<="), cast(cut, INT32) + more
+
+
+_TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def _bare(expr: Expr) -> Expr:
+    """`expr` without casts to wider integers."""
+    while isinstance(expr, Cast) and expr.dtype.is_int and expr.dtype.bits >= expr.a.dtype.bits:
+        expr = expr.a
+    return expr
+
+
+def _all_of(op: str, ends: Sequence[Expr | None], needs_all: bool) -> Expr | None:
+    known = [e for e in ends if e is not None]
+    if not known or (needs_all and len(known) < len(ends)):
+        return None
+    return reduce(lambda a, b: binary(op, a, b), dict.fromkeys(known))
 
 
 def _bound(cond: Expr, along: Var, roles: dict[str, set[Var]]) -> tuple[bool, Expr] | None:
@@ -150,7 +222,6 @@ def _bound(cond: Expr, along: Var, roles: dict[str, set[Var]]) -> tuple[bool, Ex
     return upper, simplify(edge + 1 if upper else edge)
 
 
-def within(limit: Expr, ranges: Ranges, extent: int, upper: bool) -> bool:
+def within(limit: Expr, ranges: Ranges, extent: Extent, upper: bool) -> bool:
     """Whether a bound needs no cut at the end of the axis."""
-    found = bounds(limit, ranges)
-    return found.hi <= extent if upper else found.lo >= 0
+    return bool(prove(limit <= extent if upper else limit >= 0, ranges))

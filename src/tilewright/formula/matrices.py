@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array
+
+# the elements that one block, or the blocks of one cluster, can hold and fold; by the user's monoid
+# those of several axes are held in registers
+MOST_FOLDED, MOST_COMBINED = 1 << 19, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ def factors_of(expr: Expr) -> list[Expr]:
     return [expr]
 
 
+@lru_cache(maxsize=512)
 def product_of(a: Array) -> Product | None:
     """The product that a fold is, if it is one."""
     if a.monoid != "sum" or a.scan:

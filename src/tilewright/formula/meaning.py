@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.formula import Array, Formula
+from tilewright.ir.formula import Array, Formula, Monoid, at_sizes, bound_sizes
 from tilewright.machine.numbers import bin_fn, call_fn, cast_fn, cmp_fn
 
 _FOLDS: dict[str, Any] = {
@@ -32,6 +32,8 @@ def evaluate(
     >>> evaluate(Formula("double", (x,), (double,), (double.buffer,)), [np.arange(3)])[0].tolist()
     [0.0, 2.0, 4.0]
     """
+    if formula.sizes:
+        formula = at_sizes(formula, bound_sizes(formula, [np.shape(x) for x in inputs]))
     values: dict[str, np.ndarray[Any, Any]] = {}
     for b, given in zip(formula.inputs, inputs, strict=True):
         values[b.name] = _wide(np.asarray(given).astype(b.dtype.numpy), exactly)
@@ -55,28 +57,64 @@ def computed(
     exactly: bool,
     evaluator: type[Evaluator] | None = None,
 ) -> np.ndarray[Any, Any]:
-    """One array, part by part along the first axis, so that long folds of wide arrays take no
-    more memory than they must."""
+    """One array."""
+    parts = []
+    for env, shape in parts_of(a):
+        value = (evaluator or Evaluator)(env, values, exactly)
+        bodies = [np.broadcast_to(value(body), shape) for body in a.bodies]
+        parts.append(_folded_by(a, bodies, exactly) if a.by else _folded(a, bodies[0]))
+    whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    kind = _wide(np.empty((), a.buffer.dtype.numpy), exactly).dtype
+    return np.asarray(whole).astype(kind)
+
+
+def parts_of(a: Array) -> Iterator[tuple[dict[Var, Any], tuple[int, ...]]]:
+    """The axes as indices, and the shape that a body has, part by part along the first axis, so
+    that long folds of wide arrays take no more memory than they must."""
     axes = a.axes if a.scan else a.axes + a.over
-    extents = [axis.extent for axis in axes]
+    extents = [axis.extent for axis in axes if isinstance(axis.extent, int)]
     first = extents[0] if a.axes and not (a.scan and a.over[0] == a.axes[0]) else 1
     step = max(1, _AT_ONCE // max(1, int(np.prod(extents)) // max(1, first)))
-    parts = []
     for begin in range(0, first, step) if first else [0]:
         ranges = [np.arange(n) for n in extents]
         if first > 1:
             ranges[0] = ranges[0][begin : begin + step]
         grid = np.ix_(*ranges) if ranges else ()
         env = {axis.var: index.astype(np.int32) for axis, index in zip(axes, grid, strict=True)}
-        body = (evaluator or Evaluator)(env, values, exactly)(a.body)
-        shape = tuple(len(r) for r in ranges)
-        parts.append(_folded(a, np.broadcast_to(body, shape), exactly))
-    whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
-    kind = _wide(np.empty((), a.buffer.dtype.numpy), exactly).dtype
-    return np.asarray(whole).astype(kind)
+        yield env, tuple(len(r) for r in ranges)
 
 
-def _folded(a: Array, body: np.ndarray[Any, Any], exactly: bool) -> np.ndarray[Any, Any]:
+def _folded_by(a: Array, bodies: list[np.ndarray[Any, Any]], exactly: bool) -> np.ndarray[Any, Any]:
+    """A fold or a scan by the user's monoid, in pairs, which keep the order."""
+    assert a.by is not None
+    if a.scan:
+        along = a.axes.index(a.over[0])
+        lines, step = [np.moveaxis(body, along, 0) for body in bodies], 1
+        while step < len(lines[0]):
+            later = combined(a.by, [x[:-step] for x in lines], [x[step:] for x in lines], exactly)
+            lines = [np.concatenate([x[:step], y]) for x, y in zip(lines, later, strict=True)]
+            step *= 2
+        return np.moveaxis(lines[a.by.part], 0, along)
+    kept = bodies[0].shape[: len(a.axes)]
+    lines = [np.moveaxis(body.reshape(*kept, -1), -1, 0) for body in bodies]
+    if not len(lines[0]):
+        return np.full(kept, a.by.identity[a.by.part])
+    while len(lines[0]) > 1:
+        even = len(lines[0]) // 2 * 2
+        found = combined(a.by, [x[:even:2] for x in lines], [x[1:even:2] for x in lines], exactly)
+        lines = [np.concatenate([y, x[even:]]) for x, y in zip(lines, found, strict=True)]
+    return np.asarray(lines[a.by.part][0])
+
+
+def combined(by: Monoid, left: Sequence[Any], right: Sequence[Any], exactly: bool) -> list[Any]:
+    """Two tuples of elements combined."""
+    env = dict(zip(by.combine.vars, (*left, *right), strict=True))
+    value = Evaluator(env, {}, exactly)
+    shape = np.broadcast_shapes(*(np.shape(x) for x in (*left, *right)))
+    return [np.broadcast_to(value(e), shape) for e in by.combine.result]
+
+
+def _folded(a: Array, body: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not a.monoid:
         return body
     if a.scan:
@@ -121,7 +159,7 @@ class Evaluator:
         if isinstance(node, Var):
             return self.env[node]
         if isinstance(node, Load):
-            return self._element(node)
+            return self.element(node, self.values[node.buffer.name])
         args = [self(child) for child in node.children]
         match node:
             case Bin(op=op):
@@ -139,10 +177,10 @@ class Evaluator:
                 return call_fn(name, tuple(self._type(a.dtype) for a in given), kind)(*args)
         raise AssertionError(type(node))
 
-    def _element(self, node: Load) -> Any:
-        """Outside an array elements are zero."""
+    def element(self, node: Load, table: Any) -> Any:
+        """Of an array; outside it elements are zero."""
         indices = [np.asarray(self(i)) for i in node.indices]
-        table, shape = self.values[node.buffer.name], node.buffer.static_shape
+        shape = node.buffer.static_shape
         inside: Any = True
         for index, extent in zip(indices, shape, strict=True):
             inside = inside & (index >= 0) & (index < extent)

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula, reads, tensor
+from tilewright.ir.formula import Array, Axis, Extent, Formula, extents, reads, tensor, times
 
 
 def merged(formula: Formula) -> Formula:
@@ -34,7 +34,8 @@ def merged(formula: Formula) -> Formula:
 def _pairs(formula: Formula) -> set[tuple[str, int]]:
     """The (buffer, dimension) that may be one with the next, no two of them neighbours."""
     buffers = [*formula.inputs, *(a.buffer for a in formula.arrays)]
-    pairs = {(b.name, p) for b in buffers for p in range(b.rank - 1)}
+    pairs = {(b.name, p) for b in buffers for p in range(b.rank - 1)
+             if _is_one_extent(*extents(b)[p : p + 2])}  # fmt: skip
     while True:
         left = {pair for pair in pairs if all(_agrees(a, pair, pairs) for a in formula.arrays)}
         if left == pairs:
@@ -42,6 +43,14 @@ def _pairs(formula: Formula) -> set[tuple[str, int]]:
         pairs = left
     # one of each chain at a time, the same everywhere: the last, which a later round extends
     return {(name, p) for name, p in pairs if (name, p + 1) not in pairs}
+
+
+def _is_one_extent(a: Extent, b: Extent) -> bool:
+    """Whether the product of two sizes is one: an index holds it, and of sizes that calls give it
+    says which they are."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b < 1 << 31
+    return isinstance(a, int) or isinstance(b, int)
 
 
 def _agrees(a: Array, pair: tuple[str, int], pairs: set[tuple[str, int]]) -> bool:
@@ -53,8 +62,8 @@ def _agrees(a: Array, pair: tuple[str, int], pairs: set[tuple[str, int]]) -> boo
         x, y = read.indices[p], read.indices[p + 1]
         if not (isinstance(x, Var) and isinstance(y, Var) and _side_by_side(a, x, y, pairs)):
             return False
-        extents = {axis.var: axis.extent for axis in (*a.axes, *a.over)}
-        if (extents[x], extents[y]) != read.buffer.static_shape[p : p + 2]:
+        ends = {axis.var: axis.extent for axis in (*a.axes, *a.over)}
+        if (ends[x], ends[y]) != extents(read.buffer)[p : p + 2]:
             return False
     if a.name == name:
         return _side_by_side(a, a.axes[p].var, a.axes[p + 1].var, pairs)
@@ -92,9 +101,9 @@ def _only_together(a: Array, x: Var, y: Var, pairs: set[tuple[str, int]]) -> boo
 
 def _join(formula: Formula, pairs: set[tuple[str, int]]) -> Formula:
     def shorter(b: Buffer) -> Buffer:
-        shape, at = list(b.static_shape), [p for name, p in pairs if name == b.name]
+        shape, at = list(extents(b)), [p for name, p in pairs if name == b.name]
         for p in sorted(at, reverse=True):
-            shape[p : p + 2] = [shape[p] * shape[p + 1]]
+            shape[p : p + 2] = [times(shape[p], shape[p + 1])]
         return tensor(b.name, tuple(shape), b.dtype) if at else b
 
     def rule(node: Expr) -> Expr | None:
@@ -132,7 +141,7 @@ def _join(formula: Formula, pairs: set[tuple[str, int]]) -> Formula:
 def _longer(axes: tuple[Axis, ...], first: dict[Var, Axis]) -> tuple[Axis, ...]:
     """The axes, each that is the first of a pair with the length of both."""
     return tuple(
-        Axis(axis.var, axis.extent * (first[axis.var].extent if axis.var in first else 1))
+        Axis(axis.var, times(axis.extent, first[axis.var].extent if axis.var in first else 1))
         for axis in axes
         if axis not in first.values()
     )

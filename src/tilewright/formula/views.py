@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula, reads, tensor
+from tilewright.ir.formula import Array, Axis, Formula, extents, reads, tensor, within_sizes
 from tilewright.ir.simplify import simplify
 
 
@@ -31,9 +31,9 @@ def split_views(formula: Formula) -> Formula:
         formula = found
 
 
-def ranges_of(a: Array) -> Ranges:
+def ranges_of(a: Array, sizes: tuple[Dim, ...] = ()) -> Ranges:
     """What is known of the axes of an array."""
-    return Ranges({axis.var: (0, axis.extent - 1) for axis in (*a.axes, *a.over)})
+    return within_sizes(sizes, (*a.axes, *a.over))
 
 
 def _split_axis(formula: Formula) -> Formula | None:
@@ -41,7 +41,7 @@ def _split_axis(formula: Formula) -> Formula | None:
     for a in formula.arrays:
         for place, axis in enumerate(a.axes):
             by = _divisor(a, axis)
-            if by is None:
+            if by is None or not isinstance(axis.extent, int):
                 continue
             high, low = Axis(Var(f"{axis.var.name}_h"), axis.extent // by), Axis(axis.var, by)
             body = substitute(a.body, {axis.var: high.var * by + axis.var})
@@ -54,7 +54,8 @@ def _split_axis(formula: Formula) -> Formula | None:
 
 
 def _divisor(a: Array, axis: Axis) -> int | None:
-    """The number by which every use of the axis divides it."""
+    """The number by which every use of the axis divides it, but those that read at it: there a
+    split axis is two that are added, and what is read may be split, too."""
     if a.scan and axis in a.over:
         return None
     uses, by = 0, set[int]()
@@ -64,15 +65,20 @@ def _divisor(a: Array, axis: Axis) -> int | None:
             case Bin(op="//" | "%", a=Var() as var, b=Const(value=value)) if var is axis.var:
                 by.add(int(value))
                 uses -= 1
-    divides = len(by) == 1 and axis.extent % min(by) == 0 and 1 < min(by) < axis.extent
-    return by.pop() if divides and uses == 0 else None
+            case Load(indices=indices):
+                uses -= sum(index is axis.var for index in indices)
+    if len(by) != 1 or uses or not isinstance(axis.extent, int):
+        return None
+    return min(by) if axis.extent % min(by) == 0 and 1 < min(by) < axis.extent else None
 
 
 def _split_input(formula: Formula) -> Formula | None:
     """With one dimension of an input as two, where everybody reads it as two."""
     for b in formula.inputs:
         reading = [(a, r) for a in formula.arrays for r in reads(a) if r.buffer == b]
-        for place, extent in enumerate(b.static_shape):
+        for place, extent in enumerate(extents(b)):
+            if not isinstance(extent, int):
+                continue
             factors = {
                 int(node.b.value)
                 for _, read in reading
@@ -97,8 +103,10 @@ def _parts(a: Array, index: Expr, by: int) -> tuple[Expr, Expr] | None:
 
 def _with_split(formula: Formula, b: Buffer, place: int, by: int) -> Formula:
     """The formula whose buffer `b` has two dimensions in place of one."""
-    shape = b.static_shape
-    shape = (*shape[:place], shape[place] // by, by, *shape[place + 1 :])
+    shape = extents(b)
+    whole = shape[place]
+    assert isinstance(whole, int)
+    shape = (*shape[:place], whole // by, by, *shape[place + 1 :])
     new = tensor(b.name, shape, b.dtype)
 
     def split(a: Array) -> Array:

@@ -28,8 +28,9 @@ _Method: TypeAlias = "Callable[[Expr, _Operand], Expr]"
 class _Interned(type):
     """Constructing an equal expression again returns the object that exists."""
 
-    _pool: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+    _pool: Any = WeakValueDictionary()
     _lock = RLock()  # of two threads that construct the same, one would keep an object of its own
+    _known = _pool.data.get  # asked a hundred thousand times in a compilation
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # one key however it is written: Var("i"), Var("i", INT32) and Var("i", dtype=INT32)
@@ -39,11 +40,20 @@ class _Interned(type):
                 if name not in kwargs and not hasattr(cls, name):
                     break
                 args += (kwargs.pop(name) if name in kwargs else getattr(cls, name),)
-        if isinstance(args[0], float) and args[0] != args[0]:
-            args = (_NAN, *args[1:])
-        # type names separate 1, 1.0 and True, and -0.0 from 0.0, which compare equal
-        key = (cls, _exact(args[0]), *args[1:])
-        found = _Interned._pool.get(key)
+        first = args[0]
+        kind = type(first)
+        # types separate 1, 1.0 and True, texts -0.0 from 0.0, which compare equal; numbers are the
+        # first thing that an expression is made of, if at all
+        if kind is int:
+            key = (cls, int, *args)
+        elif kind is not str and isinstance(first, (bool, int, float)):
+            if first != first:
+                args = (_NAN, *args[1:])
+            key = (cls, type(args[0]), repr(args[0]), *args[1:])
+        else:
+            key = (cls, *args)
+        known = _Interned._known(key)
+        found = known() if known is not None else None
         if found is None:
             with _Interned._lock:
                 found = _Interned._pool.get(key)
@@ -56,16 +66,6 @@ class _Interned(type):
 # as text and on every target a constant NaN has neither sign nor payload: which of them came first
 # must not decide
 _NAN = float("nan")
-
-
-def _exact(value: Any) -> Any:
-    """Numbers are the first thing that an expression is made of, if at all."""
-    kind = type(value)
-    if kind is str:
-        return value
-    if kind is int:
-        return (int, value)
-    return (kind, repr(value)) if isinstance(value, (bool, int, float)) else value
 
 
 def _nothing(*args: object) -> None: ...

@@ -12,9 +12,9 @@ import numpy as np
 from tilewright.support.errors import CompileError, suggest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
-    """An element type.
+    """An element type, one object for each: they are part of every expression's key.
 
     `kind` is one of 'float', 'int', 'uint', 'bool', 'barrier'. Sub-byte types are stored packed,
     even index in the low bits; `numpy` is the type of one *unpacked* element.
@@ -83,6 +83,9 @@ class DType:
             return low, low + (1 << self.bits) - 1
         info: Any = ml_dtypes.finfo(self.numpy)  # type: ignore[no-untyped-call]
         return float(info.min), float(info.max)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dtype, (self.name,)
 
     def __str__(self) -> str:
         return self.name

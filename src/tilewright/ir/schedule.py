@@ -20,7 +20,7 @@ def word(value: object) -> str:
     >>> word(False), word(2), word("late")
     ('off', '2', 'late')
     """
-    if isinstance(value, (Mapping, tuple)):
+    if isinstance(value, (Mapping, tuple, list)):  # JSON has no tuples
         return ",".join(f"{name}:{size}" for name, size in dict(value).items()) or "auto"
     return ("off", "on")[value] if isinstance(value, bool) else str(value)
 

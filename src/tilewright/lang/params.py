@@ -314,6 +314,7 @@ def const(names: str, dtype: Any = None) -> Any:
                 f"nothing determines the size {name!r}",
                 expected=f"an argument declared with {name} as one of its sizes",
                 fix=f"declare one: A: T.Tensor(({name}, …), dtype); or compile with {name}=…",
+                code="arguments",
             )
         found.append(Extent(builder.consts[name], name))
     return tuple(found) if len(found) > 1 else found[0]

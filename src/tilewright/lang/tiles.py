@@ -222,6 +222,7 @@ def _size(builder: Builder, name: str, pinned: Any) -> int:
 
 LARGEST = 1 << 20  # elements along an axis; no block holds them
 PROBED = 16  # the size of a tile while only the form of the text matters
+MOST_BLOCKS = 65535  # along an axis of a grid but the last
 
 
 def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool = False) -> Any:
@@ -250,8 +251,11 @@ def _grid(
         for name, axis, size in zip(names, axes, pinned, strict=True)
     ]
     counts = [span.trips for span in spans]
-    # the last axis is the fastest; a grid has three
-    folded = counts if len(counts) <= 3 else [_product(counts[:-2]), *counts[-2:]]
+    # the last axis is the fastest; a grid has three, and only that one may be long
+    lead = max(len(counts) - 2, 1)
+    if any(isinstance(n, Const) and n.value > MOST_BLOCKS for n in _folded(counts, lead)[:-1]):
+        lead = len(counts)
+    folded = _folded(counts, lead)
     number = len(builder.kernels)
     builder.tiled.add(number)
     splits = [split for (kernel, _), split in builder.sizes.splits.items() if kernel == number]
@@ -278,8 +282,8 @@ def _grid(
         blocks = blocks[parts > 1 :]
         if cluster > 1 and folded:
             blocks[-1] = blocks[-1] // cluster
-        if len(counts) > 3:
-            blocks = [*_parts(blocks[0], counts[:-2]), *blocks[1:]]
+        if lead > 1:
+            blocks = [*_parts(blocks[0], counts[:lead]), *blocks[1:]]
         indices = [
             _made(builder, name, span, block)
             for name, span, block in zip(names, spans, blocks, strict=True)
@@ -297,6 +301,11 @@ def _grid(
         for shift in along:
             if shift is not None and shift not in builder.shifts:  # no tensor is read by rows
                 builder.emit_at(builder.outermost()._replace(at=0), Let(shift, const(0)))
+
+
+def _folded(counts: list[Expr], lead: int) -> list[Expr]:
+    """The lengths of a grid whose first axis counts the tiles of `lead` axes."""
+    return [_product(counts[:lead]), *counts[lead:]] if counts else []
 
 
 def _product(counts: list[Expr]) -> Expr:

@@ -91,7 +91,8 @@ class DirectTrace:
 
     `arguments` names the parameters that the call's own arguments fill, in the program's order;
     `outputs` the `T.empty` tensors it returns, in order. `why` says by kernel what its tiles were
-    chosen from, `has_other` that another choice can be tried, `is_measured` that this one was.
+    chosen from, `sizes` those that were chosen, `has_other` that another choice can be tried,
+    `is_measured` that this one was.
     """
 
     program: Program
@@ -101,6 +102,7 @@ class DirectTrace:
     why: Mapping[str, str] = field(default_factory=dict)
     has_other: bool = False
     is_measured: bool = False
+    sizes: Sizes = field(default_factory=Sizes)
 
 
 @entry
@@ -512,14 +514,16 @@ def trace_direct(
     arguments = {n: bound.arguments.get(n, MISSING) for n in signature.parameters}
     annotations = _annotations(function, {})
     arrays = {n: v for n, v in arguments.items() if v is MISSING or _is_array(v)}
+    loc = _loc_of(function)
 
-    def fresh() -> Builder:
+    def fresh(probe: Builder | None = None) -> Builder:
         builder = Builder(function.__name__)
-        builder.loc = _loc_of(function)
+        builder.loc = loc
         builder.arguments = {n: None if v is MISSING else v for n, v in arrays.items()}
         builder.plain = {n: v for n, v in arguments.items() if n not in arrays}
         builder.consts, builder.stand_in = dict(consts or {}), stand_in
-        _find_sizes(function, builder, call)
+        if probe is not None:  # all candidates of a choice have the sizes that one probe found
+            builder.consts, builder.probe_error = dict(probe.consts), probe.probe_error
         return builder
 
     def call(into: Builder, run: FunctionType) -> Any:
@@ -533,7 +537,9 @@ def trace_direct(
                 given[name] = Undeclared(name, value is MISSING) if name in arrays else value
         return run(**given)
 
-    builder, returned = _with_sizes(function, fresh, call, pick)
+    probe = fresh()
+    _find_sizes(function, probe, call)
+    builder, returned = _with_sizes(function, functools.partial(fresh, probe), call, pick)
     outputs = _outputs(builder, returned)
     for name in consts or ():
         if name not in builder.asked:
@@ -541,6 +547,7 @@ def trace_direct(
                 f"{function.__name__} has no parameter and no T.const size {name!r}",
                 loc=builder.loc,
                 fix=suggest(name, [*arguments, *builder.asked])[0],
+                code="arguments",
             )
     order = [n for n in arguments if n in builder.declared]
     builder.params.sort(key=lambda p: order.index(p.name) if p.name in order else len(order))
@@ -550,22 +557,20 @@ def trace_direct(
 
 
 def _find_sizes(
-    function: FunctionType, into: Builder, call: Callable[[Builder, FunctionType], Any]
+    function: FunctionType, probe: Builder, call: Callable[[Builder, FunctionType], Any]
 ) -> None:
     """The sizes that `T.const` names: run the function up to its first kernel with the sizes
     unknown, and see which shapes its declarations give them."""
     if "const" not in function.__code__.co_names:
         return
-    probe = Builder(function.__name__)
-    probe.arguments, probe.probing, probe.consts = into.arguments, True, into.consts
-    probe.plain = into.plain
+    probe.probing, probe.stand_in = True, None
     try:
         _run(function, probe, functools.partial(call, probe))
     except CompileError as error:
         # what goes wrong with unknown sizes goes wrong again, and better said, with known ones;
         # it is of interest only where it kept a size from being known
         if not isinstance(error.__cause__, Probed):
-            into.probe_error = error
+            probe.probe_error = error
 
 
 MISSING = object()

@@ -120,6 +120,8 @@ def _chain(spans: list[Loc]) -> Loc | None:
         if (span.file, span.line) != (kept[-1].file, kept[-1].line):
             kept.append(span)
     first = kept[0]
+    if len(kept) == 1:
+        return first
     return Loc(first.file, first.line, first.column, first.end_column, tuple(kept[1:]))
 
 
@@ -135,7 +137,11 @@ def locate() -> Loc | None:
             depth = len(spans)
         elif code is _ROOT:
             break
-        elif is_theirs(frame) and code.co_filename != "<string>":  # such as dataclasses' methods
+        elif (
+            ORIGINS.get(code.co_filename) != "ours"  # most of them
+            and is_theirs(frame)
+            and code.co_filename != "<string>"  # such as dataclasses' methods
+        ):
             spans.append(_span(code, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back
     return _chain(spans[:depth] or spans[:1])

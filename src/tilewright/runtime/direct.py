@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilewright.choose.candidates import Candidate, Opened
-from tilewright.choose.pick import Choice, choose, open_choices, ranked_all
+from tilewright.choose.pick import Choice, candidate_of, choose, open_choices, ranked_all
 from tilewright.choose.ranges import range_end
+from tilewright.choose.roughly import Times, roughly
 from tilewright.ir.core import *
 from tilewright.lang.builder import Builder, Sizes
 from tilewright.lang.sizes import choose_sizes
@@ -57,8 +58,10 @@ class Direct:
         target: Callable[[], Any],
         context: Context,
         tune: Callable[[dict[str, Any], Mapping[str, int]], Any] | None = None,
+        choices: Mapping[int, Candidate] | None = None,
     ) -> None:
-        """`tune`: asked before a kernel is compiled, with its arguments and sizes."""
+        """`tune`: asked before a kernel is compiled, with its arguments and sizes; `choices`: those
+        that are made already, by the number of a kernel."""
         self.fn, self.make, self.target = fn, make, target
         self.signature = inspect.signature(fn)
         self.kernels: dict[Any, _Known] = {}
@@ -67,7 +70,7 @@ class Direct:
         self._scalars: dict[Any, frozenset[str]] = {}  # run-time scalars, by context once traced
         self._open: dict[Any, dict[str, tuple[bool, ...]]] = {}
         self._chosen: dict[Any, bool] = {}  # whether choices depend on sizes that launches give
-        self.tune = tune
+        self.tune, self.choices = tune, choices
         self._recent: dict[Any, tuple[CompiledKernel, tuple[Any, ...]]] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,14 +145,21 @@ class Direct:
 
         def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
             nonlocal chosen
-            chosen = choose(target, builder, traced, rank, given)
+            chosen = choose(target, builder, traced, rank, given, self.choices)
             return chosen.sizes
 
         with compiled_for(target):
             traced = trace_direct(self.fn, (), bound, sizes, stand_in, pick)
         names = [kernel.name for kernel in traced.program.kernels]
         why = {names[number]: text for number, text in chosen.why.items()}
-        return replace(traced, why=why, has_other=chosen.has_other, is_measured=chosen.is_measured)
+        return replace(
+            traced, why=why, has_other=chosen.has_other, is_measured=chosen.is_measured,
+            sizes=chosen.sizes,
+        )  # fmt: skip
+
+    def drafted(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> DirectTrace:
+        """The text with the first choice for what it leaves open."""
+        return self._trace(bound, sizes)
 
     def traced(
         self, bound: dict[str, Any], sizes: Mapping[str, int], given: Mapping[int, Candidate]
@@ -184,6 +194,26 @@ class Direct:
         with compiled_for(target):
             trace_direct(self.fn, (), bound, sizes, pick=pick)
         return {number: each for number, each in found.items() if each}
+
+    def chosen(self, bound: dict[str, Any]) -> list[tuple[str, Candidate]]:
+        """The kernels of the text by name, and what is chosen for each."""
+        found = self._trace(bound)
+        names = [kernel.name for kernel in found.program.kernels]
+        return [(name, candidate_of(found.sizes, number)) for number, name in enumerate(names)]
+
+    def estimated(self, bound: dict[str, Any], sizes: Mapping[str, int] = _NO_SIZES) -> list[Times]:
+        """The kernels of the text by name, and how long each takes by the model, with the best of
+        a few candidates."""
+        target, found = self.target(), list[Times]()
+
+        def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
+            chosen, times = roughly(target, builder, traced)
+            found[:] = times
+            return chosen
+
+        with compiled_for(target):
+            trace_direct(self.fn, (), bound, sizes, pick=pick)
+        return found
 
     def _example(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> DirectTrace:
         """A trace without arrays, for what does not depend on their sizes."""

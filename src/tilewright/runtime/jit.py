@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from tilewright.choose.candidates import Candidate
 from tilewright.ir.op import Program
 from tilewright.ir.schedule import HOME, Schedule
 from tilewright.ir.target import Target
@@ -178,6 +179,7 @@ class Jit:
         verbose: bool = False,
         debug_root_path: str | None = None,
         tuner: Tuner | None = None,
+        choices: Mapping[int, Candidate] | None = None,
     ) -> None:
         functools.update_wrapper(self, fn)
         self.fn = fn
@@ -191,9 +193,9 @@ class Jit:
         self.signature = inspect.signature(fn)
         at_home(fn)
         self.context = Context(fn, look_inside=True)
-        self.tuner = tuner
+        self.tuner, self.choices = tuner, choices
         tune = None if tuner is None else functools.partial(tuner, self)
-        self.calls = Direct(fn, self._compile_direct, self._traced_for, self.context, tune)
+        self.calls = Direct(fn, self._compile_direct, self._traced_for, self.context, tune, choices)
         self._kernels: dict[Any, Any] = self.calls.kernels if self.direct else {}
         self._others: dict[Any, Jit] = {}
 
@@ -229,6 +231,17 @@ class Jit:
             made = self.prim_func(*args, **kwargs).program
             kernel = self._kernels[key] = self._compile(made, self.out_idx)
         return kernel
+
+    @entry
+    def drafted(self, *args: Any, **kwargs: Any) -> tuple[Program, Mapping[str, str]]:
+        """The program for these arguments, with the sizes that are chosen for it and, by kernel,
+        what they were chosen from; not compiled."""
+        if not self.direct:
+            return self.prim_func(*args, **kwargs).program, {}
+        sizes = {n: v for n, v in kwargs.items() if n not in self.signature.parameters}
+        given = {n: v for n, v in kwargs.items() if n not in sizes}
+        traced = self.calls.drafted(self.calls.bind(args, given, partial=True), sizes)
+        return traced.program, traced.why
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """The generated source of the kernel for these arguments."""
@@ -267,10 +280,18 @@ class Jit:
         """The same function, tuned by `tuner` before it is compiled."""
         return self._other(self.target, {}, tuner)
 
+    def with_choices(self, choices: Mapping[int, Candidate]) -> Jit:
+        """The same function with tiles, threads and clusters of some of its kernels, by number."""
+        return self._other(self.target, {}, choices=choices)
+
     def _other(
-        self, target: str | Target, pass_configs: Mapping[Any, Any], tuner: Tuner | None = None
+        self,
+        target: str | Target,
+        pass_configs: Mapping[Any, Any],
+        tuner: Tuner | None = None,
+        choices: Mapping[int, Candidate] | None = None,
     ) -> Jit:
-        key = target, content_key(dict(pass_configs)), tuner
+        key = target, content_key(dict(pass_configs)), tuner, tuple((choices or {}).items())
         if key not in self._others:
             self._others[key] = Jit(
                 self.fn,
@@ -280,6 +301,7 @@ class Jit:
                 verbose=self.verbose,
                 debug_root_path=self.debug_root_path,
                 tuner=tuner or self.tuner,
+                choices=self.choices if choices is None else choices,
             )
         return self._others[key]
 

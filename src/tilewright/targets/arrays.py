@@ -334,7 +334,7 @@ _READERS: dict[str, Callable[[Any, str, int | None, bool], ArrayView]] = {
 _FIXES = {
     "torch": "pass a dense tensor; under torch.compile and torch.func call what "
     "kernel.as_torch_op(…) returns",
-    "jax": "inside jax.jit call the kernel through jax.pure_callback",
+    "jax": "inside jax.jit call it by tilewright.jax.call(kernel, …)",
 }
 
 

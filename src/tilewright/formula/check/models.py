@@ -117,7 +117,7 @@ def _times(m: Model, a: Value, value: Number) -> Value:
 
 
 def _pow(m: Model, a: Value, b: Value) -> Value:
-    count = m.whole(b)
+    count = m.whole(b) if m.finite(b) else None
     return m.exp(m.mul(m.log(a), b)) if count is None else m.power(a, Fraction(count))
 
 

@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tilewright.formula.front.promotion import KINDS, kind_of, result_type
+from tilewright.formula.front.promotion import FLOAT64, KINDS, kind_of, result_type
 from tilewright.formula.front.values import (
     OPERATIONS,
+    Number,
     Value,
     array_of,
     define,
@@ -20,6 +21,7 @@ from tilewright.formula.front.values import (
     operand,
     pointwise,
     shape_of,
+    sized,
 )
 from tilewright.ir.arith import folded, power
 from tilewright.ir.core import *
@@ -246,6 +248,13 @@ def apply(name: str, *given: Any) -> Value:
     operands = [operand(x, name) for x in given]
     if not any(isinstance(x, Value) for x in operands):
         array_of(operands[0], name)  # which says what is wrong
+    if all(isinstance(x, (Number, bool, int, float)) for x in operands):
+        kinds = [x.expr.dtype if isinstance(x, Number) else result_type(x) for x in operands]
+        is_float = row.least == "float" or any(kind.is_float for kind in kinds)
+        is_float |= name == "pow" and not (isinstance(given[1], int) and given[1] >= 0)
+        inner = FLOAT64 if is_float else INT32
+        found: Value = sized(row.build(*(element_of(x, (), inner) for x in operands)))
+        return found
     inner = _type(name, row, operands)
     outer = BOOL if row.result == "bool" else inner
     return pointwise(name, operands, row.build, inner, outer)

@@ -8,15 +8,21 @@ from typing import Any
 
 from tilewright.formula.front.values import (
     OPERATIONS,
+    Number,
     Shape,
     Value,
     array_of,
     axis_of,
     broadcast_at,
     broadcast_shapes,
+    current,
     define,
+    extent_of,
+    same,
 )
+from tilewright.ir.analysis.bounds import prove
 from tilewright.ir.core import *
+from tilewright.ir.formula import extents
 from tilewright.support.errors import CompileError
 
 _STEPWISE = "index in steps, x[:, 0][rows], or move the axes together with tm.moveaxis"
@@ -26,11 +32,11 @@ def getitem(x: Value, key: Any) -> Value:
     """An element, a part, or a gather. Integer arrays beside each other broadcast, and read zero
     outside of `x`."""
     keys = _complete(x, key if isinstance(key, tuple) else (key,))
-    gathers = [each for each in keys if isinstance(each, Value)]
+    gathers = [i for i in keys if isinstance(i, Value) and not isinstance(i, Number)]
     common = broadcast_shapes(*(each.shape for each in gathers)) if gathers else ()
     if common:
         _require_adjacent(keys)
-    shape: list[int] = []
+    shape: list[Any] = []
     reads: list[Callable[[tuple[Expr, ...]], Expr]] = []  # of the new indices, one per axis of x
     start: int | None = None  # where the axes of the gathers are
     for each in keys:
@@ -39,7 +45,7 @@ def getitem(x: Value, key: Any) -> Value:
             shape.append(1)
         elif isinstance(each, slice):
             reads.append(_slice(each, extent, at, shape))
-        elif isinstance(each, Value):
+        elif isinstance(each, Value) and not isinstance(each, Number):
             if start is None:
                 start = at
                 shape += common
@@ -48,7 +54,29 @@ def getitem(x: Value, key: Any) -> Value:
             reads.append(_number(each, extent))
     if not gathers:
         return x.view(tuple(shape), lambda *new: tuple(read(new) for read in reads))
-    return define("item", tuple(shape), lambda new: x.at(tuple(r(new) for r in reads)), x.dtype)
+    x = _ended(x)
+    axes = [each for each in keys if each is not None]
+    lone = [d for d, n in enumerate(x.shape) if same(n, 1) and isinstance(axes[d], Value)]
+
+    def elements(new: tuple[Expr, ...]) -> Expr:
+        places = tuple(read(new) for read in reads)
+        found = x.at(places)
+        for d in lone:  # views of one element do not ask at which index they are read
+            found = select(compare("==", places[d], 0), found, const(0, found.dtype))
+        return found
+
+    return define("item", tuple(shape), elements, x.dtype)
+
+
+def _ended(x: Value) -> Value:
+    """`x` with zeros beyond its ends, where a view may have other elements of its array."""
+    if x.is_whole or x.buffer is None:
+        return x
+    axes = tuple(Var(f"%{d}") for d in range(x.ndim))
+    ends = dict(zip((*x._outer, *x._read(axes)), extents(x.buffer), strict=True))
+    pairs = zip(axes, x.shape, strict=True)
+    is_array = all(same(ends.get(axis, 0), n) for axis, n in pairs if not same(n, 1))
+    return x if is_array else define("part", x.shape, x.at, x.dtype)
 
 
 def _complete(x: Value, keys: tuple[Any, ...]) -> list[Any]:
@@ -97,8 +125,11 @@ def _require_adjacent(keys: list[Any]) -> None:
         )
 
 
-def _slice(key: slice, extent: int, at: int, shape: list[int]) -> Callable[..., Expr]:
+def _slice(key: slice, extent: Any, at: int, shape: list[Any]) -> Callable[..., Expr]:
+    sized = any(isinstance(n, Number) for n in (key.start, key.stop, extent))
     for bound in (key.start, key.stop, key.step):
+        if isinstance(bound, Number) and bound.dtype.is_int and bound is not key.step:
+            continue
         if isinstance(bound, Value) or not (bound is None or hasattr(bound, "__index__")):
             raise CompileError(
                 "the bounds of a slice are Python integers", got=repr(bound),
@@ -106,12 +137,51 @@ def _slice(key: slice, extent: int, at: int, shape: list[int]) -> Callable[..., 
             )  # fmt: skip
     if key.step == 0:
         raise CompileError("the step of a slice is zero", fix="leave it out")
-    start, stop, step = key.indices(extent)
-    shape.append(len(range(start, stop, step)))
-    return lambda new: new[at] * step + start
+    start, stop, step = _ends(key, extent) if sized else key.indices(extent)
+    length = stop - start if step > 0 else start - stop
+    count = (length + abs(step) - 1) // abs(step) if sized else len(range(start, stop, step))
+    shape.append(count)
+    begin = extent_of(start)
+    return lambda new: new[at] * step + begin
 
 
-def _number(key: Any, extent: int) -> Callable[..., Expr]:
+def _ends(key: slice, extent: Any) -> tuple[Any, Any, int]:
+    """What `slice.indices` says, of sizes that calls give: contracts have to decide it."""
+    step = 1 if key.step is None else key.step.__index__()
+    ends = (0, extent) if step > 0 else (extent - 1, -1)
+
+    def counted(given: Any, end: Any) -> Any:
+        if given is None:
+            return end
+        return given + extent if isinstance(given, int) and given < 0 else given
+
+    start, stop = counted(key.start, ends[0]), counted(key.stop, ends[1])
+    low, high = (start, stop) if step > 0 else (stop + 1, start + 1)
+    if not all(_surely(n) for n in (low, high - low, extent - high)):
+        raise _undecided(f"the part {low} … {high}", extent)
+    return start, stop, step
+
+
+def _surely(n: Any) -> bool:
+    """Whether a number is never below zero."""
+    return n >= 0 if isinstance(n, int) else bool(prove(n.expr >= 0, current().ranges))
+
+
+def _undecided(what: str, extent: Any) -> CompileError:
+    return CompileError(
+        f"whether {what} lies inside an axis of {extent} elements is known only when the function "
+        "is called",
+        fix="say how long it is at least: dynamic={…: T.dynamic(name, min=…)}",
+    )
+
+
+def _number(key: Any, extent: Any) -> Callable[..., Expr]:
+    if isinstance(key, Number) or isinstance(extent, Number):
+        at = key + extent if isinstance(key, int) and key < 0 else key
+        if not (_surely(at) and _surely(extent - at - 1)):
+            raise _undecided(f"index {key}", extent)
+        place = wrap(extent_of(at))
+        return lambda new: place
     found = const(axis_of(key, extent, "index") if extent else _outside(key))
     return lambda new: found
 
@@ -145,7 +215,7 @@ def take(x: Value, indices: Any, /, *, axis: int | None = None) -> Value:
 
 def take_along_axis(x: Value, indices: Any, /, *, axis: int = -1) -> Value:
     """The elements of `x` at `indices` along `axis`, each in its own row."""
-    x, found = array_of(x, "take_along_axis"), array_of(indices, "take_along_axis")
+    x, found = _ended(array_of(x, "take_along_axis")), array_of(indices, "take_along_axis")
     _check(found)
     along = axis_of(axis, x.ndim)
     if found.ndim != x.ndim:
@@ -160,11 +230,34 @@ def take_along_axis(x: Value, indices: Any, /, *, axis: int = -1) -> Value:
     def elements(new: tuple[Expr, ...]) -> Expr:
         row = cast(broadcast_at(found, new), INT32)
         zero = const(0)
-        own = [zero if n == 1 else i for n, i in zip(x.shape, new, strict=True)]
+        own = [zero if same(n, 1) else i for n, i in zip(x.shape, new, strict=True)]
         own[along] = row
         return x.at(tuple(own))
 
     return define("take_along_axis", shape, elements, x.dtype)
+
+
+def indices(x: Value, /, *axes: int) -> Any:
+    """The index of each element of `x` along the axes (all, if none is said), as int32 arrays of
+    the shape of `x`; of one axis it is one array.
+
+    >>> from tilewright.formula.front.trace import trace
+    >>> def causal(s):
+    ...     i, j = indices(s, -2, -1)
+    ...     return j <= i
+    >>> print(trace(causal, [("s", (4, 4), "float32")]))  # doctest: +ELLIPSIS
+    formula causal(s: float32[4, 4]) -> out
+        i[i1 < 4, j1 < 4]: int32 = i1
+        j[i2 < 4, j2 < 4]: int32 = j2
+        out[i3 < 4, j3 < 4]: bool = j[i3, j3] <= i[i3, j3]
+    """
+    x = array_of(x, "indices")
+    found = [axis_of(axis, x.ndim) for axis in (axes or range(x.ndim))]
+    made = [
+        define("index", x.shape, lambda new, axis=axis: new[axis], INT32)  # type: ignore[misc]
+        for axis in found
+    ]
+    return made[0] if len(axes) == 1 else tuple(made)
 
 
 OPERATIONS["getitem"] = getitem

@@ -21,6 +21,7 @@ from tilewright.formula.front.values import (
     current,
     define,
     paired,
+    same,
 )
 from tilewright.ir.core import *
 from tilewright.support.errors import CompileError
@@ -30,13 +31,13 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def _contraction(word: str, operands: list[Value], terms: list[str], result: str) -> Value:
     """The sum over the letters that `result` does not have, of the product of all operands."""
-    extents: dict[str, int] = {}
+    extents: dict[str, Any] = {}
     for x, letters in zip(operands, terms, strict=True):
         for letter, n in zip(letters, x.shape, strict=True):
             known = extents.setdefault(letter, n)
-            if known == 1:
+            if same(known, 1):
                 extents[letter] = n
-            elif n not in (1, known):
+            elif not (same(n, 1) or same(n, known)):
                 _mismatch(word, operands, f"sizes {known} and {n}")
     kind = result_type(*operands)
     if kind.is_bool:
@@ -84,7 +85,7 @@ def matmul(x1: Any, x2: Any, /) -> Value:
     left = "YX"[-min(a.ndim, 2) :]
     right = "XZ"[: min(b.ndim, 2)]
     depths = a.shape[-1], b.shape[-2 if b.ndim > 1 else 0]
-    if depths[0] != depths[1]:
+    if not same(*depths):
         _mismatch("matmul", [a, b], f"{depths[0]} columns and {depths[1]} rows")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     letters = _batch(len(batch))
@@ -100,7 +101,7 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
         raise CompileError("the axis of vecdot is counted from the end", fix="write axis=-1")
     for x in (a, b):
         axis_of(axis, x.ndim)
-    if a.shape[axis] != b.shape[axis]:
+    if not same(a.shape[axis], b.shape[axis]):
         _mismatch("vecdot", [a, b], f"sizes {a.shape[axis]} and {b.shape[axis]}")
     ndim = len(broadcast_shapes(a.shape, b.shape))
     letters = _batch(ndim)
@@ -118,7 +119,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Value:
     pairs = [(axis_of(i, a.ndim), axis_of(j, b.ndim)) for i, j in pairs]
     left, right = list(_LETTERS[: a.ndim]), list(_LETTERS[a.ndim : a.ndim + b.ndim])
     for i, j in pairs:
-        if a.shape[i] != b.shape[j]:
+        if not same(a.shape[i], b.shape[j]):
             _mismatch("tensordot", [a, b], f"axes {i} and {j}: {a.shape[i]} and {b.shape[j]}")
         right[j] = left[i]
     kept = [c for d, c in enumerate(left) if d not in [i for i, _ in pairs]]

@@ -71,6 +71,14 @@ def _type_of(given: Any) -> DType:
     return own if isinstance(own, DType) else find_dtype(given)
 
 
+def _number_kind(given: Any) -> str:
+    """ "bool", "int" or "float" of a number, Python's or one of sizes; nothing of arrays."""
+    if isinstance(given, (bool, int, float)):
+        return "bool" if isinstance(given, bool) else type(given).__name__
+    kind: str = getattr(given, "number_kind", "")
+    return kind
+
+
 def result_type(*given: Any) -> DType:
     """The type that the given arrays, types and Python numbers have in common. A Python number
     takes the type of the arrays beside it; a float beside integers makes float32.
@@ -78,15 +86,14 @@ def result_type(*given: Any) -> DType:
     >>> result_type("uint8", "int8"), result_type("bfloat16", 2.0), result_type("int32", 0.5)
     (int16, bfloat16, float32)
     """
-    numbers = [each for each in given if isinstance(each, (bool, int, float))]
+    numbers = [kind for each in given if (kind := _number_kind(each))]
     found: DType | None = None
     for each in given:
-        if isinstance(each, (bool, int, float)):
+        if _number_kind(each):
             continue
         own = _type_of(each)
         found = arithmetic_type(own) if found is None else promoted(found, own)
-    for number in numbers:
-        kind = "bool" if isinstance(number, bool) else type(number).__name__
+    for kind in numbers:
         if found is None or KINDS.index(kind_of(found)) < KINDS.index(kind):
             beside = INT64 if found is None else INT32
             found = {"bool": BOOL, "int": beside, "float": FLOAT32}[kind]

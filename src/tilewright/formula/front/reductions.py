@@ -19,6 +19,7 @@ from tilewright.formula.front.promotion import (
     result_type,
 )
 from tilewright.formula.front.values import (
+    Number,
     Shape,
     Value,
     array_of,
@@ -26,6 +27,7 @@ from tilewright.formula.front.values import (
     current,
     define,
     element_of,
+    extent_of,
     operand,
     pointwise,
     sizes,
@@ -54,8 +56,8 @@ def _words(function: Callable[..., Any], count: int) -> list[str] | None:
     return [p.name for p in named[:count]]
 
 
-def _over(word: str, extents: Any, function: Callable[..., Any]) -> tuple[Any, Value]:
-    """The axes of a comprehension, and its value over them."""
+def comprehended(word: str, extents: Any, function: Callable[..., Any]) -> tuple[Any, Any]:
+    """The axes of a comprehension, and what its function gives for them."""
     trace = current()
     shape = sizes(extents, f"the size of tm.{word}")
     words = _words(function, len(shape))
@@ -67,7 +69,13 @@ def _over(word: str, extents: Any, function: Callable[..., Any]) -> tuple[Any, V
         )
     axes = trace.axes(shape, words)
     with trace.inside(axes):
-        found = operand(function(*(Value((), INT32, scalar=a.var) for a in axes)), f"tm.{word}")
+        return axes, function(*(Value((), INT32, scalar=a.var) for a in axes))
+
+
+def _over(word: str, extents: Any, function: Callable[..., Any]) -> tuple[Any, Value]:
+    """The axes of a comprehension, and its value over them."""
+    axes, found = comprehended(word, extents, function)
+    found = operand(found, f"tm.{word}")
     if not isinstance(found, Value):
         kind = result_type(found)
         found = Value((), kind, scalar=element_of(found, (), kind))
@@ -127,10 +135,10 @@ def _fold(
 
     shape = tuple(x.shape[d] for d in kept)
     found = define(word, shape, elements, dtype, monoid=monoid if over else "", over=over)
-    return _kept(found, x.shape, folds) if keepdims else found
+    return kept_axes(found, x.shape, folds) if keepdims else found
 
 
-def _kept(x: Value, shape: Shape, folds: tuple[int, ...]) -> Value:
+def kept_axes(x: Value, shape: Shape, folds: tuple[int, ...]) -> Value:
     """With axes of size 1 where something was folded."""
     whole = tuple(1 if d in folds else n for d, n in enumerate(shape))
     return x.view(whole, lambda *new: tuple(i for d, i in enumerate(new) if d not in folds))
@@ -224,7 +232,7 @@ def _extreme_index(word: str, x: Any, axis: int | None, keepdims: bool) -> Value
     found = _fold(word, flat, word, along, False, INT64)
     if not keepdims:
         return found
-    return _kept(found, x.shape, axes_of(axis, x.ndim))
+    return kept_axes(found, x.shape, axes_of(axis, x.ndim))
 
 
 def argmax(x: Value, /, *, axis: int | None = None, keepdims: bool = False) -> Value:
@@ -240,7 +248,7 @@ def argmin(x: Value, /, *, axis: int | None = None, keepdims: bool = False) -> V
 def _flat(x: Value) -> Value:
     def indices(i: Expr) -> tuple[Expr, ...]:
         found: list[Expr] = []
-        for n in reversed(x.shape):
+        for n in reversed([extent_of(n) for n in x.shape]):
             found.append(i % n if len(found) < x.ndim - 1 else i)
             i = i // n
         return tuple(reversed(found))
@@ -268,7 +276,7 @@ def isin(x1: Value, x2: Value, /, *, invert: bool = False) -> Value:
     return define("isin", x.shape, elements, BOOL, monoid="all" if invert else "any", over=over)
 
 
-def _count(x: Value, axis: Axes) -> int:
+def _count(x: Value, axis: Axes) -> Any:
     return product(x.shape[d] for d in axes_of(axis, x.ndim))
 
 
@@ -279,9 +287,9 @@ def _float(x: Value, what: str) -> tuple[Value, DType]:
     return x, kind if kind.is_float else FLOAT32
 
 
-def _scaled(word: str, total: Value, count: float, root: bool = False) -> Value:
+def _scaled(word: str, total: Value, count: Any, root: bool = False) -> Value:
     def build(e: Expr) -> Expr:
-        found = e / const(float(count), e.dtype)
+        found = e / element_of(count, (), e.dtype)
         return Call("sqrt", (found,), e.dtype) if root else found
 
     return pointwise(word, [total], build, total.dtype, total.dtype)
@@ -298,7 +306,10 @@ def _spread(word: str, x: Any, axis: Axes, correction: float, keepdims: bool) ->
     center = mean(x, axis=axis, keepdims=True)
     far = pointwise("square", [x, center], lambda e, m: (e - m) * (e - m), kind, kind)
     total = _fold("sum", far, "sum", axis, keepdims, kind)
-    return _scaled(word, total, builtins.max(_count(x, axis) - correction, 0), word == "std")
+    count = _count(x, axis) - correction
+    if not isinstance(count, Number):
+        count = builtins.max(count, 0)
+    return _scaled(word, total, count, word == "std")
 
 
 def var(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from tilewright.formula.front.indexing import getitem
 from tilewright.formula.front.promotion import compute_type, result_type
 from tilewright.formula.front.values import (
     OPERATIONS,
+    Number,
     Shape,
     Value,
     array_of,
@@ -17,13 +19,16 @@ from tilewright.formula.front.values import (
     broadcast_shapes,
     define,
     element_of,
+    extent_of,
     number_of,
     operand,
     paired,
+    same,
     sizes,
 )
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.formula import Extent
 from tilewright.support.errors import CompileError
 
 # ── views ────────────────────────────────────────────────────────────────────────────────────
@@ -77,7 +82,7 @@ def squeeze(x: Value, /, axis: Any) -> Value:
     x = array_of(x, "squeeze")
     gone = {axis_of(each, x.ndim) for each in sizes(axis)}
     for d in gone:
-        if x.shape[d] != 1:
+        if not same(x.shape[d], 1):
             raise CompileError(
                 f"axis {d} of shape {x.shape} has more than one element",
                 fix="take one of them: x[:, 0]",
@@ -88,7 +93,7 @@ def squeeze(x: Value, /, axis: Any) -> Value:
 def broadcast_to(x: Value, /, shape: Any) -> Value:
     """Repeated along axes of size 1 and along new ones in front."""
     x, shape = array_of(x, "broadcast_to"), sizes(shape)
-    if broadcast_shapes(x.shape, shape) != shape:
+    if not all(map(same, broadcast_shapes(x.shape, shape), shape)) or x.ndim > len(shape):
         raise CompileError(
             f"shape {x.shape} does not broadcast to {shape}", fix="give it an axis of size 1"
         )
@@ -96,7 +101,7 @@ def broadcast_to(x: Value, /, shape: Any) -> Value:
     return x.view(
         shape,
         lambda *new: tuple(
-            const(0) if n == 1 else i for n, i in zip(x.shape, new[skip:], strict=True)
+            const(0) if same(n, 1) else i for n, i in zip(x.shape, new[skip:], strict=True)
         ),
     )
 
@@ -124,10 +129,11 @@ def reshape(x: Value, /, shape: Any, *, copy: bool | None = None) -> Value:
         out[i < 2, j < 4, k < 8]: float32 = x[i * 4 + j, k]
     """
     x, new = array_of(x, "reshape"), sizes(shape)
-    known = math.prod(n for n in new if n != -1)
-    if new.count(-1) == 1 and known and x.size % known == 0:
-        new = tuple(x.size // known if n == -1 else n for n in new)
-    if -1 in new or math.prod(new) != x.size:
+    open_ = [d for d, n in enumerate(new) if same(n, -1)]
+    if len(open_) == 1:
+        left = quotient(x.size, math.prod(n for d, n in enumerate(new) if d != open_[0]))
+        new = tuple(left if d == open_[0] and left is not None else n for d, n in enumerate(new))
+    if any(same(n, -1) for n in new) or not same(math.prod(new), x.size):
         raise CompileError(
             f"shape {x.shape} has {x.size} elements, which {new} does not hold",
             fix="give a shape of as many elements, with one -1 for what is left",
@@ -137,12 +143,12 @@ def reshape(x: Value, /, shape: Any, *, copy: bool | None = None) -> Value:
     def indices(*at: Expr) -> tuple[Expr, ...]:
         found: list[Expr] = [const(0)] * x.ndim
         for old, given in groups:
-            flat: Expr = const(0)
-            for d in given:
-                flat = flat * new[d] + at[d]
+            flat = at[given[0]]
+            for d in given[1:]:
+                flat = flat * extent_of(new[d]) + at[d]
             for d in reversed(old):
-                found[d] = flat % max(1, x.shape[d]) if d != old[0] else flat
-                flat = flat // max(1, x.shape[d])
+                found[d] = flat % _least_one(x.shape[d]) if d != old[0] else flat
+                flat = flat // _least_one(x.shape[d])
         return tuple(found)
 
     return x.view(new, indices)
@@ -150,20 +156,52 @@ def reshape(x: Value, /, shape: Any, *, copy: bool | None = None) -> Value:
 
 def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
     """Axes of both shapes that have as many elements together, as few axes as may be."""
-    left = [d for d, n in enumerate(old) if n != 1]
-    right = [d for d, n in enumerate(new) if n != 1]
-    if 0 in old:
+    left = [d for d, n in enumerate(old) if not same(n, 1)]
+    right = [d for d, n in enumerate(new) if not same(n, 1)]
+    if any(same(n, 0) for n in old):
         return [(left, right)]
     found = []
     while left or right:
         a, b = [left.pop(0)], [right.pop(0)]
-        while (before := math.prod(old[d] for d in a)) != (after := math.prod(new[d] for d in b)):
-            if before < after:
+        while True:
+            before, after = math.prod(old[d] for d in a), math.prod(new[d] for d in b)
+            if same(before, after):
+                break
+            sized = isinstance(before, Number) or isinstance(after, Number)
+            shorter = quotient(before, after) is None if sized else before < after
+            if left and (shorter or not right):
                 a.append(left.pop(0))
             else:
                 b.append(right.pop(0))
         found.append((a, b))
     return found
+
+
+def _least_one(n: Any) -> Extent:
+    """A size to divide by."""
+    found = extent_of(n)
+    return max(1, found) if isinstance(found, int) else found
+
+
+def quotient(a: Any, b: Any) -> Any:
+    """a / b of sizes, if it is one: what one is a product of, the other is, too."""
+    (k, above), (m, below) = _factors(a), _factors(b)
+    if not m or k % m or below - above:
+        return None
+    return math.prod((above - below).elements(), start=k // m)
+
+
+def _factors(n: Any) -> tuple[int, Counter[Number]]:
+    """A size as a number times sizes that are no products."""
+    match n.expr if isinstance(n, Number) else n:
+        case Bin(op="*", a=a, b=b):
+            (k, some), (m, more) = (_factors(Number(x)) for x in (a, b))
+            return k * m, some + more
+        case Const(value=value):
+            return int(value), Counter()
+        case Expr() as expr:
+            return 1, Counter([Number(expr)])
+    return int(n), Counter()
 
 
 def roll(x: Value, /, shift: Any, *, axis: Any = None) -> Value:
@@ -177,9 +215,15 @@ def roll(x: Value, /, shift: Any, *, axis: Any = None) -> Value:
 
     def indices(*new: Expr) -> tuple[Expr, ...]:
         steps = zip(new, by, x.shape, strict=True)
-        return tuple((i + -n % size) % size if size and n % size else i for i, n, size in steps)
+        return tuple(_rolled(i, n, extent_of(size)) for i, n, size in steps)
 
     return x.view(x.shape, indices)
+
+
+def _rolled(i: Expr, by: int, size: Extent) -> Expr:
+    if not isinstance(size, int):
+        return (i - by) % size if by else i
+    return (i + -by % size) % size if size and by % size else i
 
 
 def repeat(x: Value, repeats: Any, /, *, axis: int | None = None) -> Value:
@@ -196,7 +240,7 @@ def repeat(x: Value, repeats: Any, /, *, axis: int | None = None) -> Value:
         )
     count = counts[0]
     shape = tuple(n * count if d == along else n for d, n in enumerate(x.shape))
-    each = max(1, count)
+    each = _least_one(count)
     return x.view(
         shape, lambda *new: tuple(i // each if d == along else i for d, i in enumerate(new))
     )
@@ -213,7 +257,7 @@ def tile(x: Value, repetitions: Any, /) -> Value:
 
     def indices(*new: Expr) -> tuple[Expr, ...]:
         rows = zip(new[skip:], x.shape, counts[skip:], strict=True)
-        return tuple(i % max(1, n) if count != 1 else i for i, n, count in rows)
+        return tuple(i % _least_one(n) if not same(count, 1) else i for i, n, count in rows)
 
     return x.view(shape, indices)
 
@@ -236,7 +280,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Value:
     if not parts:
         raise CompileError("concat of no arrays", fix="give it at least one")
     along = axis_of(axis, parts[0].ndim)
-    rest = {tuple(n for d, n in enumerate(x.shape) if d != along) for x in parts}
+    rest = {tuple(extent_of(n) for d, n in enumerate(x.shape) if d != along) for x in parts}
     if len(rest) > 1 or len({x.ndim for x in parts}) > 1:
         raise CompileError(
             f"concat of shapes {' and '.join(str(x.shape) for x in parts)}",
@@ -250,11 +294,11 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Value:
         found: Expr | None = None
         begin = total
         for x in reversed(parts):
-            begin -= x.shape[along]
-            own = tuple(i - begin if d == along else i for d, i in enumerate(new))
+            end, begin = begin, begin - x.shape[along]
+            first = extent_of(begin)
+            own = tuple(i - first if d == along else i for d, i in enumerate(new))
             here = cast(x.at(own), compute_type(kind))
-            end = begin + x.shape[along]
-            found = here if found is None else select(new[along] < end, here, found)
+            found = here if found is None else select(new[along] < extent_of(end), here, found)
         assert found is not None
         return found
 
@@ -264,7 +308,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Value:
 def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Value:
     """Arrays of one shape along a new axis."""
     parts = [array_of(x, "stack") for x in arrays]
-    if len({x.shape for x in parts}) > 1:
+    if len({tuple(map(extent_of, x.shape)) for x in parts}) > 1:
         raise CompileError(
             f"stack of shapes {' and '.join(str(x.shape) for x in parts)}", fix="make them equal"
         )
@@ -279,7 +323,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None) -> Value:
     given = operand(fill_value, "full")
     kind = result_type(given) if dtype is None else find_dtype(dtype)
     extents = sizes(shape)
-    if any(n < 0 for n in extents):
+    if any(isinstance(n, int) and n < 0 for n in extents):
         raise CompileError(f"the shape {extents} has a negative size", fix="write sizes from 0 on")
     return define("full", extents, lambda new: element_of(given, (), kind), kind)
 
@@ -315,13 +359,18 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None)
     if not step:
         raise CompileError("the step of arange is zero", fix="leave it out")
     kind = result_type(start, stop, step) if dtype is None else find_dtype(dtype)
-    count = max(0, math.ceil((stop - start) / step))
+    if any(isinstance(n, Number) for n in (start, stop, step)):
+        if not isinstance(step, int):
+            raise CompileError("arange of sizes has an integer step", fix="multiply what it gives")
+        count = (stop - start + step - (1 if step > 0 else -1)) // step
+    else:
+        count = max(0, math.ceil((stop - start) / step))
     return define("arange", (count,), lambda new: _line(new[0], start, step, kind), kind)
 
 
-def _line(i: Expr, start: float, step: float, dtype: DType) -> Expr:
+def _line(i: Expr, start: Any, step: Any, dtype: DType) -> Expr:
     kind = compute_type(dtype)
-    return cast(i, kind) * const(step, kind) + const(start, kind)
+    return cast(i, kind) * element_of(step, (), kind) + element_of(start, (), kind)
 
 
 def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = "float32",
@@ -333,7 +382,7 @@ def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = "float32",
 
     def elements(new: tuple[Expr, ...]) -> Expr:
         line = _line(new[0], start, (stop - start) / max(1, parts), kind)
-        last = const(stop, line.dtype)
+        last = element_of(stop, (), kind)
         return select(compare("==", new[0], num - 1), last, line) if endpoint and num > 1 else line
 
     return define("linspace", (num,), elements, kind)
@@ -378,7 +427,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Value]:
     order = list(range(len(parts)))
     if indexing == "xy" and len(parts) > 1:
         order[:2] = [1, 0]
-    shape = [0] * len(parts)
+    shape: list[Any] = [0] * len(parts)
     for place, x in zip(order, parts, strict=True):
         shape[place] = x.shape[0]
     return [

@@ -7,10 +7,12 @@ is rewritten; where there is none, arrays are called after their operation.
 from __future__ import annotations
 
 import ast
+import re
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
-from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, TypeAlias
 
 # for what operators mean
@@ -18,13 +20,14 @@ from tilewright.formula.front import elementwise, indexing, products, shapes  # 
 from tilewright.formula.front.values import Trace, Value, define, input_of, tracing
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.formula import Array, Axis, Formula, reads, tensor, verify
+from tilewright.ir.formula import Array, Axis, Extent, Formula, extents, reads, tensor, verify
 from tilewright.lang.rewrite import arguments_of
 from tilewright.lang.where import register
 from tilewright.support.definitions import FUTURE, Definition, definition, nested
 from tilewright.support.errors import CompileError
 
-Input: TypeAlias = "Buffer | tuple[str, tuple[int, ...], Any]"
+Input: TypeAlias = "Buffer | tuple[str, tuple[Extent, ...], Any]"
+_Call: TypeAlias = "Callable[[Mapping[str, Value]], tuple[tuple[Any, ...], dict[str, Any]]]"
 _LETTERS = "ijklmnpqrstuvw"
 _HOOK = "_tw_named"
 
@@ -32,10 +35,12 @@ _HOOK = "_tw_named"
 def trace(
     function: Callable[..., Any],
     inputs: Sequence[Input],
-    fixed: Mapping[str, Any] = MappingProxyType({}),
+    call: _Call | None = None,
+    sizes: tuple[Dim, ...] = (),
+    results: Callable[[Any], Sequence[Any]] | None = None,
 ) -> Formula:
-    """The formula that `function` says of arrays like `inputs`; arguments that are no arrays are
-    `fixed`.
+    """The formula that `function` says of arrays like `inputs`. Shapes may name `sizes`. `call`
+    makes arguments of the arrays, `results` outputs of what is returned.
 
     >>> def scores(q, k):
     ...     s = q @ k.mT
@@ -46,24 +51,46 @@ def trace(
         out[i1 < 4, j1 < 6]: float32 = s[i1, j1] * 0.5
     """
     buffers = tuple(_input(each) for each in inputs)
-    made = Trace()
+    made = Trace(sizes)
     with tracing(made):
-        found = _called(_with_names(function, made), buffers, fixed)
-        results = found if isinstance(found, (tuple, list)) else (found,)
-        outputs = [_output(made, each, function) for each in results]
+        values = {b.name: input_of(b) for b in buffers}
+        args, kwargs = call(values) if call is not None else (tuple(values.values()), {})
+        try:
+            found = with_names(function, made)(*args, **kwargs)
+        except TypeError as error:
+            _check_keyword(error)
+            raise
+        several = found if isinstance(found, (tuple, list)) else (found,)
+        outputs = [_output(made, x, function) for x in (results(found) if results else several)]
+        if not outputs:
+            _output(made, found, function)  # which says what is wrong
     name = getattr(function, "__name__", "formula")
     name = name if name.isidentifier() else "formula"
-    formula = _named(made, name, buffers, needed(made.arrays, outputs), outputs)
+    formula = _named(made, name, buffers, needed(made.arrays, outputs), outputs, sizes)
     verify(formula)
     return formula
 
 
-def _called(
-    function: Callable[..., Any], buffers: tuple[Buffer, ...], fixed: Mapping[str, Any]
-) -> Any:
-    if not fixed:
-        return function(*map(input_of, buffers))
-    return function(**{b.name: input_of(b) for b in buffers}, **fixed)
+_KEYWORDS = {
+    "dim": "axis=",
+    "keepdim": "keepdims=",
+    "ddof": "correction=",
+    "unbiased": "correction=1",
+    "out": "nothing: assign the result to a name",
+}
+
+
+def _check_keyword(error: TypeError) -> None:
+    """A keyword of another library has a name here; the line is that of the call."""
+    found = re.search(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    if found is None or found[2] not in _KEYWORDS or error.__traceback__ is None:
+        return
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    raise CompileError(
+        f"{found[1]} has no {found[2]}=",
+        loc=Loc(last.filename, last.lineno or 0),
+        fix=f"write {_KEYWORDS[found[2]]}",
+    ) from None
 
 
 def _input(given: Input) -> Buffer:
@@ -128,21 +155,21 @@ def _named(
     inputs: tuple[Buffer, ...],
     arrays: list[Array],
     outputs: list[Buffer],
+    sizes: tuple[Dim, ...],
 ) -> Formula:
     """The formula in the user's names: theirs first, then those of operations, then axes."""
-    names = Names(b.name for b in inputs)
+    names = Names([*(b.name for b in inputs), *(size.var.name for size in sizes)])
     called: dict[str, str] = {}
     for a in sorted(arrays, key=lambda a: a.name not in trace.names):
         called[a.name] = names.fresh(trace.names.get(a.name) or trace.words[a.name])
-    buffers = {
-        a.name: tensor(called[a.name], a.buffer.static_shape, a.buffer.dtype) for a in arrays
-    }
+    buffers = {a.name: tensor(called[a.name], extents(a.buffer), a.buffer.dtype) for a in arrays}
     variables: dict[Var, Var] = {}
     for a in arrays:
         for place, axis in enumerate(dict.fromkeys(a.axes + a.over)):
             letter = _LETTERS[place] if place < len(_LETTERS) else "x"
             wish = trace.words[axis.var.name] or letter
-            variables[axis.var] = Var(names.fresh(wish))
+            if axis.var not in variables:
+                variables[axis.var] = Var(names.fresh(wish))
 
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Var):
@@ -157,11 +184,11 @@ def _named(
     renamed = tuple(
         Array(
             buffers[a.name], axes(a.axes), transform(a.body, rule), a.monoid, axes(a.over), a.scan,
-            a.name in trace.names, a.loc,
+            a.by, a.name in trace.names, a.loc,
         )
         for a in arrays
     )  # fmt: skip
-    return Formula(name, inputs, renamed, tuple(buffers[b.name] for b in outputs))
+    return Formula(name, inputs, renamed, tuple(buffers[b.name] for b in outputs), sizes)
 
 
 def _name(trace: Trace, target: Any, value: Any) -> Any:
@@ -177,10 +204,10 @@ def _name(trace: Trace, target: Any, value: Any) -> Any:
     return value
 
 
-def _with_names(function: Callable[..., Any], trace: Trace) -> Callable[..., Any]:
+def with_names(function: Callable[..., Any], trace: Trace) -> Callable[..., Any]:
     """`function`, which tells the trace what it calls its values."""
     if isinstance(function, MethodType):
-        return MethodType(_with_names(function.__func__, trace), function.__self__)
+        return MethodType(with_names(function.__func__, trace), function.__self__)
     if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
         return function
     try:

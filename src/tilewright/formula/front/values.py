@@ -16,15 +16,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import zip_longest
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
+from tilewright.formula.front.instead import Foreign
 from tilewright.formula.front.promotion import compute_type
+from tilewright.ir.analysis.bounds import prove
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.formula import Array, Axis, tensor
+from tilewright.ir.formula import Array, Axis, Extent, Monoid, extents, tensor, within_sizes
+from tilewright.ir.simplify import simplify
 from tilewright.lang.where import locate
 
-Shape: TypeAlias = tuple[int, ...]
+Shape: TypeAlias = "tuple[Any, ...]"  # of integers, and of `Number`s
 Elements: TypeAlias = "Callable[[tuple[Expr, ...]], Expr]"
 Operand: TypeAlias = "Value | bool | int | float"
 
@@ -36,7 +39,8 @@ _trace: ContextVar[Trace | None] = ContextVar("formula", default=None)
 class Trace:
     """The formula so far. Arrays and axes have numbers for names until it is done."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: tuple[Dim, ...] = ()) -> None:
+        self.ranges = within_sizes(sizes)
         self.arrays: list[Array] = []
         self.words: dict[str, str] = {}  # what an array or an axis would be called
         self.names: dict[str, str] = {}  # what the user calls it
@@ -50,9 +54,16 @@ class Trace:
         self.words[name] = word
         return name
 
-    def axes(self, extents: Sequence[int], words: Sequence[str] = ()) -> tuple[Axis, ...]:
+    def axes(self, extents: Sequence[Any], words: Sequence[str] = ()) -> tuple[Axis, ...]:
+        for n in extents:
+            if isinstance(n, int) and n >= 1 << 31:
+                raise CompileError(
+                    f"an axis of {n:,} elements",
+                    expected=f"fewer than {1 << 31:,}: indices have 32 bits",
+                    fix="give it as two axes: tm.reshape(x, (-1, 1024))",
+                )
         pairs = zip_longest(extents, words[: len(extents)], fillvalue="")
-        return tuple(Axis(Var(self.fresh(word)), int(extent)) for extent, word in pairs)
+        return tuple(Axis(Var(self.fresh(word)), extent_of(extent)) for extent, word in pairs)
 
     @contextmanager
     def inside(self, axes: tuple[Axis, ...]) -> Iterator[None]:
@@ -62,6 +73,11 @@ class Trace:
             yield
         finally:
             del self.enclosing[before:]
+
+
+def tracing_now() -> Trace | None:
+    """The formula that is being written, if one is."""
+    return _trace.get()
 
 
 def current() -> Trace:
@@ -95,11 +111,7 @@ def _operator(name: str) -> tuple[Callable[..., Value], Callable[..., Value]]:
     return left, right
 
 
-class NoMethod(CompileError, AttributeError):
-    """A method that NumPy's arrays have."""
-
-
-class Value:
+class Value(Foreign):
     """A symbolic array: it has a shape and a type, and its elements are expressions.
 
     >>> from tilewright.formula.front.trace import trace
@@ -109,7 +121,6 @@ class Value:
         out[i1 < 4]: float32 = multiply[i1] + 1.0
     """
 
-    __array_ufunc__ = None  # NumPy's scalars on the left leave the operator to us
     __hash__ = object.__hash__
 
     def __init__(
@@ -123,7 +134,8 @@ class Value:
     ) -> None:
         """Elements of `buffer`, whose first indices are `outer` and whose others `read` makes of
         those of this array; or the number `scalar`."""
-        self.shape, self.dtype, self.name = shape, dtype, ""
+        self.shape: Shape = tuple(Number(n) if isinstance(n, Expr) else n for n in shape)
+        self.dtype, self.name = dtype, ""
         self.buffer, self._outer, self._scalar, self._read = buffer, outer, scalar, read
 
     @property
@@ -131,7 +143,7 @@ class Value:
         return len(self.shape)
 
     @property
-    def size(self) -> int:
+    def size(self) -> Any:
         return prod(self.shape)
 
     @property
@@ -156,7 +168,7 @@ class Value:
     @property
     def is_all(self) -> bool:
         """All elements of one array, in some order."""
-        return self.buffer is not None and self.size == prod(self.buffer.static_shape)
+        return self.buffer is not None and same(self.size, input_of(self.buffer).size)
 
     def at(self, indices: tuple[Expr, ...]) -> Expr:
         """One element, in the compute type."""
@@ -183,6 +195,10 @@ class Value:
             shape, self.dtype, self.buffer, self._outer, self._scalar,
             lambda new: self._read(indices(*new)),
         )  # fmt: skip
+
+    def of(self, buffer: Buffer, dtype: DType) -> Value:
+        """The same elements of another buffer."""
+        return Value(self.shape, dtype, buffer, self._outer, None, self._read)
 
     __add__, __radd__ = _operator("add")
     __sub__, __rsub__ = _operator("subtract")
@@ -225,7 +241,7 @@ class Value:
     def __len__(self) -> int:
         if not self.shape:
             raise CompileError("a number has no length", fix="index an array, not a number")
-        return self.shape[0]
+        return int(self.shape[0])
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise CompileError(
@@ -234,7 +250,10 @@ class Value:
         )
 
     def __bool__(self) -> bool:
-        self._unknown("Python's if, while, and, or, not", "use tm.where, &, | and ~")
+        self._unknown(
+            "Python's if, while, and, or, not, max, min or a < b < c",
+            "use tm.where, tm.maximum, tm.minimum, &, | and ~",
+        )
 
     def __iter__(self) -> Iterator[Value]:
         self._unknown(
@@ -259,16 +278,6 @@ class Value:
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         return OPERATIONS["namespace"]()
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            raise NoMethod(
-                f"arrays of a formula have no {name!r}",
-                fix=f"functions of arrays are in tilewright.math: tm.{name}(x)",
-            )
-
     def _unknown(self, where: str, fix: str) -> NoReturn:
         raise CompileError(
             f"{where} needs a value, but a formula's array has none until it runs",
@@ -280,7 +289,77 @@ class Value:
         return f"an array of {self.dtype}{list(self.shape)}"
 
 
+class Number(Value):
+    """A number that calls give: a size, or what is computed of sizes. Like Python's numbers it
+    takes the type of what it meets; where contracts decide a comparison, it is True or False."""
+
+    def __init__(self, expr: Expr) -> None:
+        """`expr` is int32 or bool, or float64 until somebody says in what it is computed."""
+        is_float = expr.dtype.is_float
+        self.number_kind = "float" if is_float else "bool" if expr.dtype.is_bool else "int"
+        super().__init__((), FLOAT32 if is_float else expr.dtype, scalar=expr)
+        self.expr = expr
+
+    def in_type(self, kind: DType) -> Expr:
+        """The number, computed in `kind`."""
+        if not self.expr.dtype.is_float:
+            return cast(self.expr, kind)
+
+        def retyped(node: Expr) -> Expr:
+            if not node.dtype.is_float:
+                return node
+            match node:
+                case Const(value=value):
+                    return const(value, kind)
+                case Cast(a=a):
+                    return cast(retyped(a), kind)
+                case Call(name=name, args=args):
+                    return Call(name, tuple(map(retyped, args)), kind)
+            return map_children(node, retyped)
+
+        return retyped(self.expr)
+
+    def __hash__(self) -> int:
+        return hash(self.expr)
+
+    def __bool__(self) -> bool:
+        known = prove(truth(self.expr), current().ranges)
+        return super().__bool__() if known is None else known
+
+    def _unknown(self, where: str, fix: str) -> NoReturn:
+        names = ", ".join(sorted(var.name for var in variables(self.expr)))
+        raise CompileError(
+            f"{where} needs a number, but {self} is known only when the function is called",
+            fix=f"{fix}; or leave {names} out of dynamic=, or let its contract decide: "
+            f'T.dynamic("{names}", min=…, max=…)',
+        )
+
+    def __repr__(self) -> str:
+        return str(self.expr)
+
+
+def sized(expr: Expr) -> Any:
+    """A number of sizes: Python's, where it is known."""
+    found = simplify(expr, current().ranges)
+    return found.value if isinstance(found, Const) else Number(found)
+
+
+def extent_of(n: Any) -> Extent:
+    """A size as axes have it."""
+    expr = n.expr if isinstance(n, Number) else n
+    return simplify(expr) if isinstance(expr, Expr) else int(expr)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are one, whatever calls give."""
+    return extent_of(a) == extent_of(b)
+
+
 # ── operands ─────────────────────────────────────────────────────────────────────────────────
+
+
+def is_value(x: Any) -> bool:
+    return isinstance(x, Value)
 
 
 def is_operand(x: Any) -> bool:
@@ -292,7 +371,7 @@ def is_operand(x: Any) -> bool:
 
 def _is_theirs(x: Any) -> bool:
     """What an operator takes, or refuses with a reason."""
-    return is_operand(x) or hasattr(x, "shape")
+    return is_operand(x) or hasattr(x, "shape") or isinstance(x, (list, tuple, complex, str))
 
 
 def operand(x: Any, what: str = "an operation") -> Operand:
@@ -301,17 +380,19 @@ def operand(x: Any, what: str = "an operation") -> Operand:
     if is_operand(x):
         number: Operand = x.item()
         return number
-    is_array = hasattr(x, "shape")
+    is_array = hasattr(x, "shape") or isinstance(x, (list, tuple, complex, str))
     raise CompileError(
         f"{what} takes arrays of the formula and numbers, not {type(x).__name__}",
         got=repr(x)[:80],
-        fix="pass the array as an argument of the function" if is_array else "give it an array",
+        fix="pass it as an argument of the function, as an array: np.asarray(x)"
+        if is_array
+        else "give it an array",
     )
 
 
 def array_of(x: Any, what: str) -> Value:
     found = operand(x, what)
-    if isinstance(found, Value):
+    if isinstance(found, Value) and not isinstance(found, Number):
         return found
     raise CompileError(
         f"{what} takes an array, not the number {found!r}", fix="make one by tm.full(shape, number)"
@@ -323,13 +404,15 @@ def element_of(x: Operand, indices: tuple[Expr, ...], dtype: DType) -> Expr:
     kind = compute_type(dtype)
     if not isinstance(x, Value):
         return const(float(x) if kind.is_float else x, kind)
+    if isinstance(x, Number):
+        return x.in_type(kind)
     return cast(broadcast_at(x, indices), kind)
 
 
 def broadcast_at(x: Value, indices: tuple[Expr, ...]) -> Expr:
     own = indices[len(indices) - x.ndim :]
     zero = const(0)
-    return x.at(tuple(zero if n == 1 else i for n, i in zip(x.shape, own, strict=True)))
+    return x.at(tuple(zero if same(n, 1) else i for n, i in zip(x.shape, own, strict=True)))
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
@@ -338,17 +421,17 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     >>> broadcast_shapes((8, 1), (4,))
     (8, 4)
     """
-    found: list[int] = []
+    found: list[Any] = []
     for column in zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1):
-        sizes = {n for n in column if n != 1}
+        sizes = {extent_of(n): n for n in column if not same(n, 1)}
         if len(sizes) > 1:
             raise CompileError(
                 f"the shapes {' and '.join(map(str, shapes))} do not broadcast",
                 expected="sizes that are equal or 1, counted from the last axis",
-                got=f"sizes {' and '.join(map(str, sorted(sizes)))} on axis {-1 - len(found)}",
+                got=f"sizes {' and '.join(map(str, sizes))} on axis {-1 - len(found)}",
                 fix="reshape one of them, or give it an axis of size 1 with x[:, None]",
             )
-        found.append(sizes.pop() if sizes else 1)
+        found.append(next(iter(sizes.values()), 1))
     return tuple(found[::-1])
 
 
@@ -362,10 +445,11 @@ def axis_of(axis: Any, ndim: int, what: str = "axis") -> int:
         raise CompileError(f"{what} is a Python integer, not {axis!r}", fix="write a number")
     found = int(axis.__index__())
     if not -ndim <= found < ndim:
+        of = "an axis of {} elements" if what == "index" else "an array of {} axes"
         raise CompileError(
-            f"there is no {what} {found} in an array of {ndim} axes",
-            expected=f"a number from {-ndim} to {ndim - 1}" if ndim else "no axis",
-            fix="count axes from 0, or from the end with -1",
+            f"there is no {what} {found} in {of.format(ndim)}",
+            expected=f"a number from {-ndim} to {ndim - 1}" if ndim else f"no {what}",
+            fix="count from 0, or from the end with -1",
         )
     return found % ndim
 
@@ -373,11 +457,12 @@ def axis_of(axis: Any, ndim: int, what: str = "axis") -> int:
 def sizes(shape: Any, what: str = "a shape") -> Shape:
     """A shape as people write it: an integer or some of them."""
     each = shape if isinstance(shape, (tuple, list)) else (shape,)
-    if any(not hasattr(n, "__index__") or isinstance(n, (Value, bool)) for n in each):
+    given = [n for n in each if not (isinstance(n, Number) and n.dtype.is_int)]
+    if any(not hasattr(n, "__index__") or isinstance(n, (Value, bool)) for n in given):
         raise CompileError(
             f"{what} is made of Python integers", got=repr(shape)[:80], fix="write (8, 16)"
         )
-    return tuple(n.__index__() for n in each)
+    return tuple(n if isinstance(n, Number) else n.__index__() for n in each)
 
 
 def paired(a: Any, b: Any, what: str) -> list[tuple[int, int]]:
@@ -392,8 +477,10 @@ def paired(a: Any, b: Any, what: str) -> list[tuple[int, int]]:
 
 
 def number_of(x: Any, what: str) -> Any:
-    """A Python number, known when the formula is written."""
+    """A Python number, known when the formula is written, or one of sizes."""
     found = operand(x, what)
+    if isinstance(found, Number):
+        return found
     if isinstance(found, Value):
         raise CompileError(
             f"{what} takes Python numbers, not {found!r}",
@@ -416,24 +503,25 @@ def define(
     axes: tuple[Axis, ...] | None = None,
     scan: int | None = None,
     stored: DType | None = None,
+    by: Monoid | None = None,
 ) -> Value:
     """A new array of `shape`, whose elements `elements` says for given indices. `over` are axes
     that it folds by `monoid` (which `elements` knows), `scan` is the axis that it folds along. It
     is stored in the compute type, if nobody says otherwise, and without axes of size 1."""
     if axes is None and stored is None:
-        long = [d for d, n in enumerate(shape) if n != 1 or d == scan]
+        long = [d for d, n in enumerate(shape) if not same(n, 1) or d == scan]
         if len(long) < len(shape):
-            return _define_long(word, shape, elements, dtype, long, monoid, over, scan)
+            return _define_long(word, shape, elements, dtype, long, monoid, over, scan, by)
     trace = current()
     axes = trace.axes(shape) if axes is None else axes
     kind = compute_type(dtype)
     with trace.inside(over):
         body = elements(tuple(axis.var for axis in axes))
-    body = body if monoid.startswith("arg") else cast(body, kind)
+    body = body if monoid.startswith("arg") or by else cast(body, kind)
     if not shape and not monoid and trace.enclosing:
         return Value((), dtype, scalar=body)
     bound = {axis.var for axis in axes + over}
-    free = variables(body) - bound
+    free = {var for var in variables(body) - bound if var.name.startswith("%")}  # no sizes
     outer = [axis for axis in trace.enclosing if axis.var in free]
     if len(outer) < len(free):
         raise CompileError(
@@ -444,10 +532,10 @@ def define(
     body = substitute(body, {a.var: b.var for a, b in zip(outer, own, strict=True)})
     if stored is not None:
         kind, body = stored, cast(body, stored)
-    buffer = tensor(trace.fresh(word), tuple(a.extent for a in own) + shape, kind)
+    buffer = tensor(trace.fresh(word), tuple(a.extent for a in own + axes), kind)
     folds = over if scan is None else (axes[scan],)
     trace.arrays.append(
-        Array(buffer, own + axes, body, monoid, folds, scan is not None, loc=locate())
+        Array(buffer, own + axes, body, monoid, folds, scan is not None, by, loc=locate())
     )
     return Value(shape, dtype, buffer, tuple(axis.var for axis in outer))
 
@@ -461,6 +549,7 @@ def _define_long(
     monoid: str,
     over: tuple[Axis, ...],
     scan: int | None,
+    by: Monoid | None,
 ) -> Value:
     """Without axes of size 1: later stages find the same axis in every array."""
 
@@ -470,7 +559,7 @@ def _define_long(
 
     along = None if scan is None else long.index(scan)
     extents = tuple(shape[d] for d in long)
-    found = define(word, extents, inner, dtype, monoid=monoid, over=over, scan=along)
+    found = define(word, extents, inner, dtype, monoid=monoid, over=over, scan=along, by=by)
     return found.view(shape, lambda *new: tuple(new[d] for d in long))
 
 
@@ -498,28 +587,5 @@ def astype(x: Value, dtype: Any, /, *, copy: bool = True) -> Value:
     return define("astype", x.shape, lambda new: cast(x.at(new), kind), kind)
 
 
-def indices(x: Value, /, *axes: int) -> Any:
-    """The index of each element of `x` along the axes (all, if none is said), as int32 arrays of
-    the shape of `x`; of one axis it is one array.
-
-    >>> from tilewright.formula.front.trace import trace
-    >>> def causal(s):
-    ...     i, j = indices(s, -2, -1)
-    ...     return j <= i
-    >>> print(trace(causal, [("s", (4, 4), "float32")]))  # doctest: +ELLIPSIS
-    formula causal(s: float32[4, 4]) -> out
-        i[i1 < 4, j1 < 4]: int32 = i1
-        j[i2 < 4, j2 < 4]: int32 = j2
-        out[i3 < 4, j3 < 4]: bool = j[i3, j3] <= i[i3, j3]
-    """
-    x = array_of(x, "indices")
-    found = [axis_of(axis, x.ndim) for axis in (axes or range(x.ndim))]
-    made = [
-        define("index", x.shape, lambda new, axis=axis: new[axis], INT32)  # type: ignore[misc]
-        for axis in found
-    ]
-    return made[0] if len(axes) == 1 else tuple(made)
-
-
 def input_of(buffer: Buffer) -> Value:
-    return Value(buffer.static_shape, buffer.dtype, buffer)
+    return Value(extents(buffer), buffer.dtype, buffer)

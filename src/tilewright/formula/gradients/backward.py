@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tilewright.formula.function import Kind, MathFunction
+from tilewright.formula.arguments import Call
+from tilewright.formula.function import Kind, Made, MathFunction
+from tilewright.formula.gradients.keep import parted
 from tilewright.formula.gradients.vjp import vjp
-from tilewright.ir.formula import Formula
+from tilewright.formula.inline import normalize
+from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.formula import Extent, Formula, extents
 from tilewright.support.errors import CompileError
 
 
@@ -21,6 +25,12 @@ class Gradients(MathFunction):
     >>> slope = tm.vjp(lambda x: x * x)
     >>> slope(np.arange(3, dtype=np.float32), np.ones(3, np.float32)).tolist()
     [0.0, 2.0, 4.0]
+
+    Where the function runs anyway, it keeps what gradients need:
+
+    >>> y, kept = slope.forward(np.arange(3, dtype=np.float32))
+    >>> y.tolist(), slope.backward(kept, np.ones(3, np.float32)).tolist()
+    ([0.0, 1.0, 4.0], [0.0, 2.0, 4.0])
     """
 
     def __init__(
@@ -32,11 +42,31 @@ class Gradients(MathFunction):
     ) -> None:
         super().__init__(function, target, schedule)
         self.wrt = wrt
+        self._pairs: dict[tuple[Any, ...], Pair] = {}
         self.__name__ = f"{getattr(function, '__name__', 'formula')}_vjp"
         self.__doc__ = f"Gradients of {getattr(function, '__name__', 'a formula')}."
 
     def with_schedule(self, **choices: Any) -> Gradients:
         return Gradients(self.function, self.wrt, self.target, {**self.schedule, **choices})
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, Kept]:
+        """The function's results, and what `backward` needs of them: some of its arguments and
+        results, and rows such as the sums of a softmax."""
+        pair, arrays = self.pair(*args, **kwargs)
+        return pair.forward(arrays)
+
+    def backward(self, kept: Kept, *cotangents: Any) -> Any:
+        """The gradients, given what `forward` kept and a cotangent for each float result."""
+        return kept.pair.backward(kept.arrays, _arrays(cotangents))
+
+    def pair(self, *args: Any, **kwargs: Any) -> tuple[Pair, list[Any]]:
+        """The two formulas for arguments like these, and the arrays among them."""
+        given = self.arguments(args, kwargs)
+        key, kinds, call, arrays = self.sorted_out(given)
+        if key not in self._pairs:
+            formula, _ = super().traced(kinds, call)
+            self._pairs[key] = Pair(formula, self.wrt, self.target, self.schedule)
+        return self._pairs[key], arrays
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         parameters = self.signature.parameters.values()
@@ -49,26 +79,102 @@ class Gradients(MathFunction):
             )
         count = sum(p.default is p.empty and p.kind is not p.KEYWORD_ONLY for p in parameters)
         found = super().arguments(args[:count], kwargs)
-        rest = [np.asarray(x) if isinstance(x, np.generic) else x for x in args[count:]]
-        return found | {f"d_{n}": each for n, each in enumerate(rest)}
+        return found | {f"d_{n}": each for n, each in enumerate(_arrays(args[count:]))}
 
-    def traced(self, kinds: list[Kind], fixed: dict[str, Any]) -> Formula:
+    def traced(self, kinds: list[Kind], call: Call) -> tuple[Formula, Any]:
         own = [kind for kind in kinds if kind[0] in self.signature.parameters]
-        found = vjp(super().traced(own, fixed), self.wrt)
-        wanted = [(b.static_shape, b.dtype) for b in found.inputs[len(own) :]]
-        if [(shape, dtype) for _, shape, dtype in kinds[len(own) :]] != wanted:
-            raise CompileError(
-                f"{self.__name__} takes the arguments of the function, then a cotangent for each "
-                "float result, of its shape and type",
-                expected=_shown(wanted),
-                got=_shown([(shape, dtype) for _, shape, dtype in kinds[len(own) :]]),
-                fix="give arguments that have a default by name",
-                code="arguments",
-            )
-        return found
+        found = vjp(super().traced(own, call)[0], self.wrt)
+        wanted = [(extents(b), b.dtype) for b in found.inputs[len(own) :]]
+        _check(self.__name__, [(shape, dtype) for _, shape, dtype in kinds[len(own) :]], wanted)
+        return found, None
 
 
-def _shown(arrays: list[tuple[tuple[int, ...], Any]]) -> str:
+Shapes: TypeAlias = "Sequence[tuple[tuple[Extent, ...], Any]]"
+
+
+def _check(name: str, got: Shapes, wanted: Shapes) -> None:
+    if got != wanted:
+        raise CompileError(
+            f"{name} takes the arguments of the function, or what it kept, then a cotangent for "
+            "each float result, of its shape and type",
+            expected=_shown(wanted),
+            got=_shown(got),
+            fix="give arguments that have a default by name",
+            code="arguments",
+        )
+
+
+class Kept(NamedTuple):
+    """Arrays, and the formulas between which they lie."""
+
+    arrays: tuple[Any, ...]
+    pair: Pair
+
+
+class Pair:
+    """A function of known shapes, and its gradients given what it keeps."""
+
+    def __init__(
+        self, formula: Formula, wrt: Sequence[str] | None, target: Any, schedule: Any
+    ) -> None:
+        self.whole = normalize(vjp(formula, wrt, values=True))
+        inside = self.whole.formula
+        self.own = len(formula.inputs)
+        self.ends = [(self.whole.shapes[b.name], b.dtype) for b in inside.inputs[self.own :]]
+        names = frozenset(b.name for b in inside.inputs[self.own :])
+        self.count = len(formula.outputs)
+        first, second = parted(inside, names, self.count)
+        kept = [b.name for b in first.outputs[self.count :]]
+        self.values, self.rest = (Made(f, target, schedule, kept) for f in (first, second))
+
+    def tile(self) -> str:
+        """The two tile programs, as Python text."""
+        return f"{self.values.program.text}\n\n{self.rest.program.text}"
+
+    def _outputs(self, made: Made, arrays: list[Any]) -> list[Any]:
+        """What `made` gives, in the shapes of the function."""
+        pairs = zip(arrays, made.formula.inputs, strict=True)
+        found = made.run([a.reshape(b.static_shape) for a, b in pairs])
+        several = list(found) if isinstance(found, tuple) else [found]
+        return [
+            o.reshape(self.whole.shapes.get(b.name, b.static_shape))
+            for o, b in zip(several, made.formula.outputs, strict=True)
+        ]
+
+    @property
+    def outlines(self) -> list[tuple[tuple[Extent, ...], Any]]:
+        """Shapes and types of what `values_of` gives."""
+        outputs, shapes = self.values.formula.outputs, self.whole.shapes
+        return [(shapes.get(b.name, b.static_shape), b.dtype) for b in outputs]
+
+    def values_of(self, arrays: list[Any]) -> list[Any]:
+        """The function's results, then what else is kept of them."""
+        return self._outputs(self.values, arrays)
+
+    def kept_of(self, arrays: list[Any], found: list[Any]) -> tuple[Any, ...]:
+        """Of arguments and `values_of` them, those that `backward` takes."""
+        formula = self.values.formula
+        known = dict(zip((b.name for b in formula.inputs), arrays, strict=True))
+        known |= dict(zip((b.name for b in formula.outputs), found, strict=True))
+        return tuple(known[b.name] for b in self.rest.formula.inputs[: -len(self.ends)])
+
+    def forward(self, arrays: list[Any]) -> tuple[Any, Kept]:
+        found = self.values_of(arrays)
+        kept = Kept(self.kept_of(arrays, found), self)
+        return found[0] if self.count == 1 else tuple(found[: self.count]), kept
+
+    def backward(self, kept: tuple[Any, ...], cotangents: list[Any]) -> Any:
+        given = [(tuple(map(int, a.shape)), find_dtype(a.dtype)) for a in cotangents]
+        _check(self.rest.formula.name, given, self.ends)
+        found = self._outputs(self.rest, [*kept, *cotangents])
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+def _arrays(given: Iterable[Any]) -> list[Any]:
+    return [np.asarray(x) if isinstance(x, np.generic) else x for x in given]
+
+
+def _shown(arrays: Shapes) -> str:
     return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in arrays) or "none"
 
 

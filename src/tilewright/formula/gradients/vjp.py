@@ -30,16 +30,16 @@ from tilewright.formula.gradients.invariance import is_free_of
 from tilewright.formula.gradients.inverse import readers
 from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula, array, reads, tensor, verify
+from tilewright.ir.formula import Array, Axis, Extent, Formula, array, reads, tensor, verify
 from tilewright.ir.simplify import simplify
 from tilewright.support.errors import CompileError
 
 _LETTERS = "ijklmnpqrstuvw"
 
 
-def vjp(formula: Formula, wrt: Sequence[str] | None = None) -> Formula:
+def vjp(formula: Formula, wrt: Sequence[str] | None = None, values: bool = False) -> Formula:
     """The formula of the cotangents of inputs (those named by `wrt`, or all that are float), given
-    the inputs and the cotangents of the float outputs.
+    the inputs and the cotangents of the float outputs; with `values`, of the outputs before them.
 
     >>> from tilewright.formula.front.trace import trace
     >>> print(vjp(trace(lambda x, w: x @ w, [("x", (4, 8), "float32"), ("w", (8, 6), "float32")])))
@@ -49,7 +49,7 @@ def vjp(formula: Formula, wrt: Sequence[str] | None = None) -> Formula:
     """
     targets = _targets(formula, wrt)
     walk = _Backwards(formula, targets)
-    outputs = walk.outputs(targets)
+    outputs = (*(formula.outputs if values else ()), *walk.outputs(targets))
     found = Formula(
         f"{formula.name}_vjp",
         (*formula.inputs, *walk.cotangents),
@@ -251,7 +251,7 @@ def _narrow(e: Expr) -> Expr:
     return cast(e, INT32)
 
 
-def _is_zero_outside(e: Expr, own: dict[Expr, int]) -> bool:
+def _is_zero_outside(e: Expr, own: dict[Expr, Extent]) -> bool:
     """Whether a term has a factor of the extents and at the indices `own`, all finite: an element
     that lies outside is zero, and so is the term."""
     match e:
@@ -287,7 +287,7 @@ def _fold(a: Array) -> str:
     name = f"scan {a.monoid}" if a.scan else a.monoid
     if name not in _FOLDS:
         raise CompileError(
-            f"the gradient of {name} is not known",
+            f"the gradient of {'a fold by ' + a.by.name if a.by else name} is not known",
             got=f"the array {a.name}",
             fix="write it as a sum or a maximum, or leave its inputs out of wrt",
             loc=a.loc,

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tilewright.ir.arith import Expr, Var
+from tilewright.ir.formula import Monoid
 
 # what folds know by name; `count` counts elements, `argmax` and `argmin` keep a value and its index
 MONOIDS = ("sum", "prod", "max", "min", "argmax", "argmin", "count")
@@ -48,12 +49,15 @@ class Fold:
 
     Of argmax and argmin, `var` is the place, the value of the stream's index there, an int32 that
     starts with 0; the state has `value_of(fold)` too, the term there, which starts with `start`.
-    Of two places with equal values the smaller one is kept."""
+    Of two places with equal values the smaller one is kept.
+
+    Of the user's monoid, `by`, there is a fold for each element of its tuples, all of one term."""
 
     var: Var
     monoid: str
     term: Expr
     start: float
+    by: Monoid | None = None
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from math import inf, prod
+from typing import TypeAlias
 
 from tilewright.formula.inline import Normal
-from tilewright.formula.matrices import Product, product_of
+from tilewright.formula.matrices import MOST_COMBINED, MOST_FOLDED, Product, product_of
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula, reads
+from tilewright.ir.formula import NEUTRAL, Array, Axis, Extent, Formula, most, reads
 from tilewright.support.errors import CompileError
 
 # an axis that no product walks is held by a block if it is not longer than this
 MOST_HELD = 512
+ENOUGH = 4096  # elements of a block
+# a kernel of one block folds no rows of more elements than this
+MOST_ALONE = 1 << 16
+# stands for an extent that is chosen with the tiles: no axis is as long
+CHOSEN = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,8 @@ class KernelPlan:
     grid: tuple[Axis, ...]
     stream: tuple[Axis, ...]
     named: dict[Expr, str]
-    extents: dict[Var, int]
+    extents: dict[Var, Extent]
+    sizes: tuple[Dim, ...] = ()
 
     @property
     def output(self) -> Array:
@@ -58,16 +67,24 @@ class Apart(Exception):
         self.array, self.reason = array, reason
 
 
+Planned: TypeAlias = "dict[tuple[tuple[Array, ...], tuple[Array, ...]], KernelPlan | Apart]"
+
+
 def kernels_of(
-    normal: Normal, refused: dict[str, str], alone: Collection[frozenset[str]] = ()
+    normal: Normal,
+    refused: dict[str, str],
+    alone: Collection[frozenset[str]] = (),
+    planned: Planned | None = None,
 ) -> tuple[tuple[KernelPlan, ...], dict[str, str]]:
     """The kernels in order, and why arrays that lie between them were not fused; `refused` are
-    those that are known to lie there, `alone` sets of outputs that are no one kernel."""
+    those that are known to lie there, `alone` sets of outputs that are no one kernel. `planned`
+    keeps kernels by their outputs and folds, for other groupings of the same arrays."""
+    planned = {} if planned is None else planned
     formula, apart = normal.formula, dict(refused)
     while True:
         try:
             roots = [a for a in formula.arrays if a.name in apart or a.buffer in formula.outputs]
-            found = _grouped(roots, normal, alone)
+            found = _grouped(roots, normal, alone, planned)
             return found, apart
         except Apart as wrong:
             if wrong.array in apart:
@@ -79,13 +96,13 @@ def kernels_of(
 
 
 def _grouped(
-    roots: list[Array], normal: Normal, alone: Collection[frozenset[str]]
+    roots: list[Array], normal: Normal, alone: Collection[frozenset[str]], planned: Planned
 ) -> tuple[KernelPlan, ...]:
     """A kernel for each root; those that have the same blocks and read the same are one."""
     in_memory = {a.name for a in roots}
     groups: list[tuple[list[Array], KernelPlan]] = []
     for n, root in enumerate(roots):
-        plan = _kernel([root], normal, in_memory)
+        plan = _kernel([root], normal, in_memory, planned)
         for g, (members, other) in enumerate(groups):
             own = {a.name for a in members}
             waits = {a.name for a in roots[roots.index(members[0]) : n]} & _read_by(plan)
@@ -93,7 +110,7 @@ def _grouped(
                 continue
             if frozenset({*own, root.name}) in alone:
                 continue
-            both = _together([*members, root], normal, in_memory, (other, plan))
+            both = _together([*members, root], normal, in_memory, (other, plan), planned)
             if both is not None:
                 groups[g] = [*members, root], both
                 break
@@ -109,38 +126,100 @@ def _read_by(plan: KernelPlan) -> set[str]:
 
 
 def _together(
-    roots: list[Array], normal: Normal, in_memory: set[str], apart: Iterable[KernelPlan]
+    roots: list[Array],
+    normal: Normal,
+    in_memory: set[str],
+    apart: Iterable[KernelPlan],
+    planned: Planned,
 ) -> KernelPlan | None:
-    """One kernel for all of `roots`, if its blocks are those that each alone would have."""
+    """One kernel for all of `roots`, if its blocks are those that each alone would have; what folds
+    nothing has any."""
     try:
-        plan = _kernel(roots, normal, in_memory)
+        plan = _kernel(roots, normal, in_memory, planned)
     except Apart:
         return None
     grid = {axis.var for axis in plan.grid}
     if any(not grid <= {axis.var for axis in a.axes} for a in plan.outputs):
         return None
-    blocks = sorted((axis.extent, plan.roles[axis.var]) for axis in plan.grid)
-    same = [sorted((x.extent, p.roles[x.var]) for x in p.grid) == blocks for p in apart]
+    same = [not p.folds or _blocks(p) == _blocks(plan) for p in apart]
     return plan if all(same) else None
 
 
-def _kernel(roots: list[Array], normal: Normal, in_memory: set[str]) -> KernelPlan:
+def _blocks(plan: KernelPlan) -> list[tuple[str, str]]:
+    return sorted((str(axis.extent), plan.roles[axis.var]) for axis in plan.grid)
+
+
+def _kernel(
+    roots: list[Array], normal: Normal, in_memory: set[str], planned: Planned
+) -> KernelPlan:
+    folds = _folds_of(roots, normal.formula, in_memory - {a.name for a in roots})
+    key = tuple(roots), tuple(folds)
+    if key not in planned:
+        try:
+            planned[key] = _kernel_of(roots, folds, normal)
+        except Apart as wrong:
+            planned[key] = wrong
+    found = planned[key]
+    if isinstance(found, Apart):
+        raise Apart(found.array, found.reason)
+    return found
+
+
+def _kernel_of(roots: list[Array], folds: list[Array], normal: Normal) -> KernelPlan:
     own = {a.name for a in roots}
-    folds = _folds_of(roots, normal.formula, in_memory - own)
     arrays = [*folds, *(a for a in roots if a.is_pointwise)]
+    pointwise = {a.name for a in roots if a.is_pointwise}
+    if any(read.buffer.name in pointwise for a in arrays for read in reads(a)):
+        raise Apart(roots[-1].name, "reads what its kernel leaves in memory")
     arrays, named = _on_shared_axes(arrays, {a.name for a in folds}, normal.inlined)
     outputs = tuple(a for a in arrays if a.name in own)
     folds = [a for a in arrays if not a.is_pointwise]
     extents = {axis.var: axis.extent for a in arrays for axis in (*a.axes, *a.over)}
     _check_kept(outputs, folds)
     largest = max(outputs, key=lambda a: len(a.axes))
-    roles, stream = _roles(largest, folds)
+    sizes = normal.formula.sizes
+    roles, stream = _roles(largest, folds, sizes)
+    for f in folds:
+        whole = [x.extent for x in (*f.axes, *f.over) if roles.get(x.var) == "whole"]
+        held = prod(most(n, sizes) for n in whole if n != CHOSEN)
+        fits = MOST_COMBINED if f.by and len(f.over) + len(f.axes) > 1 else MOST_FOLDED
+        again = any(r.buffer.name == f.name for g in folds for r in reads(g))
+        if held > fits and again and f.name not in own and product_of(f) is None:
+            raise Apart(f.name, f"folds {held:,} elements, more than a block can hold")
     if any(axis.var not in roles for a in outputs for axis in a.axes):
         raise Apart(roots[-1].name, f"has other axes than {largest.name}")
     grid = tuple(axis for axis in largest.axes if roles[axis.var] in ("each", "tile"))
+    if not grid:
+        _check_alone(own, folds, sizes)
     if any(roles[axis.var] == "stream" for a in outputs for axis in a.axes):
         raise Apart(_inner_of(folds, stream, roots), "is read again after its loop")
-    return KernelPlan(outputs, tuple(folds), roles, grid, stream, named, extents)
+    _check_whole(roles, extents, sizes, [*folds, *outputs])
+    return KernelPlan(outputs, tuple(folds), roles, grid, stream, named, extents, sizes)
+
+
+def _check_alone(own: set[str], folds: list[Array], sizes: tuple[Dim, ...]) -> None:
+    """Rows that many blocks can fold are not left to the one that folds what comes of them."""
+    for f in reversed(folds):
+        outside = {axis.var for g in folds for axis in g.over} & {axis.var for axis in f.axes}
+        size = prod(most(axis.extent, sizes) for axis in (*f.axes, *f.over))
+        if outside and f.name not in own and product_of(f) is None and size > MOST_ALONE:
+            raise Apart(f.name, f"folds {size:,} elements, for a kernel of one block")
+
+
+def _check_whole(
+    roles: dict[Var, str], extents: dict[Var, Extent], sizes: tuple[Dim, ...], arrays: list[Array]
+) -> None:
+    """What a block holds at once has a length that is known, or a longest one."""
+    for var, role in roles.items():
+        if role == "whole" and most(extents[var], sizes) == inf:
+            a = next(a for a in arrays if var in {axis.var for axis in (*a.axes, *a.over)})
+            raise CompileError(
+                f"{a.name} needs all of an axis of {extents[var]} elements at once, however long "
+                "calls make it",
+                fix="leave it out of dynamic=, or say how long it is at most: "
+                f'T.dynamic("{extents[var]}", max=4096)',
+                loc=a.loc,
+            )
 
 
 def _check_kept(outputs: tuple[Array, ...], folds: list[Array]) -> None:
@@ -152,6 +231,8 @@ def _check_kept(outputs: tuple[Array, ...], folds: list[Array]) -> None:
         if f.scan or f.name in {a.name for a in outputs} or product_of(f) is not None:
             continue
         along = kept & {axis.var for axis in f.over}
+        if along and any({x.var for x in f.axes} & {x.var for x in g.over} for g in folds):
+            raise Apart(f.name, "is folded along what blocks have a part of")
         products = {g.name for g in folds if product_of(g) is not None}
         reading = {read.buffer.name for read in reads(f)} & inside
         if along and reading & _with_sources(products, folds):
@@ -168,9 +249,12 @@ def _with_sources(names: set[str], folds: list[Array]) -> set[str]:
 
 
 def _inner_of(folds: list[Array], stream: tuple[Axis, ...], roots: list[Array]) -> str:
-    """The fold that has the axes of a loop itself; without one, outputs are too many."""
+    """The fold that has the axes of a loop itself, or the last of its folds; without one, outputs
+    are too many."""
     along, own = {axis.var for axis in stream}, {a.name for a in roots}
-    inner = [f.name for f in folds if along & {axis.var for axis in f.axes} and f.name not in own]
+    others = [f for f in folds if f.name not in own]
+    inner = [f.name for f in others if along & {axis.var for axis in f.axes}]
+    inner = inner or [f.name for f in others if along & {axis.var for axis in f.over}]
     return inner[-1] if inner else roots[-1].name
 
 
@@ -204,8 +288,13 @@ def _on_shared_axes(
                     raise Apart(inner.name, f"is read at {_plain(index)}")
                 if not classes.join(index, axis.var):
                     raise Apart(inner.name, "is read along two axes of one array")
+    for (p, a), (q, b) in combinations(enumerate(fresh), 2):
+        if arrays[p].is_beside(arrays[q]):  # elements of one tuple are folded together
+            for x, y in zip((*a.axes, *a.over), (*b.axes, *b.over), strict=True):
+                classes.join(x.var, y.var)
     _share_inputs(fresh, definitions, classes)
-    names = _names(fresh, classes)
+    _share_loose(fresh, classes)
+    names = _names(fresh, classes, _sizes_of(arrays))
     shared = [_renamed(a, {x: names[classes.root(x)] for x in classes.extents}) for a in fresh]
     return shared, _named(shared, inlined)
 
@@ -229,6 +318,21 @@ def _share_inputs(arrays: list[Array], inside: dict[str, Array], classes: _Class
                 other = first.setdefault((read.buffer.name, p), index)
                 if classes.extents[other] == classes.extents[index]:
                     classes.join(index, other)
+
+
+def _share_loose(arrays: list[Array], classes: _Classes) -> None:
+    """Axes that nothing is read along are one at the same place of arrays of one shape."""
+    for a, b in combinations((a for a in arrays if a.is_pointwise), 2):
+        if a.buffer.shape == b.buffer.shape:
+            for x, y in zip(a.axes, b.axes, strict=True):
+                if x.var in _loose(a) and y.var in _loose(b):
+                    classes.join(x.var, y.var)
+
+
+def _loose(a: Array) -> set[Var]:
+    """The axes of `a` that nothing is read along."""
+    read = {v for r in reads(a) for index in r.indices for v in variables(index)}
+    return {axis.var for axis in (() if a.monoid else a.axes)} - read
 
 
 class _Classes:
@@ -257,10 +361,17 @@ class _Classes:
         return True
 
 
-def _names(arrays: Sequence[Array], classes: _Classes) -> dict[Var, Var]:
+def _sizes_of(arrays: Sequence[Array]) -> set[str]:
+    """The names of the sizes that arrays mention."""
+    axes = [axis for a in arrays for axis in (*a.axes, *a.over)]
+    ends = [axis.extent for axis in axes if isinstance(axis.extent, Expr)]
+    found = {v for expr in (*ends, *(a.body for a in arrays)) for v in variables(expr)}
+    return {v.name for v in found - {axis.var for axis in axes}}
+
+
+def _names(arrays: Sequence[Array], classes: _Classes, taken: set[str]) -> dict[Var, Var]:
     """A short name for each class: that of the last array's axis, as the user sees it first."""
     names: dict[Var, Var] = {}
-    taken: set[str] = set()
     for a in reversed(arrays):
         for axis in (*a.axes, *a.over):
             root = classes.root(axis.var)
@@ -289,7 +400,7 @@ def _named(arrays: Sequence[Array], inlined: Sequence[Array]) -> dict[Expr, str]
         if a.given and not isinstance(a.body, (Load, Const, Var, Cast)):
             forms.setdefault(_form(a.body), a.name)
     found: dict[Expr, str] = {}
-    for a in arrays:
+    for a in arrays if forms else ():
         for node in walk(a.body):
             if node.children and not isinstance(node, Load) and _form(node) in forms:
                 found[node] = forms[_form(node)]
@@ -305,14 +416,31 @@ def _form(expr: Expr) -> Expr:
     return substitute(expr, order)
 
 
-def _roles(output: Array, folds: list[Array]) -> tuple[dict[Var, str], tuple[Axis, ...]]:
+def _tiled(axes: list[Axis], sizes: tuple[Dim, ...]) -> int:
+    """How many of the innermost axes have tiles: two, or more where these are short, such as the
+    halves of a head."""
+    count, held = 0, 1.0
+    for axis in reversed(axes):
+        if count >= 2 and held >= ENOUGH:
+            break
+        count, held = count + 1, held * most(axis.extent, sizes)
+    return count
+
+
+def _roles(
+    output: Array, folds: list[Array], sizes: tuple[Dim, ...]
+) -> tuple[dict[Var, str], tuple[Axis, ...]]:
     products = {f.name: p for f in folds if (p := product_of(f)) is not None}
-    stream, inner = _stream(folds, products)
+    stream, inner = _stream(folds, products, sizes)
     roles = {axis.var: "whole" for f in folds for axis in f.over}
     roles |= {axis.var: "stream" for axis in stream}
     own = [axis for axis in output.axes if axis.var not in roles]
+    for axis in own if folds else ():  # a tile of it would fold everything again
+        if axis.var in _loose(output) and most(axis.extent, sizes) <= MOST_HELD:
+            roles[axis.var] = "whole"
+    own = [axis for axis in own if axis.var not in roles]
     if not products:
-        tiled = 1 if roles else 2
+        tiled = 1 if roles else _tiled(own, sizes)
         for axis in output.axes:
             roles.setdefault(axis.var, "tile" if axis in own[-tiled:] else "each")
         return roles, stream
@@ -323,7 +451,7 @@ def _roles(output: Array, folds: list[Array]) -> tuple[dict[Var, str], tuple[Axi
         if axis.var in batch or axis.var not in sides:
             roles[axis.var] = "each"
         elif inner and axis.var not in needed:
-            if axis.extent > MOST_HELD:
+            if most(axis.extent, sizes) > MOST_HELD:
                 again = f"would be computed again for each tile of {axis.extent} columns"
                 raise Apart(min(inner), again)
             roles[axis.var] = "whole"
@@ -332,17 +460,20 @@ def _roles(output: Array, folds: list[Array]) -> tuple[dict[Var, str], tuple[Axi
     return roles, stream
 
 
-def _stream(folds: list[Array], products: dict[str, Product]) -> tuple[tuple[Axis, ...], set[str]]:
+def _stream(
+    folds: list[Array], products: dict[str, Product], sizes: tuple[Dim, ...]
+) -> tuple[tuple[Axis, ...], set[str]]:
     """The axes of the loop, and the products that are computed inside it."""
     inner = {f.name for f in folds if f.name in products and _is_folded(f, folds)}
     for f in folds:
-        if f.name in inner and max(axis.extent for axis in f.over) > MOST_HELD:
+        if f.name in inner and max(most(axis.extent, sizes) for axis in f.over) > MOST_HELD:
             raise Apart(f.name, f"has a depth of {f.over[-1].extent}, more than a block can hold")
     found: list[tuple[Axis, ...]] = []
     for f in folds:
         if f.name in inner:
             continue
         walks = f.name in products or any(read.buffer.name in inner for read in reads(f))
+        walks |= _is_endless(f, sizes)
         if walks and f.over not in found:
             found.append(f.over)
     if len(found) > 1:
@@ -355,13 +486,26 @@ def _stream(folds: list[Array], products: dict[str, Product]) -> tuple[tuple[Axi
     stream = found[0]
     for f in folds:
         along = {axis.var for axis in stream} & {axis.var for axis in f.over}
+        if along and f.scan:
+            raise Apart(min(inner, default=f.name), "is needed along the axis of a scan")
         if along and f.over != stream:
             raise Apart(f.name, "is folded over a part of the axes of a loop")
-        if along and not inner and f.name not in products:
+        if along and not inner and products and f.name not in products:
             reason = "is a fold of rows: read once more, operands of products stay where they lie"
             raise Apart(f.name, reason)
     _check_order(folds, {axis.var for axis in stream})
-    return tuple(sorted(stream, key=lambda axis: (_is_plain(axis.var, folds), axis.extent))), inner
+    _check_rows(folds, {axis.var for axis in stream}, products)
+    if any(f.by and f.over == stream for f in folds):
+        return stream, inner  # whose order may count
+    order = sorted(
+        stream, key=lambda x: (_is_plain(x.var, folds), most(x.extent, sizes), str(x.extent))
+    )
+    return tuple(order), inner
+
+
+def _is_endless(f: Array, sizes: tuple[Dim, ...]) -> bool:
+    """Whether a fold is of rows that nobody can hold: of any length, as calls like."""
+    return f.monoid in NEUTRAL and not f.scan and inf in (most(x.extent, sizes) for x in f.over)
 
 
 def _is_folded(f: Array, folds: list[Array]) -> bool:
@@ -382,6 +526,21 @@ def _check_order(folds: list[Array], along: set[Var]) -> None:
             for read in reads(f):
                 if read.buffer.name in levels:
                     raise Apart(read.buffer.name, f"is needed in each step of {f.name}")
+
+
+def _check_rows(folds: list[Array], along: set[Var], products: Collection[str]) -> None:
+    """A row of numbers that a loop beside products goes along is kept, few bytes: each block
+    would compute it again, and threads while products wait."""
+    for f in folds:
+        own = {axis.var for axis in f.axes}
+        if along & own and not along & {axis.var for axis in f.over} and f.name not in products:
+            inner = {g.name for g in folds if g.name in products and not _is_level(g, along)}
+            if inner:
+                raise Apart(f.name, "would be folded again by each block whose loop goes along it")
+
+
+def _is_level(f: Array, along: set[Var]) -> bool:
+    return not along.isdisjoint(axis.var for axis in f.over)
 
 
 def _is_plain(var: Var, folds: list[Array]) -> bool:

@@ -6,12 +6,25 @@ from dataclasses import replace
 from math import inf
 
 from tilewright.formula.check.verify import Mismatch, Verdict, verify
+from tilewright.formula.factors import product
+from tilewright.formula.matrices import factors_of
 from tilewright.formula.streams.cascade import Refused, derive
-from tilewright.formula.streams.stream import Center, Fold, Level, Result, Stage, Stream, Sum, old
-from tilewright.formula.tiles.kernels import Apart
-from tilewright.formula.tiles.text import ATOM, PLUS, TIMES, UNARY, Piece, Writer
+from tilewright.formula.streams.stream import (
+    Center,
+    Fold,
+    Level,
+    Result,
+    Stage,
+    Stream,
+    Sum,
+    old,
+    value_of,
+)
+from tilewright.formula.tiles.kernels import Apart, KernelPlan
+from tilewright.formula.tiles.pieces import ATOM, PLUS, TIMES, UNARY, Piece
+from tilewright.formula.tiles.text import Writer
 from tilewright.ir.core import *
-from tilewright.ir.formula import NEUTRAL, reads
+from tilewright.ir.formula import NEUTRAL, Array, Monoid, reads
 
 _POWERS = ("exp", "exp2", "exp10")
 _MERGE = {"max": "T.maximum({}, {})", "min": "T.minimum({}, {})", "prod": "{} * {}"}
@@ -25,27 +38,31 @@ class Loop:
         self.back: dict[Var, Expr] = {}  # what the variables of the stream stand for
         self.along = self.kernel.stream[-1].var
         levels = tuple(Level(Var(f.name, f.buffer.dtype), f.monoid, self._leaves(f.body))
-                       for f in self.kernel.levels)  # fmt: skip
+                       for f in self.kernel.levels if f.by is None)  # fmt: skip
+        by = self._folds_by({f.name for f in self.kernel.levels})
         elements = {v for v, e in self.back.items() if self._varies(e)}
         elements |= {self.along}
         alone = _alone(levels, frozenset(elements), self.along)
         grows = any(isinstance(n, Call) and n.name in _POWERS for x in levels for n in walk(x.body))
+        extent = self._extent(levels)
         try:  # factors are taken out of sums, but those of a power may leave its range
-            derived = None if alone and grows else derive(levels, elements, self.along)
+            skip = alone and (grows or not levels)
+            derived = None if skip else derive(levels, elements, self.along, extent)
         except Refused as refused:
             if alone is None:
                 raise Apart(self._apart(), f"is needed twice: {refused}") from refused
             derived = None
-        verdict = verify(levels, derived) if derived is not None else None
+        verdict = verify(levels, derived, extent=extent) if derived is not None else None
         if alone is not None and (verdict is None or isinstance(verdict, Mismatch)):
             derived, verdict = alone, Verdict((), ())  # the same by definition
         assert derived is not None and verdict is not None
-        self.stream = derived
+        self.stream = replace(derived, stages=(*derived.stages, *by))
         if isinstance(verdict, Mismatch):
             raise Apart(self._apart(), f"is computed first: its loop is wrong, {verdict}")
         self.levels, self.verdict = levels, verdict
         self.centers = {s.var: s for s in self.stream.stages if isinstance(s, Center)}
         self._before: dict[Var, Piece] = {}  # what state was, where it has been updated
+        self._blocks: dict[tuple[str, Expr], Piece] = {}  # what steps give that is needed twice
         self.late: dict[str, str] = {}  # what takes its new value at the end of a step, and which
 
     def whole_stream(self) -> Stream:
@@ -65,6 +82,48 @@ class Loop:
             return stage
 
         return replace(self.stream, stages=tuple(map(whole, self.stream.stages)))
+
+    def _folds_by(self, running: set[str]) -> list[Stage]:
+        """What is kept of folds by the user's monoids, and which levels that is: they are what
+        their laws say, in any blocks."""
+        stages: list[Stage] = []
+        done: list[Array] = []
+        for f in self.kernel.levels:
+            if running & {r.buffer.name for r in reads(f)} and (f.by or _reads_by(f, self.kernel)):
+                raise Apart(self._apart(), "is needed twice: a monoid folds no running values")
+            if f.by is None or any(f.is_beside(g) for g in done):
+                continue
+            done.append(f)
+            term = self._leaves(f.body)
+            kept = [
+                Fold(Var(f"{f.name}.{n}", e.dtype), "by", term, start, replace(f.by, part=n))
+                for n, (e, start) in enumerate(zip(f.bodies, f.by.identity, strict=True))
+            ]
+            stages += kept
+            for g in self.kernel.levels:
+                if g.by is not None and g.is_beside(f):
+                    stages.append(Result(Var(g.name, g.buffer.dtype), kept[g.by.part].var))
+        return stages
+
+    def state(self) -> dict[Var, Piece]:
+        """What the loop keeps, by the variables of the stream."""
+        kept: dict[Var, Piece] = {}
+        for s in self.stream.stages:
+            if isinstance(s, (Fold, Sum)):
+                kept[s.var] = self.w.bound[s.var]
+            if isinstance(s, Fold) and _is_place(s) and self._value_beside(s) is None:
+                kept[value_of(s)] = self.w.bound[value_of(s)]
+        return kept
+
+    def _extent(self, levels: tuple[Level, ...]) -> Var | None:
+        """The length of the loop, if calls give it and means divide by it: they are then those of
+        the elements so far, which centers need."""
+        extent = self.kernel.stream[0].extent
+        if len(self.kernel.stream) > 1 or not isinstance(extent, Var):
+            return None
+        using = [n for x in levels for n in walk(x.body) if extent in n.children]
+        is_number = all(isinstance(n, Cast) and n.dtype.is_float for n in using)
+        return extent if using and is_number else None
 
     def _apart(self) -> str:
         """What lies in memory if the loop cannot be: the products inside it, or its first fold."""
@@ -108,12 +167,22 @@ class Loop:
                     union |= {*w.dims_of(x.coefficient), *w.dims_of(x.of)}
                 dims = tuple(v for v in w.order if v in union)
                 self._state(stage.var, self._wanted(stage.var), dims, stage)
-                exprs.append(term)
+                if isinstance(stage, Fold) and stage.by is not None and stage.by.part:
+                    continue
+                exprs += [term] * (2 if isinstance(stage, Fold) and _is_place(stage) else 1)
                 if isinstance(stage, Sum):
                     exprs += [w.spelt(s.coefficient) for s in stage.shifts]
         w.count(exprs)
+        w.count_operands(self.kernel.levels)
         self._write_steps()
         return self._left(results)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether more matrices are kept than are asked for, to be corrected by one another."""
+        kept = [s.var for s in self.stream.stages if isinstance(s, (Fold, Sum))]
+        asked = [f for f in self.kernel.levels if f.name in self.w.products]
+        return sum(len(self.w.bound[v].dims) > 1 for v in kept) > len(asked)
 
     def _whole(self, expr: Expr) -> Expr:
         return substitute(expr, dict(self.back))
@@ -143,12 +212,17 @@ class Loop:
         if isinstance(stage, Fold) and stage.monoid == "count":
             w.bound[var], self._before[var] = self._count("stop"), self._count("start")
             return
+        if isinstance(stage, Fold) and _is_place(stage):
+            if self._value_beside(stage) is None:
+                self._state(value_of(stage), f"{name}_value", dims, replace(stage, monoid="max"))
+            stage = replace(stage, start=0.0)
         shape = ", ".join(v.name if w.kernel.roles[v] == "tile" else w.size(v) for v in dims)
         shape = f"({shape}{',' if len(dims) == 1 else ''})"
         wraps = var.dtype.is_int and var.dtype.bits < 32  # when the loop has ended
         kind = "" if var.dtype == FLOAT32 else f', "{INT32 if wraps else var.dtype}"'
         start = stage.start if isinstance(stage, Fold) else 0.0
         number = {inf: "T.inf", -inf: "-T.inf"}.get(start, repr(start))
+        number = number if start == start else "T.inf * 0"
         value = f"T.zeros({shape}{kind})" if start == 0 else f"T.full({shape}, {number}{kind})"
         w.before.append(f"{name} = {value}")
 
@@ -175,11 +249,16 @@ class Loop:
             w.bound[stage.var] = w.bound[old(stage.var)] = Piece(name, dims)
             shape = ", ".join(v.name if w.kernel.roles[v] == "tile" else w.size(v) for v in dims)
             shape = f"({shape}{',' if len(dims) == 1 else ''})"
-            w.before.append(f"{name} = T.full({shape}, {stage.start!r})")
+            kind = "" if value.dtype == FLOAT32 else f', "{value.dtype}"'
+            w.before.append(f"{name} = T.full({shape}, {stage.start!r}{kind})")
 
     def _write_steps(self) -> None:
         w = self.w
         w.section = w.inside
+        if not self.centers:  # nothing waits for an earlier fold: products first, then threads
+            for f in self.kernel.folds:
+                if f.name in w.products and f not in self.kernel.levels:
+                    w.value(Load(f.buffer, tuple(axis.var for axis in f.axes)))
         for stage in self.stream.stages:
             match stage:
                 case Fold(monoid="count"):
@@ -189,7 +268,11 @@ class Loop:
                 case Center(var=var):
                     center = self.centers[var]
                     if not (isinstance(center.value, Var) and center.value in w.bound):
-                        self._update(var, w.value(center.value).text, keeps_old=True)
+                        value = center.value
+                        if center.start:  # where nothing has passed a mask yet, it is infinite
+                            word = "max" if center.start < 0 else "min"
+                            value = binary(word, value, center.start)
+                        self._update(var, w.value(value).text, keeps_old=True)
                 case Sum():
                     self._sum(stage)
         for name, new in self.late.items():
@@ -214,8 +297,9 @@ class Loop:
 
     def _fold(self, stage: Fold) -> None:
         w = self.w
-        if stage.monoid.startswith("arg"):
-            raise Apart("", "an argmax inside a loop is not written yet")
+        if stage.by is not None:
+            self._fold_by(stage, stage.by)
+            return
         if stage.monoid == "sum":
             own, block = w.bound[stage.var], w.summed(self._term(stage))
             if any(x.of is stage.var for s in self.stream.stages if isinstance(s, Sum)
@@ -225,13 +309,93 @@ class Loop:
             else:
                 w.line(f"{own.text} += {block.text}")
             return
-        block = w.folded(stage.monoid, self._term(stage), {self.along})
-        text = _MERGE[stage.monoid].format(w.bound[stage.var].text, block.text)
+        if any(isinstance(s, Fold) and self._value_beside(s) is stage for s in self.stream.stages):
+            return  # it is written where its place is
+        word = stage.monoid.removeprefix("arg")
+        if _is_place(stage):
+            self._place(stage, word)
+            return
+        was, shows = w.bound[stage.var].text, self._shows_nan(stage)
+        block = self._block(stage, word, named=shows)
+        text = _MERGE[stage.monoid].format(was, block.text)
+        if shows:
+            text = f"T.where({_stays(was, word, block, stage)}, {was}, {block.text})"
         needed = {v for s in self.stream.stages if isinstance(s, Sum) for x in s.shifts
                   for v in variables(x.coefficient)}  # fmt: skip
         keeps = any(isinstance(c.value, Var) and c.value is stage.var and old(v) in needed
                     for v, c in self.centers.items())  # fmt: skip
         self._update(stage.var, text, keeps)
+
+    def _block(self, stage: Fold, word: str, named: bool = False) -> Piece:
+        """What a step gives, under a name where it is needed again."""
+        w = self.w
+        found = self._blocks.get((word, stage.term))
+        if found is None:
+            found = w.folded(word, self._term(stage), {self.along})
+            again = any(
+                isinstance(s, Fold) and s is not stage and s.term is stage.term
+                and s.monoid.removeprefix("arg") == word for s in self.stream.stages
+            )  # fmt: skip
+            if named or again:
+                name = w.names.fresh("best")
+                w.line(f"{name} = {found.text}")
+                found = self._blocks[word, stage.term] = Piece(name, found.dims)
+        return found
+
+    def _place(self, stage: Fold, word: str) -> None:
+        """The greatest or the least so far and its place, of equal ones the first."""
+        w = self.w
+        beside = self._value_beside(stage)
+        own = w.bound[beside.var if beside else value_of(stage)].text
+        block = self._block(stage, word, named=True)
+        stays, place = w.names.fresh("stays"), w.bound[stage.var].text
+        w.line(f"{stays} = {_stays(own, word, block, stage)}")
+        found = w.folded(stage.monoid, self._term(stage), {self.along})
+        start = f"{self.along.name}.start"
+        w.line(f"{place} = T.where({stays}, {place}, {found.text} + {start})")
+        w.line(f"{own} = T.where({stays}, {own}, {block.text})")
+
+    def _value_beside(self, stage: Fold) -> Fold | None:
+        """The fold that is the value of an argmax or argmin anyway."""
+        for s in self.stream.stages:
+            if not isinstance(s, Fold) or stage.monoid != f"arg{s.monoid}":
+                continue
+            if s.term is stage.term and not self._is_center(s):
+                return s
+        return None
+
+    def _is_center(self, fold: Fold) -> bool:
+        values: dict[Var, Expr] = {s.level: s.value for s in self._results}
+        return any(substitute(c.value, values) is fold.var for c in self.centers.values())
+
+    @property
+    def _results(self) -> list[Result]:
+        return [s for s in self.stream.stages if isinstance(s, Result)]
+
+    def _shows_nan(self, stage: Fold) -> bool:
+        """Whether a NaN has to be seen in the fold itself: sums that it is the center of have one
+        of their own."""
+        if stage.monoid not in ("max", "min") or not stage.term.dtype.is_float:
+            return False
+        if not self._is_center(stage):
+            return True
+        sums = {s.var for s in self.stream.stages if isinstance(s, Sum)}
+        with_sums = {r.level.name for r in self._results if sums & variables(r.value)}
+        names = {r.level.name for r in self._results if stage.var in variables(r.value)} - with_sums
+        reading = [{a.name, *(r.buffer.name for r in reads(a))} for a in self.kernel.outputs]
+        return any(names & own and not with_sums & own for own in reading)
+
+    def _fold_by(self, stage: Fold, by: Monoid) -> None:
+        """What is kept comes before what a step gives."""
+        w = self.w
+        if by.part:
+            return
+        kept = [w.bound[s.var].text for s in self.stream.stages
+                if isinstance(s, Fold) and s.by and s.term is stage.term
+                and replace(s.by, part=0) == by]  # fmt: skip
+        block = w.reduced(by, self._term(stage), [self.along])
+        state = f"({', '.join(kept)})" if len(kept) > 1 else kept[0]
+        w.line(f"{', '.join(kept)} = {w.function(by)}({state}, {block.text})")
 
     def _sum(self, stage: Sum) -> None:
         w = self.w
@@ -284,12 +448,44 @@ def _alone(levels: tuple[Level, ...], elements: frozenset[Var], index: Var) -> S
     names = {level.name for level in levels}
     if any(x.monoid not in ("sum", *_MERGE) or names & variables(x.body) for x in levels):
         return None
+    parted = [_parted(x, elements) for x in levels]
     folds = [
-        Fold(Var(f"{x.name.name}.fold", x.name.dtype), x.monoid, x.body, float(NEUTRAL[x.monoid]))
-        for x in levels
+        Fold(Var(f"{x.name.name}.fold", x.name.dtype), x.monoid, body, float(NEUTRAL[x.monoid]))
+        for x, (body, _) in zip(levels, parted, strict=True)
     ]
-    results = [Result(x.name, f.var) for x, f in zip(levels, folds, strict=True)]
+    results = [
+        Result(x.name, product([f.var, *behind]))
+        for x, f, (_, behind) in zip(levels, folds, parted, strict=True)
+    ]
     return Stream(elements, index, (*folds, *results))
+
+
+def _parted(level: Level, elements: frozenset[Var]) -> tuple[Expr, list[Expr]]:
+    """What a sum is of, and the factors that are the same in all steps: once, behind the loop.
+    Powers stay, and numbers that are far from one: what is summed keeps its range."""
+    inside, behind = list[Expr](), list[Expr]()
+    summed = level.monoid == "sum" and level.name.dtype.is_float
+    for f in factors_of(level.body) if summed else ():
+        far = isinstance(f, Const) and not 2.0**-24 < abs(f.value) < 2.0**24
+        stays = far or any(isinstance(n, Call) and n.name in _POWERS for n in walk(f))
+        (inside if stays or elements & variables(f) else behind).append(f)
+    if not behind or not any(elements & variables(f) for f in inside):
+        return level.body, []
+    return product(inside), behind
+
+
+def _stays(own: str, word: str, block: Piece, stage: Fold) -> str:
+    """Whether what is known is as good as what a step gives, or a NaN, which `T.maximum` drops."""
+    stays = f"{own} {'>=' if word == 'max' else '<='} {block.text}"
+    return f"({stays}) | T.isnan({own})" if stage.term.dtype.is_float else stays
+
+
+def _is_place(fold: Fold) -> bool:
+    return fold.monoid.startswith("arg")
+
+
+def _reads_by(f: Array, kernel: KernelPlan) -> bool:
+    return any(g.by and g.name == r.buffer.name for g in kernel.levels for r in reads(f))
 
 
 def _guarded(term: Expr) -> Expr:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
+from tilewright.formula.ends import BLOCK, Ends, ends_of
 from tilewright.formula.inline import Normal
 from tilewright.formula.masks import first, limits, stop, within
-from tilewright.formula.streams.stream import Center, Fold, Sum
+from tilewright.formula.rows import kept_rows
+from tilewright.formula.streams.stream import Center, Fold
+from tilewright.formula.tiles.functions import Functions
 from tilewright.formula.tiles.kernels import Apart, KernelPlan, kernels_of
 from tilewright.formula.tiles.loops import Loop
+from tilewright.formula.tiles.pieces import ATOM, UNARY, Names, Piece
 from tilewright.formula.tiles.spell import NOTE
 from tilewright.formula.tiles.split import MOST, PARTS, Parts, is_thin, parts_of
-from tilewright.formula.tiles.text import UNARY, Names, Piece, Writer
-from tilewright.ir.analysis.bounds import Ranges
+from tilewright.formula.tiles.text import Writer
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array
+from tilewright.ir.formula import Array, Axis, Extent, Formula, contract, extents, within_sizes
 from tilewright.support.errors import CompileError
 
 _INDENT = "    "
@@ -30,20 +35,45 @@ class TileProgram:
     loops: dict[str, Loop] = field(default_factory=dict)  # of the kernels that have one
     apart: dict[str, str] = field(default_factory=dict)  # what lies in memory, and why
     rounded: tuple[str, ...] = ()
+    ends: dict[str, str] = field(default_factory=dict)  # of loops, where data give them
+    computes: list[tuple[str, ...]] = field(default_factory=list)  # by kernel of the text: arrays
+    numbers: tuple[str, ...] = ()  # that the text leaves open
 
 
-def program_of(normal: Normal) -> TileProgram:
-    """The tile program of a formula in normal form."""
-    refused: dict[str, str] = {}
-    alone: set[frozenset[str]] = set()
+@dataclass(frozen=True)
+class Grouping:
+    """What is decided about kernels before rules are asked: `memory`, the arrays that lie there,
+    and why; `alone`, sets of outputs that are no one kernel; `whole`, outputs whose loops blocks do
+    not share; `stored`, operands of products, which lie in memory as they are multiplied."""
+
+    memory: Mapping[str, str] = field(default_factory=dict)
+    alone: frozenset[frozenset[str]] = frozenset()
+    whole: frozenset[str] = frozenset()
+    stored: frozenset[str] = frozenset()
+
+
+RULES = Grouping()
+
+
+def program_of(
+    normal: Normal, kept: Collection[str] = (), grouping: Grouping = RULES
+) -> TileProgram:
+    """The tile program of a formula in normal form. What is `kept` from one formula for another is
+    no result that has to be exact, and no argument that says in which type products are."""
+    refused, alone = dict(grouping.memory), set(grouping.alone)
     while True:
         kernels, apart = kernels_of(normal, refused, alone)
         try:
-            return _Printer(normal, kernels, apart).program()
+            found = _Printer(normal, kernels, apart, kept, grouping).program()
+            better = kept_rows(normal, kernels, apart)
+            if better is None:
+                return found
+            normal, refused = better
         except _Alone as outputs:
             alone.add(outputs.names)
         except Apart as wrong:
             refused[wrong.array] = wrong.reason
+            alone = set(grouping.alone)  # others may fit together without it
 
 
 class _Alone(Exception):
@@ -55,15 +85,25 @@ class _Alone(Exception):
 
 class _Printer:
     def __init__(
-        self, normal: Normal, kernels: tuple[KernelPlan, ...], apart: dict[str, str]
+        self,
+        normal: Normal,
+        kernels: tuple[KernelPlan, ...],
+        apart: dict[str, str],
+        kept: Collection[str],
+        grouping: Grouping,
     ) -> None:
-        self.normal, self.kernels = normal, kernels
+        self.normal, self.kernels, self.kept = normal, kernels, frozenset(kept)
+        self.grouping = grouping
         self.names = Names()
-        self.sizes: dict[int, str] = {}
+        self.functions = Functions(self.names, normal.formula.name)
+        self.sizes: dict[Extent, str] = {}
+        self.given = {d.var: self.names.fresh(d.var.name.upper()) for d in normal.formula.sizes}
         self.shared: list[Buffer] = []  # what blocks that share a loop leave in memory
+        self.ends: dict[Formula, list[Buffer]] = {}  # of loops, and what their kernels leave
         formula = normal.formula
         self.found = TileProgram(formula.name, "", kernels, apart=apart)
-        self.fast = all(b.dtype.bits <= 16 and b.dtype.is_float for b in formula.outputs)
+        results = [b for b in formula.outputs if b.name not in kept]
+        self.fast = all(b.dtype.bits <= 16 and b.dtype.is_float for b in results)
         if self.fast:
             self.found.rounded += (NOTE,)
         self.tensors: dict[str, str] = {}
@@ -78,18 +118,25 @@ class _Printer:
         inputs = [self.tensors[b.name] for b in formula.inputs]
         lines = ["@tw.jit", f"def {formula.name}({', '.join(inputs)}):"]
         body = []
-        if self.sizes:
-            sizes = [i for i in self.sizes.items() if i[0] != PARTS.extent]
+        sizes = [i for i in self.sizes.items() if isinstance(i[0], int) and i[0] != PARTS.extent]
+        if sizes:
             sizes.sort(key=lambda item: item[1])
             names, values = (", ".join(str(s[n]) for s in sizes) for n in (1, 0))
             body.append(f"{names} = {values}")
+        for dim in formula.sizes:
+            name = self.given[dim.var]
+            said = contract(dim).split()[1:]
+            body.append(f"{name} = T.dynamic({', '.join([repr(name), *said])})".replace("'", '"'))
         body += [f"{self.tensors[b.name]}: T.Tensor{self._shape(b)}" for b in formula.inputs]
         for b in (a.buffer for kernel in self.kernels for a in kernel.outputs):
             word = "empty" if b in formula.outputs else "alloc_global"
             body.append(f"{self.tensors[b.name]} = T.{word}{self._shape(b)}")
+        for b in (b for left in self.ends.values() for b in left):
+            body.append(f"{self.tensors[b.name]} = T.alloc_global{self._shape(b)}")
         if self.shared:
             splits = self.sizes[PARTS.extent]
             body.append(f'{splits} = T.chosen("{splits}", most={MOST})')
+            found.numbers = (splits,)
         for b in self.shared:
             body.append(f"{self.tensors[b.name]} = T.alloc_global{self._shape(b)}")
         for kernel, lines_of in zip(self.kernels, bodies, strict=True):
@@ -99,19 +146,29 @@ class _Printer:
         outputs = [self.tensors[b.name] for b in formula.outputs]
         body.append(f"return {', '.join(outputs)}")
         head = ["import tilewright as tw", "import tilewright.language as T", "", ""]
-        found.text = "\n".join([*head, *lines, *(_INDENT + line for line in body)]) + "\n"
+        found.text = (
+            "\n".join([*head, *self.functions.lines, *lines, *(_INDENT + line for line in body)])
+            + "\n"
+        )
         return found
 
     def _shape(self, b: Buffer) -> str:
         """Sizes and type of a tensor, as the words that declare one take them."""
-        shape = ", ".join(self.sizes.get(n, str(n)) for n in b.static_shape)
+        shape = ", ".join(self.sizes.get(n) or self._said(n) for n in extents(b))
         return f'(({shape}{"," if b.rank == 1 else ""}), "{b.dtype}")'
 
     def _size(self, var: Var, kernel: KernelPlan) -> str:
         extent = kernel.extents[var]
+        if isinstance(extent, Expr):
+            return self._said(extent)
         if extent not in self.sizes:
             self.sizes[extent] = self.names.fresh(var.name.upper())
         return self.sizes[extent]
+
+    def _said(self, extent: Extent) -> str:
+        """An extent that has no name of its own."""
+        names: dict[Var, Expr] = {var: Var(name) for var, name in self.given.items()}
+        return str(substitute(extent, names) if isinstance(extent, Expr) else extent)
 
     # -- one kernel
 
@@ -141,12 +198,16 @@ class _Printer:
             self.names.taken.add(axis.var.name)
         own = {a.name for a in kernel.outputs}
         tensors = {n: t for n, t in self.tensors.items() if n not in own}
-        given = {b.name for b in self.normal.formula.inputs}
-        w = Writer(kernel, self.names, tensors, size, given, self.fast)
+        inputs = {b.name for b in self.normal.formula.inputs}
+        given = (inputs - self.kept) | self.grouping.stored
+        w = Writer(kernel, self.names, tensors, size, given, self.fast, self.functions.name_of)
+        w.bound |= {var: Piece(name) for var, name in self.given.items()}
         loop = Loop(w) if kernel.stream else None
         if loop is not None:
             self.found.loops[kernel.output.name] = loop
         results = loop.written() if loop is not None else {}
+        if loop is not None and len(kernel.outputs) > 1 and loop.is_wide:
+            raise Apart(kernel.output.name, "takes more products in a loop with others than alone")
         parts = self._parts(loop, kernel) if loop is not None else None
         if parts is None:
             bodies = [w.spelt(_stored_body(a, results)) for a in kernel.outputs]
@@ -159,18 +220,19 @@ class _Printer:
                 w.line(f"{self._place(kernel, a)} = {self._stored(w, kernel, a, w.bound[var])}")
         self.found.rounded += tuple(dict.fromkeys(w.rounded))
         steps = [_INDENT + line for line in w.inside]
+        first: list[str] = []
         if kernel.stream and steps:  # sums may be zero
-            steps = [*self._loop_head(w, kernel, parts is not None), *steps]
+            steps = [*self._loop_head(w, kernel, parts is not None, first), *steps]
         inner = [_INDENT + line for line in (*w.before, *steps, *w.behind)]
-        return [self._head(kernel, parts is not None), *inner, *self._combined(parts)]
+        self.found.computes.append(tuple(a.name for a in kernel.outputs))
+        return [*first, self._head(kernel, parts is not None), *inner, *self._combined(parts)]
 
     def _parts(self, loop: Loop, kernel: KernelPlan) -> Parts | None:
         """What blocks leave in memory that share the loop, if some do."""
-        if not is_thin(kernel) or self.sizes.get(PARTS.extent):
+        whole = kernel.output.name in self.grouping.whole
+        if whole or not is_thin(kernel) or self.sizes.get(PARTS.extent):
             return None
-        state = {s.var: loop.w.bound[s.var] for s in loop.stream.stages
-                 if isinstance(s, (Fold, Sum))}  # fmt: skip
-        parts = parts_of(kernel, loop.whole_stream(), state)
+        parts = parts_of(kernel, loop.whole_stream(), loop.state())
         if parts is not None:
             self.sizes[PARTS.extent] = self.names.fresh("splits")
             for a in parts.states.values():
@@ -209,12 +271,18 @@ class _Printer:
         if value.dims in ((), dims):
             return value.text
         if set(value.dims) != set(dims):
-            return w.aligned(value, tuple(v for v in w.order if v in dims)).text
+            own = tuple(v for v in dims if v in value.dims)
+            if own != value.dims:
+                value = Piece(f"{value.inside(ATOM)}.T", own)
+            return w.aligned(value, dims).text
         return f"{value.inside(UNARY)}.T" if value.binds >= UNARY else f"({value.text}).T"
 
-    def _loop_head(self, w: Writer, kernel: KernelPlan, shared: bool) -> list[str]:
-        """The head of the loop, and why it may be one pass, or shorter than its axis."""
-        low, high = self._bounds(w, kernel)
+    def _loop_head(
+        self, w: Writer, kernel: KernelPlan, shared: bool, first: list[str]
+    ) -> list[str]:
+        """The head of the loop, and why it may be one pass, or shorter than its axis; `first` gets
+        the kernel that computes its ends, if one does."""
+        low, high = self._bounds(w, kernel, first)
         end = self._size(kernel.stream[-1].var, kernel)
         why = []
         stream = self.found.loops[kernel.output.name].stream
@@ -224,7 +292,10 @@ class _Printer:
             why.append("# beyond these ends the mask lets nothing pass")
         if shared:
             length = high if low == "0" else f"{high} - {low}"
-            w.before.append(f"run = T.ceildiv({length}, {self.sizes[PARTS.extent]})")
+            splits = self.sizes[PARTS.extent]
+            whole = f"* {BLOCK}" in length  # parts of whole blocks
+            run = f"T.ceildiv({length}, {splits}" + (f" * {BLOCK}) * {BLOCK}" if whole else ")")
+            w.before.append(f"run = {run}")
             begin = "part * run" if low == "0" else f"{low} + part * run"
             low, high = begin, f"T.min({begin} + run, {high})"
         tile = high if low == "0" else f"({low}, {high})"
@@ -232,8 +303,10 @@ class _Printer:
         steps = [f"T.each({self._size(x.var, kernel)})" for x in kernel.stream[:-1]]
         return [*why, f"for {names} in T.tile({', '.join([*steps, tile])}):"]
 
-    def _bounds(self, w: Writer, kernel: KernelPlan) -> tuple[str, str]:
-        """From where to where the loop goes: to the ends, or as far as a mask lets it."""
+    def _bounds(self, w: Writer, kernel: KernelPlan, first_lines: list[str]) -> tuple[str, str]:
+        """From where to where the loop goes: to the ends, or as far as a mask lets it. Where it
+        does not begin at zero, or data end it, it has whole blocks of keys: the mask is for the
+        rest of them, and tiles are copied as they lie."""
         axis, roles = kernel.stream[-1], kernel.roles
         end = self._size(axis.var, kernel)
         stream = self.found.loops[kernel.output.name].stream
@@ -242,21 +315,94 @@ class _Printer:
         ):
             return "0", end
         kinds = {k: {v for v in roles if roles[v] == k} for k in ("tile", "each")}
-        found = limits(kernel.levels, axis.var, kinds)
-        ranges = {v: (0, n - 1) for v, n in kernel.extents.items()}
+        kinds["each"] |= set(self.given)  # numbers, like indices of batches
+        found = limits(kernel.levels, axis, kinds, w.tensors)
+        axes = [Axis(v, n) for v, n in kernel.extents.items()]
         for v in kinds["tile"]:
             w.bound[first(v)], w.bound[stop(v)] = (
                 Piece(f"{v.name}.{e}") for e in ("start", "stop")
             )
-            ranges |= {first(v): (0, kernel.extents[v] - 1), stop(v): (1, kernel.extents[v])}
-        known = Ranges(ranges)
-        low = [w.value(e).text for e in found.low]
-        high = [w.value(e).text for e in found.high]
-        if low and not any(within(e, known, axis.extent, False) for e in found.low):
-            low.append("0")
-        if not any(within(e, known, axis.extent, True) for e in found.high):
-            high.append(end)
+            axes.append(Axis(first(v), kernel.extents[v]))
+        known = within_sizes(kernel.sizes, axes)
+        for v in kinds["tile"]:
+            known = known.where(stop(v), 1).given(stop(v) <= kernel.extents[v], index=True)
+        low, high, cut = [], [], True
+        even = isinstance(axis.extent, int) and axis.extent % BLOCK == 0
+        if found.low:
+            ends = list(found.low)
+            if not any(within(e, known, axis.extent, False) for e in ends):
+                ends.append(const(0, INT32))
+            most = reduce(lambda a, b: binary("max", a, b), ends)
+            low = [w.value(most // BLOCK * BLOCK).text]
+        for e in found.high:
+            whole = bool(low or loads(e)) and e not in w.bound
+            text = w.value(e).text
+            high.append(f"T.ceildiv({text}, {BLOCK}) * {BLOCK}" if whole else text)
+            if within(e, known, axis.extent, True) and (even or not whole):
+                cut = False
+        data = self._ends(w, kernel, found.data, first_lines)
+        if data is not None:
+            low, high = [*low, f"{data[0]} * {BLOCK}"], [*high, f"{data[1]} * {BLOCK}"]
+        high += [end] if cut else []
         return (_least("T.max", low) if low else "0"), _least("T.min", high)
+
+    def _ends(
+        self, w: Writer, kernel: KernelPlan, conditions: tuple[Expr, ...], lines: list[str]
+    ) -> tuple[str, str] | None:
+        """The scalars between which a mask that reads data lets something pass, in blocks; `lines`
+        gets the kernel that computes them, unless an earlier loop has the same mask."""
+        tiles, batch = (
+            [x for x in kernel.grid if kernel.roles[x.var] == role] for role in ("tile", "each")
+        )
+        mask = conditions, kernel.stream[-1], tiles, batch, w.tensors
+        ends = ends_of(*mask)
+        if ends is None:
+            return None
+        low, high = self.names.fresh("low"), self.names.fresh("high")
+        if ends.formula not in self.ends:
+            own = ends_of(*mask, f"ends{len(self.ends)}")
+            assert own is not None
+            before = len(self.found.computes)
+            try:
+                lines += self._ends_kernel(ends, own)
+            except (Apart, CompileError):  # the loop is longer than it need be
+                del self.found.computes[before:]
+                return None
+        tensors = [self.tensors[b.name] for b in self.ends[ends.formula][-2:]]
+        read = ", ".join(self.tensors[b.name] for b in ends.formula.inputs)
+        at = ", ".join(v.name for v in ends.batch)
+        whose = ""
+        if ends.rows is None:
+            texts = [f"{t}[{at or '()'}]" for t in tensors]
+        elif kernel.extents[ends.rows] <= BLOCK:
+            texts = [f"{t}[{at}{', ' if at else ''}0]" for t in tensors]
+        else:
+            whose = f" of each {BLOCK} rows"
+            row, blocks = ends.rows.name, self.names.fresh("blocks")
+            index = f"T.min({row}.start // {BLOCK} + n, ({row}.stop - 1) // {BLOCK})"
+            many = f"T.ceildiv({row}.size, {BLOCK}) + ({row}.size % {BLOCK // 2} > 0)"
+            w.before.append(f"{blocks} = [{index} for n in range({many})]")
+            at = f"{at}, n" if at else "n"
+            texts = [
+                f"{word}(*[{t}[{at}] for n in {blocks}])"
+                for word, t in zip(("T.min", "T.max"), tensors, strict=True)
+            ]
+        w.before += [f"{low} = {texts[0]}", f"{high} = {texts[1]}"]
+        note = f"{' and '.join(tensors)}{whose}, computed from {read}"
+        self.found.ends[kernel.output.name] = note
+        return low, high
+
+    def _ends_kernel(self, ends: Ends, own: Ends) -> list[str]:
+        """The kernel of the ends, with names of `own`."""
+        kernels, _ = kernels_of(Normal(own.formula, (), {}), {})
+        left = [a.buffer for kernel in kernels for a in kernel.outputs]
+        left.sort(key=own.formula.outputs.__contains__)
+        for b in left:
+            word = b.name.split(".")[-1]
+            self.tensors[b.name] = self.names.fresh(word[:1].upper() + word[1:])
+        lines = [line for kernel in kernels for line in self._kernel(kernel)]
+        self.ends[ends.formula] = left
+        return ["# where the mask lets something pass: the ends of the loop below", *lines]
 
 
 def _least(word: str, texts: list[str]) -> str:

@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.formula.inline import Normal
-from tilewright.formula.streams.stream import Center, Fold, Result, Stream, Sum, old
-from tilewright.formula.tiles.kernels import KernelPlan
-from tilewright.formula.tiles.text import Piece
+from tilewright.formula.streams.stream import Center, Fold, Result, Stream, Sum, old, value_of
+from tilewright.formula.tiles.kernels import CHOSEN, KernelPlan
+from tilewright.formula.tiles.pieces import Piece
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula, array, tensor
+from tilewright.ir.formula import Array, Axis, Formula, Monoid, array, most, tensor, together
 
 # Blocks of this many rows that leave multiprocessors idle share a loop of at least so many steps.
 ROWS, BLOCKS, STEPS = 64, 132, 2048
 MOST = 128
-# stands for the number of parts, which is chosen with the tiles: no axis is as long
-PARTS = Axis(Var("part"), (1 << 31) - 1)
+PARTS = Axis(Var("part"), CHOSEN)
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,12 @@ def is_thin(kernel: KernelPlan) -> bool:
     """Whether the grid leaves most of a GPU idle while each block has a long way to go."""
     if len(kernel.stream) != 1 or not any(f.name not in _levels(kernel) for f in kernel.folds):
         return False
+    counts = {axis.var: most(axis.extent, kernel.sizes) for axis in (*kernel.grid, *kernel.stream)}
     blocks = prod(
-        axis.extent if kernel.roles[axis.var] == "each" else -(-axis.extent // ROWS)
+        counts[axis.var] if kernel.roles[axis.var] == "each" else -(-counts[axis.var] // ROWS)
         for axis in kernel.grid
     )
-    return 2 * blocks <= BLOCKS and kernel.stream[0].extent >= STEPS
+    return 2 * blocks <= BLOCKS and counts[kernel.stream[0].var] >= STEPS
 
 
 def _levels(kernel: KernelPlan) -> set[str]:
@@ -50,40 +50,57 @@ def _levels(kernel: KernelPlan) -> set[str]:
 def parts_of(kernel: KernelPlan, stream: Stream, pieces: dict[Var, Piece]) -> Parts | None:
     """The parts of a kernel whose states are `pieces` of text, and what makes its outputs of them;
     None where blocks would store the same state twice."""
-    if any(isinstance(s, Fold) and s.monoid not in ("max", "min", "sum") for s in stream.stages):
+    if any(isinstance(s, Fold) and s.monoid in ("count", "prod") for s in stream.stages):
         return None
     batch = [axis for axis in kernel.grid if kernel.roles[axis.var] == "each"]
     tiles = {axis.var for axis in kernel.grid} - {axis.var for axis in batch}
     states: dict[Var, Array] = {}
-    for stage in stream.stages:
-        if isinstance(stage, (Fold, Sum)):
-            if not tiles <= set(pieces[stage.var].dims):
-                return None
-            axes = (*batch, PARTS, *(Axis(v, kernel.extents[v]) for v in pieces[stage.var].dims))
-            shape = tuple(axis.extent for axis in axes)
-            name = pieces[stage.var].text
-            buffer = tensor(f"{name}_parts", shape, stage.var.dtype)
-            states[stage.var] = Array(buffer, axes, const(0, stage.var.dtype))
-    return Parts(states, _combined(stream, states, kernel.outputs))
+    for var, piece in pieces.items():
+        if not tiles <= set(piece.dims):
+            return None
+        axes = (*batch, PARTS, *(Axis(v, kernel.extents[v]) for v in piece.dims))
+        shape = tuple(axis.extent for axis in axes)
+        buffer = tensor(f"{piece.text}_parts", shape, var.dtype)
+        states[var] = Array(buffer, axes, const(0, var.dtype))
+    return Parts(states, _combined(stream, states, kernel))
 
 
-def _combined(stream: Stream, states: dict[Var, Array], outputs: tuple[Array, ...]) -> Normal:
+def _combined(stream: Stream, states: dict[Var, Array], kernel: KernelPlan) -> Normal:
     """The folds of the parts, and the outputs over them."""
+    outputs = kernel.outputs
     part: dict[Var, Expr] = {v: Load(a.buffer, _vars(a.axes)) for v, a in states.items()}
     whole: dict[Var, Expr] = {}
     centers: dict[Var, Expr] = {}
     results: dict[Var, Expr] = {}
     arrays: list[Array] = []
 
-    def fold(var: Var, monoid: str, body: Expr) -> None:
+    def fold(var: Var, monoid: str, body: Expr, by: Monoid | None = None) -> None:
+        if var in whole:  # the value of an argmax
+            return
         axes = tuple(axis for axis in states[var].axes if axis is not PARTS)
         name = states[var].name.removesuffix("_parts") + "_all"
-        found = array(name, axes, body, var.dtype, monoid=monoid, over=(PARTS,))
+        found = array(name, axes, body, var.dtype, monoid=monoid, over=(PARTS,), by=by)
         arrays.append(found)
         whole[var] = Load(found.buffer, _vars(axes))
 
     for stage in stream.stages:
         match stage:
+            case Fold(var=var, by=Monoid() as by, term=term):
+                beside = [s.var for s in stream.stages if isinstance(s, Fold) and s.term is term
+                          and s.by and replace(s.by, part=by.part) == by]  # fmt: skip
+                fold(var, "by", together([part[v] for v in beside]), by)
+            case Fold(var=var, monoid="argmax" | "argmin" as monoid):
+                word = monoid.removeprefix("arg")
+                best = value_of(stage)
+                if best not in part:
+                    best = next(s.var for s in stream.stages if isinstance(s, Fold)
+                                 and s.monoid == word and s.term is stage.term)  # fmt: skip
+                fold(best, word, part[best])
+                at = compare("==", part[best], whole[best])
+                if best.dtype.is_float:
+                    both = (Call("isnan", (v[best],), BOOL) for v in (part, whole))
+                    at = at | logical_and(*both)
+                fold(var, "min", select(at, part[var], const(CHOSEN, INT32)))
             case Fold(var=var, monoid=monoid):
                 fold(var, monoid, part[var])
             case Center(var=var, value=value):
@@ -105,7 +122,8 @@ def _combined(stream: Stream, states: dict[Var, Array], outputs: tuple[Array, ..
     inside = {a.name for a in arrays}
     reading = {r.buffer for a in arrays for r in loads(a.body)}
     inputs = tuple(sorted((b for b in reading if b.name not in inside), key=lambda b: b.name))
-    formula = Formula("combined", inputs, tuple(arrays), tuple(a.buffer for a in outputs))
+    made = tuple(a.buffer for a in outputs)
+    formula = Formula("combined", inputs, tuple(arrays), made, kernel.sizes)
     return Normal(formula, (), {})
 
 

@@ -6,11 +6,9 @@ meet, the one that lacks a dimension gets a `None` there.
 
 from __future__ import annotations
 
-import keyword
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import TypeGuard
 
@@ -18,12 +16,27 @@ import numpy as np
 
 from tilewright.formula.matrices import Product, product_of, split
 from tilewright.formula.tiles.kernels import Apart, KernelPlan
+from tilewright.formula.tiles.pieces import (
+    AND,
+    ATOM,
+    COMPARE,
+    OR,
+    PLUS,
+    POWER,
+    SHIFT,
+    TIMES,
+    UNARY,
+    XOR,
+    Names,
+    Piece,
+    literal,
+)
 from tilewright.formula.tiles.spell import spell
 from tilewright.ir.core import *
 from tilewright.ir.dtype import DType, promote
+from tilewright.ir.formula import Array, Extent, Monoid, extents
 from tilewright.ir.simplify import simplify
 
-ATOM, POWER, UNARY, TIMES, PLUS, SHIFT, AND, XOR, OR, COMPARE = range(10, 0, -1)
 _BINARY = {
     "+": PLUS, "-": PLUS, "*": TIMES, "/": TIMES, "//": TIMES, "%": TIMES, "&": AND, "|": OR,
     "^": XOR, "<<": SHIFT, ">>": SHIFT,
@@ -31,51 +44,7 @@ _BINARY = {
 _LOGIC = {"and": "&", "or": "|"}
 _WORDS = {"min": "T.minimum", "max": "T.maximum"}
 _PREFIX = {"neg": "-", "not": "~", "invert": "~"}
-# names of tile programs that mean something else
-_TAKEN = {
-    "T",
-    "tw",
-    "sum",
-    "max",
-    "min",
-    "any",
-    "all",
-    "abs",
-    "round",
-    "pow",
-    "range",
-    "part",
-    "run",
-}
 _SHORT = {"exp": "e", "exp2": "e", "log": "l", "sqrt": "root", "rsqrt": "r", "neg": "x"}
-_INSTEAD = {"sum": "total", "max": "top", "min": "least", "matmul": "acc"}
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Text, the axes of its dimensions, and how tightly it binds."""
-
-    text: str
-    dims: tuple[Var, ...] = ()
-    binds: int = ATOM
-
-    def inside(self, binds: int) -> str:
-        return self.text if self.binds >= binds else f"({self.text})"
-
-
-class Names:
-    """Names that are not taken yet."""
-
-    def __init__(self) -> None:
-        self.taken = set(_TAKEN)
-
-    def fresh(self, wanted: str) -> str:
-        base = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or "x"
-        base = _INSTEAD.get(base.rstrip("0123456789"), f"_{base}" if base[0].isdigit() else base)
-        options = (base, *(f"{base}{n}" for n in range(1, 999)))
-        name = next(n for n in options if n not in self.taken and not keyword.iskeyword(n))
-        self.taken.add(name)
-        return name
 
 
 class Writer:
@@ -90,9 +59,11 @@ class Writer:
         sizes: Callable[[Var], str],
         given: Collection[str],
         fast: bool,
+        function: Callable[[Monoid], str],
     ) -> None:
         self.given, self.fast = given, fast  # the names of arguments; whether words may be fast
         self.kernel, self.names, self.tensors, self.size = kernel, names, tensors, sizes
+        self.function = function  # the name of the function that a monoid combines by
         self.before: list[str] = []
         self.inside: list[str] = []
         self.behind: list[str] = []
@@ -123,6 +94,13 @@ class Writer:
                 seen.add(node)
                 if not isinstance(node, Load):
                     self.uses.update(node.children)
+
+    def count_operands(self, levels: Iterable[Array]) -> None:
+        """Tiles that products of a step read too: they are copied once for all of them."""
+        own = {f.name for f in levels}
+        for name, p in self.products.items():
+            sides = () if name in own else (p.left, p.right)
+            self.uses.update(s.a if _widens(s) else s for s in sides)
 
     def spelt(self, expr: Expr, exponent: bool = False) -> Expr:
         """`expr` in the words in which it is written; names go with it."""
@@ -173,7 +151,10 @@ class Writer:
     def _loaded(self, expr: Expr, piece: Piece) -> str:
         inner = expr.a if isinstance(expr, Cast) else expr
         is_tile = isinstance(inner, Load) and inner.buffer.name in self.tensors
-        return f"T.load({piece.text})" if is_tile and piece.text.endswith("]") else piece.text
+        text, turned = piece.text.removesuffix(".T"), piece.text.endswith(".T")
+        if not is_tile or not text.endswith("]"):
+            return piece.text
+        return f"T.load({text}).T" if turned else f"T.load({text})"
 
     def _name(self, expr: Expr, piece: Piece, hoisted: bool) -> str | None:
         """The name of a value that is used twice, or that the user named."""
@@ -183,22 +164,31 @@ class Writer:
         if isinstance(inner, Load):
             if not piece.dims and not hoisted:
                 return None
-            twice = self.uses[expr] > 1 or self.uses[inner] > 1
+            named = hoisted or self.uses[expr] > 1 or self.uses[inner] > 1 or self._is_row(piece)
             name = self.tensors.get(inner.buffer.name, inner.buffer.name)
-            return name.lower() if twice or hoisted else None
+            return name.lower() if named else None
         if expr in self.kernel.named:
             return self.kernel.named[expr]
-        if self.uses[expr] > 1 and piece.dims and not isinstance(expr, Cast):
+        is_read = hoisted and any(x.buffer.name in self.tensors for x in loads(expr))
+        again = self.uses[expr] > 1 or (hoisted and expr.dtype.is_float)  # in each step
+        if (again and piece.dims and not isinstance(expr, Cast)) or is_read:
             called = expr.name.lstrip("_") if isinstance(expr, Call) else "x"
             return _SHORT.get(called, called)
         return None
+
+    def _is_row(self, piece: Piece) -> bool:
+        """Whether it is one number for each index of the loop's tile, beside products of a step:
+        copied ahead like their operands, it takes no registers from one step to the next."""
+        along = self.section is self.inside and piece.dims == (self.kernel.stream[-1].var,)
+        inner = self.products.keys() - {f.name for f in self.kernel.levels}
+        return along and bool(inner) and piece.text.endswith("]")
 
     # -- expressions
 
     def _written(self, expr: Expr) -> Piece:
         match expr:
             case Const(value=value, dtype=dtype):
-                return _number(value, dtype)
+                return literal(value, dtype)
             case Var():
                 return self._variable(expr)
             case Load(buffer=buffer) if buffer.name in self.tensors:
@@ -214,7 +204,7 @@ class Writer:
             case Cmp(op=op, a=a, b=b):
                 return self._infix(op, a, b, COMPARE)
             case Bin(op=op) if op in _WORDS:
-                return self._chosen(_WORDS[op], expr)
+                return self._chosen(_WORDS[op] if self.dims_of(expr) else f"T.{op}", expr)
             case Bin(op=op, a=a, b=b):
                 sign = _LOGIC.get(op, op)
                 return self._wrapped(expr, self._infix(sign, a, b, _BINARY[sign]))
@@ -290,8 +280,8 @@ class Writer:
 
     def _element(self, load: Load) -> Piece:
         tensor = self.tensors[load.buffer.name]
-        extents = load.buffer.static_shape
-        plain = [self._plain_index(i, n) for i, n in zip(load.indices, extents, strict=True)]
+        sizes = zip(load.indices, extents(load.buffer), strict=True)
+        plain = [self._plain_index(i, n) for i, n in sizes]
         if not load.indices:
             return Piece(f"{tensor}[()]")
         if all(p is not None for p in plain):
@@ -304,7 +294,7 @@ class Writer:
         pieces = [self.aligned(self.value(i), dims) for i in load.indices]
         return Piece(f"{tensor}[{', '.join(p.text for p in pieces)}]", dims)
 
-    def _plain_index(self, index: Expr, extent: int) -> Piece | None:
+    def _plain_index(self, index: Expr, extent: Extent) -> Piece | None:
         """An index that is a tile, all of a dimension, a part of it, or a number; a tile may be
         shifted. `extent` is the length of the dimension."""
         if not self.dims_of(index):
@@ -353,17 +343,51 @@ class Writer:
         try:
             if product is not None:
                 piece = self.product(product)
+            elif fold.by is not None:
+                return self._parts_of(fold, fold.by)[name]
             else:
                 body = self.spelt(fold.body)
                 piece = self.folded(fold.monoid, body, {x.var for x in fold.over}, fold.scan)
         except Apart as wrong:
             raise Apart(wrong.array or name, wrong.reason) from wrong
-        name = self.names.fresh(fold.name)
+        name = self.names.fresh(fold.name.split(".")[-1])
         self.line(f"{name} = {piece.text}")
         found = Piece(name, piece.dims)
         if self.section is self.before:
             self.folds[fold.name] = found
         return found
+
+    def _parts_of(self, fold: Array, by: Monoid) -> dict[str, Piece]:
+        """The elements of a fold by the user's monoid that somebody needs."""
+        needed = {f.by.part: f for f in self.kernel.folds if f.by and f.is_beside(fold)}
+        over = [axis.var for axis in fold.over]
+        piece = self.reduced(by, self.spelt(fold.body), over, fold.scan)
+        parts = [needed.get(n) for n in range(len(by.identity))]
+        names = [self.names.fresh(f.name) if f else "_" for f in parts]
+        self.line(f"{', '.join(names)} = {piece.text}")
+        found = {f.name: Piece(n, piece.dims) for f, n in zip(parts, names, strict=True) if f}
+        for f in needed.values():
+            element = Load(f.buffer, tuple(axis.var for axis in f.axes))
+            self.known[id(self.section), element] = found[f.name]
+        if self.section is self.before:
+            self.folds |= found
+        return found
+
+    def reduced(self, by: Monoid, body: Expr, over: Sequence[Var], scan: bool = False) -> Piece:
+        """What the user's monoid folds along `over`, the last axis first: that keeps the order."""
+        pieces = [self.value(e) for e in body.children]
+        union = {*over, *(v for piece in pieces for v in piece.dims)}
+        dims = tuple(v for v in self.order if v in union)
+        texts = [
+            (p if p.dims == dims else self._spread(p, e.dtype, dims)).text
+            for p, e in zip(pieces, body.children, strict=True)
+        ]
+        text = f"({', '.join(texts)})" if len(texts) > 1 else texts[0]
+        for var in (v for v in reversed(over) if v in dims):
+            word = "T.scan" if scan else "T.reduce"
+            text = f"{word}({text}, {self.function(by)}, dim={dims.index(var)})"
+            dims = dims if scan else tuple(v for v in dims if v is not var)
+        return Piece(text, dims)
 
     def folded(self, monoid: str, body: Expr, over: set[Var], scan: bool = False) -> Piece:
         """`body` folded along the dimensions of `over`."""
@@ -517,10 +541,8 @@ def _read_order(kernel: KernelPlan, output: list[Var]) -> list[Var]:
     read = [x.indices for f in kernel.folds for x in loads(f.body) if x.buffer.name not in inside]
     axes = [[v for v in indices if isinstance(v, Var)] for indices in read]
     most = max(axes, key=len, default=[])
-    own = [v for v in output if v in most]
-    if [v for v in most if v in own] != own:
-        return output
-    return list(dict.fromkeys((*most, *output)))
+    found = list(dict.fromkeys((*most, *output)))
+    return found if [v for v in found if v in output] == output else output
 
 
 def _widens(expr: Expr) -> TypeGuard[Cast]:
@@ -548,12 +570,3 @@ def _holds(kind: DType, number: float) -> bool:
     with np.errstate(over="ignore"):
         wide = np.float32(number)
         return bool(wide.astype(kind.numpy).astype(np.float32) == wide)
-
-
-def _number(value: float | int | bool, dtype: DType) -> Piece:
-    if isinstance(value, float) and not math.isfinite(value):
-        if math.isnan(value):
-            return Piece("T.inf * 0", (), TIMES)
-        return Piece("T.inf") if value > 0 else Piece("-T.inf", (), UNARY)
-    shortest = str(np.float32(value)) if dtype == FLOAT32 else repr(value)
-    return Piece(shortest, (), UNARY if not isinstance(value, bool) and value < 0 else ATOM)

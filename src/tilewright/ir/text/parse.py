@@ -312,6 +312,11 @@ def parse_expr(text: str, scope: Scope | None = None, context: DType | None = No
     return result
 
 
+def parse_operator(text: str) -> Operator:
+    """The function that `text` says: `(a, b) -> a + b`."""
+    return _Parser(text, "<operator>").operator()
+
+
 def parse_body(text: str, scope: Scope | None = None, file: str = "<ir>") -> Body:
     """The statements that `text` says, over the variables and buffers in `scope`."""
     parser = _Parser(text, file, scope)

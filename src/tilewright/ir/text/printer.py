@@ -152,6 +152,7 @@ class _Printer:
     def __init__(self) -> None:
         self._naturals: dict[int, DType | None] = {}
         self.out: list[str] = []
+        self.begun: list[tuple[int, Op]] = []  # ops, and how much stood there before
 
     def natural(self, e: Expr) -> DType | None:
         """The type `e`'s text has by itself when it holds nothing but untyped numerals."""
@@ -295,6 +296,7 @@ class _Printer:
     # ── ops ──────────────────────────────────────────────────────────────────────────────────
 
     def op(self, op: Op, indent: str) -> None:
+        self.begun.append((len(self.out), op))
         form = FORMS[type(op)]
         extras = form.extras
         out = self.out
@@ -414,6 +416,19 @@ def print_program(program: Program) -> str:
     printer = _Printer()
     printer.program(program)
     return "".join(printer.out)
+
+
+def print_located(program: Program) -> list[tuple[str, Loc | None]]:
+    """The lines of `print_program`, each with the place of the op that begins in it."""
+    printer = _Printer()
+    printer.program(program)
+    at: dict[int, Loc | None] = {}
+    line = done = 0
+    for before, op in printer.begun:
+        line += "".join(printer.out[done:before]).count("\n")
+        done = before
+        at.setdefault(line, op.loc)
+    return [(text, at.get(n)) for n, text in enumerate("".join(printer.out).splitlines())]
 
 
 def print_signature(program: Program) -> str:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -63,16 +63,36 @@ def host() -> Host:
 
 
 @cache
-def target_machine() -> Any:
+def target_machine(level: str = "") -> Any:
+    """LLVM's view of this computer, or of all processors of a `level`, for files."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_triple(toolchain()["triple"])
-    features = toolchain()["features"]
+    features = "" if level else toolchain()["features"]
     if host().vector_bits == 512:
         features += ",-prefer-256-bit"
     return target.create_target_machine(
-        cpu=toolchain()["cpu"], features=features, opt=3, reloc="pic", codemodel="jitdefault"
+        cpu=level or toolchain()["cpu"],
+        features=features.lstrip(","),
+        opt=3,
+        reloc="pic",
+        codemodel="default" if level else "jitdefault",
     )
+
+
+# the levels of x86-64 that have vectors of so many bits, and the features that tell them apart
+LEVELS = {
+    128: ("x86-64", ()),
+    256: ("x86-64-v3", ("avx", "avx2", "bmi", "bmi2", "fma")),
+    512: ("x86-64-v4", ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")),
+}
+
+
+def level() -> tuple[str, tuple[str, ...]]:
+    """The processors that run what is emitted for this one, and features that they all have."""
+    if llvm.get_process_triple().startswith("x86_64"):
+        return LEVELS[host().vector_bits]
+    return "generic", ()
 
 
 @cache
@@ -119,19 +139,23 @@ def _unload(library: Any, linker: Any) -> None:
 
 
 @cache
-def _pass_builder() -> Any:
+def _pass_builder(level: str) -> Any:
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     # nests are vectors already; the vectorizers would only cost time on what is left
     options.loop_vectorization = False
     options.slp_vectorization = False
     options.loop_unrolling = False
-    return llvm.create_pass_builder(target_machine(), options)
+    return llvm.create_pass_builder(target_machine(level), options)
 
 
-def optimize(ir: str) -> Any:
+def optimize(ir: str, level: str = "") -> Any:
     """Parse, check and optimize a module's text."""
-    builder = _pass_builder()
-    module = llvm.parse_assembly(ir)
+    return optimized(llvm.parse_assembly(ir), level)
+
+
+def optimized(module: Any, level: str = "") -> Any:
+    """The module, checked and optimized."""
+    builder = _pass_builder(level)
     module.verify()
     passes = builder.getModulePassManager()
     passes.run(module, builder)
@@ -141,9 +165,9 @@ def optimize(ir: str) -> Any:
     return module
 
 
-def object_file(module: Any) -> bytes:
+def object_file(module: Any, level: str = "") -> bytes:
     """Machine code for an optimized module."""
-    return bytes(target_machine().emit_object(module))
+    return bytes(target_machine(level).emit_object(module))
 
 
 @dataclass(frozen=True)
@@ -161,9 +185,11 @@ class Code:
     image: bytes
     watches: tuple[Any, ...] = ()
 
-    def link(self) -> Binary:
-        """In memory, ready to call."""
+    def link(self, symbols: Sequence[str] = ()) -> Binary:
+        """In memory, ready to call: the kernels, and other `symbols`."""
         library = llvm.JITLibraryBuilder().add_object_img(self.image)
+        for name in symbols:
+            library = library.export_symbol(name)
         for name, _ in self.kernels:
             library = library.export_symbol(name).export_symbol(f"{name}.blocks")
         for symbol in self.imports:

@@ -110,7 +110,7 @@ class CpuKernel:
         self.code = code
         with LLVM_LOCK:
             binary = code.link()
-        self._launches = [_Launch(name, binary, size) for name, size in code.kernels]
+        self.launches = [_Launch(name, binary, size) for name, size in code.kernels]
         self.codes = [
             "Q" if isinstance(p, Buffer) else _CODES.get(p.dtype.name, BYTES)
             for p in program.params
@@ -173,8 +173,8 @@ class CpuKernel:
         tail = struct.pack(f"<{len(dims) + 1}qQ", *dims, 0, hears)
         blank = bytes(8 * (len(self.given.params) + len(rooms)))
         # a scalar may be part of the grid
-        counted = None if self.given.scalars else [x.count(blank + tail) for x in self._launches]
-        plan = list(zip(self._launches, counted or [None] * len(self._launches), strict=True))
+        counted = None if self.given.scalars else [x.count(blank + tail) for x in self.launches]
+        plan = list(zip(self.launches, counted or [None] * len(self.launches), strict=True))
         if len(plan) == 1 and not rooms and not self.code.watches:
             run, total = plan[0][0].run, plan[0][1]
             return lambda head: run(head + tail, total=total)

@@ -155,11 +155,11 @@ class CudaKernel:
                 else:
                     params.append(Scalar(p.name, p.dtype))
             check = ProgramCheck(program, written, general.record.align)
-            own = [Form(self.module, *self._takes())] if self.otherwise else []
+            own = [Form(self.module, *self.takes())] if self.otherwise else []
             self._call = make_caller(general.module, params, check, own)
         return self._call
 
-    def _takes(self) -> tuple[dict[str, int], dict[str, int]]:
+    def takes(self) -> tuple[dict[str, int], dict[str, int]]:
         """What sizes must be multiples of, and on which bytes tensors must begin."""
         maps = (p.spec.tensor for s in self.specs for p in s.params if isinstance(p, Map))
         align = {**dict.fromkeys(maps, ROW // 8), **self.record.align}

@@ -211,7 +211,7 @@ def make_step(
     if 0 in grid:
         return None
     cluster = spec.cluster + (1,) * (3 - len(spec.cluster))
-    _check_grid(spec, grid, cluster)
+    check_grid(spec, grid, cluster)
     offsets, total = block_layout(spec.params)
     block = ctypes.create_string_buffer(total + MAP_ALIGN)
     base = -(-ctypes.addressof(block) // MAP_ALIGN) * MAP_ALIGN
@@ -260,7 +260,7 @@ def _encode(
             return maps.get(resolve(spec, view.address, view.shape, view.strides, sizes))
 
 
-def _check_grid(spec: LaunchSpec, grid: tuple[int, ...], cluster: tuple[int, ...]) -> None:
+def check_grid(spec: LaunchSpec, grid: tuple[int, ...], cluster: tuple[int, ...]) -> None:
     for axis, (extent, limit, together) in enumerate(zip(grid, GRID, cluster, strict=True)):
         if not 0 < extent <= limit:
             raise LaunchError(

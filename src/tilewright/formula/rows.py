@@ -1,0 +1,166 @@
+"""Rows of numbers between kernels: what a reader computes of them alone is computed once, and that
+lies in memory.
+
+A softmax whose loop has ended is exp(x − top) / total. A reader of `top` and `total` computes
+exp2(x · log₂e − l) of one number l = top · log₂e + log₂ total instead: no quotient, no center.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from math import e, log2
+
+from tilewright.formula.factors import product
+from tilewright.formula.inline import Normal
+from tilewright.formula.matrices import factors_of, product_of
+from tilewright.formula.tiles.kernels import KernelPlan
+from tilewright.ir.core import *
+from tilewright.ir.formula import Array, Axis, Formula, array, reads
+
+_BASES = {"exp": log2(e), "exp2": 1.0, "exp10": log2(10)}
+
+
+def kept_rows(
+    normal: Normal, kernels: Iterable[KernelPlan], apart: dict[str, str]
+) -> tuple[Normal, dict[str, str]] | None:
+    """The formula whose kernels leave each other what is read of rows, with what lies in memory;
+    None if that is what they leave already. Who computes a row reads it as it is."""
+    formula = normal.formula
+    rows = {a.name for a in formula.arrays if a.name in apart and is_row(a)}
+    rows -= {b.name for b in formula.outputs}
+    foreign: dict[str, set[str]] = {}
+    for kernel in kernels:
+        inside = {a.name for a in (*kernel.folds, *kernel.outputs)}
+        for name in inside:
+            foreign[name] = foreign.get(name, rows) - inside
+    found = Reading(formula, {b.name for b in formula.inputs})
+    arrays = tuple(found.of(a, foreign.get(a.name, set())) for a in formula.arrays)
+    if not found.made:
+        return None
+    left = {r.buffer.name for a in arrays for r in reads(a) if r.buffer.name in foreign[a.name]}
+    memory = {name: why for name, why in apart.items() if name not in rows or name in left}
+    memory |= {a.name: apart[row] for a, row in found.made.values()}
+    return replace(normal, formula=replace(formula, arrays=found.placed(arrays))), memory
+
+
+def is_row(a: Array) -> bool:
+    """Whether it has a number for many that are folded, and is no product of matrices."""
+    return not a.is_pointwise and not a.scan and a.buffer.dtype.is_float and product_of(a) is None
+
+
+class Reading:
+    """What arrays read of rows, as arrays of their own; `free` are the names of what the kernels
+    of rows may read beside them."""
+
+    def __init__(self, formula: Formula, free: Collection[str]) -> None:
+        self.formula, self.free = formula, free
+        self.made: dict[Expr, tuple[Array, str]] = {}  # by definition; and of which row
+        self.names = {b.name for b in (*formula.inputs, *(a.buffer for a in formula.arrays))}
+
+    def of(self, a: Array, rows: Collection[str]) -> Array:
+        """`a`, reading what is made of `rows`."""
+        if not any(r.buffer.name in rows for r in reads(a)):
+            return a
+        if a.is_pointwise and self._is_made_of(a.body, rows):
+            return a  # a row itself
+        body = transform(a.body, lambda node: self._in_exponent(node, rows))
+        extents = {axis.var: axis for axis in (*a.axes, *a.over)}
+        return replace(a, body=self._read(body, rows, extents))
+
+    def placed(self, arrays: Iterable[Array]) -> tuple[Array, ...]:
+        """The arrays, each that was made behind the last that it reads."""
+        found = list(arrays)
+        for a, _ in self.made.values():
+            needed = {r.buffer.name for r in reads(a)}
+            at = max(n for n, other in enumerate(found) if other.name in needed)
+            found.insert(at + 1, a)
+        return tuple(found)
+
+    def _is_made_of(self, expr: Expr, rows: Collection[str]) -> bool:
+        """Whether it is a number for each index of a row."""
+        found = loads(expr)
+        places = {x.indices for x in found}
+        if len(places) != 1 or not any(x.buffer.name in rows for x in found):
+            return False
+        (place,) = places
+        known = all(x.buffer.name in rows or x.buffer.name in self.free for x in found)
+        plain = all(isinstance(i, Var) for i in place) and len(set(place)) == len(place)
+        own = {*place, *(size.var for size in self.formula.sizes)}
+        return known and plain and variables(expr) <= own and expr.dtype.is_float
+
+    def _in_exponent(self, node: Expr, rows: Collection[str]) -> Expr | None:
+        """exp(x − m) / s = exp2(x · log₂e − (m · log₂e + log₂ s)) for rows m and s > 0"""
+        if not isinstance(node, Bin) or node.op not in "*/" or not node.dtype.is_float:
+            return None
+        factors = factors_of(node)
+        power = next((f for f in factors if isinstance(f, Call) and f.name in _BASES), None)
+        below = [s for f in factors if (s := self._divisor(f, rows)) is not None]
+        if power is None or not below:
+            return None
+        wide, row = list[Expr](), list[Expr]()
+        for by, term in _terms(power.args[0], _BASES[power.name]):
+            own = isinstance(term, Const) or self._is_made_of(term, rows)
+            (row if own else wide).append(term * (-by if own else by))
+        row += [Call("log2", (s,), s.dtype) for s in below]
+        exponent = _added(wide) - _added(row)
+        rest = [f for f in factors if f is not power and self._divisor(f, rows) is None]
+        return product([*rest, Call("exp2", (exponent,), node.dtype)])
+
+    def _divisor(self, f: Expr, rows: Collection[str]) -> Expr | None:
+        """s of 1 / s, a row of positive numbers: a sum of powers."""
+        match f:
+            case Bin(op="/", a=Const(value=1), b=Load(buffer=b) as s) if b.name in rows:
+                made = self.formula.definition(b)
+                powers = made is not None and made.monoid == "sum" and all(
+                    isinstance(x, Call) and x.name in _BASES for x in factors_of(made.body)
+                )  # fmt: skip
+                return s if powers else None
+        return None
+
+    def _read(self, expr: Expr, rows: Collection[str], axes: dict[Var, Axis]) -> Expr:
+        if self._is_made_of(expr, rows) and not isinstance(expr, (Load, Cast)):
+            return self._element(expr, rows, axes)
+        match expr:
+            case Bin(op="/", a=a, b=b) if self._is_made_of(b, rows):
+                below = Call("rsqrt", b.children, b.dtype) if _is_root(b) else 1 / b
+                return self._read(a, rows, axes) * self._element(below, rows, axes)
+        return map_children(expr, lambda x: self._read(x, rows, axes))
+
+    def _element(self, expr: Expr, rows: Collection[str], axes: dict[Var, Axis]) -> Expr:
+        """An element of the array that `expr` is one of."""
+        read = next(x for x in loads(expr) if x.buffer.name in rows)
+        own = {v: Var(f"i{n}") for n, v in enumerate(read.indices) if isinstance(v, Var)}
+        body = substitute(expr, dict(own))
+        if body not in self.made:
+            word = "log_sum" if any(isinstance(n, Call) and n.name == "log2" for n in walk(expr)) \
+                else f"{read.buffer.name}_row"  # fmt: skip
+            name = next(n for n in (word, *(f"{word}{k}" for k in range(1, 99)))
+                        if n not in self.names)  # fmt: skip
+            self.names.add(name)
+            over = tuple(Axis(new, axes[old].extent) for old, new in own.items())
+            self.made[body] = array(name, over, body), read.buffer.name
+        return Load(self.made[body][0].buffer, read.indices)
+
+
+def _is_root(expr: Expr) -> bool:
+    return isinstance(expr, Call) and expr.name == "sqrt"
+
+
+def _terms(expr: Expr, by: float) -> list[tuple[float, Expr]]:
+    """What is added up, and the number that each is multiplied by."""
+    match expr:
+        case Bin(op="+" | "-" as op, a=a, b=b):
+            return [*_terms(a, by), *_terms(b, by if op == "+" else -by)]
+        case Call(name="neg", args=(a,)):
+            return _terms(a, -by)
+        case Bin(op="*", a=a, b=Const(value=k)):
+            return _terms(a, by * float(k))
+    return [(by, expr)]
+
+
+def _added(terms: list[Expr]) -> Expr:
+    found = terms[0]
+    for term in terms[1:]:
+        found = found + term
+    return found

@@ -1,0 +1,1 @@
+"""Which kernels compute a formula: a search over laws and groupings, by price."""

@@ -1,0 +1,311 @@
+"""Formulas that mean the same, of which either may be faster: sizes decide.
+
+Each function lists what could be rewritten, as (names of arrays, formula). The laws that always pay
+are in `formula/laws.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from tilewright.formula.factors import product
+from tilewright.formula.inline import Normal
+from tilewright.formula.matrices import Product, factors_of, product_of
+from tilewright.ir.core import *
+from tilewright.ir.dtype import DType, promote
+from tilewright.ir.formula import Array, Axis, Formula, array, reads
+
+SIDES = ("left", "right")
+
+
+def reordered_products(formula: Formula) -> Iterator[tuple[tuple[str, ...], Formula]]:
+    """(A · B) · C = A · (B · C), either way: the inner product is the one that is not an output and
+    has no other reader.
+
+    >>> from tilewright.ir.text.formula import parse_formula
+    >>> chain = parse_formula('''
+    ... formula f(x: float32[64, 32], a: float32[32, 4], b: float32[4, 32]) -> y
+    ...     t[i < 64, r < 4]: float32 = sum{k < 32} x[i, k] * a[k, r]
+    ...     y[i < 64, j < 32]: float32 = sum{r < 4} t[i, r] * b[r, j]
+    ... ''')
+    >>> ((names, other),) = reordered_products(chain)
+    >>> print(names, other)
+    ('t', 'y') formula f(x: float32[64, 32], a: float32[32, 4], b: float32[4, 32]) -> y
+        t[k < 32, j < 32]: float32 = sum{r < 4} a[k, r] * b[r, j]
+        y[i < 64, j < 32]: float32 = sum{k < 32} x[i, k] * t[k, j]
+    """
+    readers = Counter(name for a in formula.arrays for name in {r.buffer.name for r in reads(a)})
+    outputs = {b.name for b in formula.outputs}
+    for f in formula.arrays:
+        if product_of(f) is None:
+            continue
+        for factor in factors_of(f.body):
+            inner = formula.definition(factor.buffer) if isinstance(factor, Load) else None
+            if inner is None or product_of(inner) is None or not isinstance(factor, Load):
+                continue
+            if readers[inner.name] > 1 or inner.name in outputs:
+                continue
+            pair = _turned(f, factor, inner)
+            if pair is not None:
+                new = {a.name: a for a in pair}
+                arrays = [new.get(a.name, a) for a in formula.arrays if a is not inner]
+                arrays.insert(arrays.index(pair[1]), pair[0])
+                yield (inner.name, f.name), replace(formula, arrays=tuple(arrays))
+
+
+def _turned(f: Array, factor: Load, inner: Array) -> tuple[Array, Array] | None:
+    """The two arrays, the other product inside."""
+    taken = {x.var.name for x in (*f.axes, *f.over)}
+    own = {x.var: _fresh(x.var, taken) for x in inner.over}
+    at: dict[Var, Expr] = dict(zip((x.var for x in inner.axes), factor.indices, strict=True))
+    factors = factors_of(substitute(inner.body, at | own))
+    others = factors_of(f.body)
+    others.remove(factor)
+    along = {x.var for x in f.over}
+    depth = tuple(Axis(own[x.var], x.extent) for x in inner.over)
+    beside = [x for x in factors if along & variables(x)]
+    outside = [x for x in factors if not along & variables(x)]
+    inside = [x for x in others if along & variables(x)]
+    if not (beside and outside and inside):
+        return None
+    ends = {x.var: x for x in (*depth, *f.axes)}
+    used = set(chain.from_iterable(variables(x) for x in (*beside, *inside)))
+    axes = tuple(x for v, x in ends.items() if v in used)
+    made = array(inner.name, axes, product([*beside, *inside]), inner.buffer.dtype,
+                 monoid="sum", over=f.over, given=inner.given, loc=inner.loc)  # fmt: skip
+    element = Load(made.buffer, tuple(x.var for x in axes))
+    rest = [x for x in others if x not in inside]
+    outer = replace(f, body=product([*outside, element, *rest]), over=depth)
+    both = product_of(made), product_of(outer)
+    return None if None in both else (made, outer)
+
+
+def _fresh(var: Var, taken: set[str]) -> Var:
+    name = next(n for n in (var.name, *(f"{var.name}{k}" for k in range(1, 99))) if n not in taken)
+    taken.add(name)
+    return Var(name, var.dtype)
+
+
+def joined_sums(formula: Formula) -> Iterator[tuple[tuple[str, ...], Formula]]:
+    """x · w + x · u = x · (w + u), of two products with a common factor.
+
+    >>> from tilewright.ir.text.formula import parse_formula
+    >>> two = parse_formula('''
+    ... formula f(x: float32[64, 32], w: float32[32, 8], u: float32[32, 8]) -> y
+    ...     a[i < 64, j < 8]: float32 = sum{k < 32} x[i, k] * w[k, j]
+    ...     b[i < 64, j < 8]: float32 = sum{k < 32} x[i, k] * u[k, j]
+    ...     y[i < 64, j < 8]: float32 = a[i, j] + b[i, j] * 0.5
+    ... ''')
+    >>> ((names, other),) = joined_sums(two)
+    >>> print(names, other)
+    ('a', 'b') formula f(x: float32[64, 32], w: float32[32, 8], u: float32[32, 8]) -> y
+        a_b[i < 64, j < 8]: float32 = sum{k < 32} x[i, k] * (w[k, j] + u[k, j] * 0.5)
+        y[i < 64, j < 8]: float32 = a_b[i, j]
+    """
+    for reader in formula.arrays:
+        for node in dict.fromkeys(walk(reader.body)):
+            if not isinstance(node, Bin) or node.op != "+" or not node.dtype.is_float:
+                continue
+            terms = [_term(formula, side) for side in (node.a, node.b)]
+            if terms[0] is None or terms[1] is None:
+                continue
+            both = _joined(formula, reader, terms[0], terms[1])
+            if both is None:
+                continue
+            element = Load(both.buffer, tuple(x.var for x in both.axes))
+            own = replace(reader, body=transform(reader.body, _put(element, node)))
+            arrays: list[Array] = []
+            for a in formula.arrays:
+                arrays += [both, own] if a is reader else [a]
+            kept = _needed(arrays, {b.name for b in formula.outputs})
+            names = terms[0].of.name, terms[1].of.name
+            yield names, replace(formula, arrays=tuple(kept))
+
+
+def _put(element: Expr, place: Expr) -> Callable[[Expr], Expr | None]:
+    return lambda node: element if node is place else None
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A product where it is read, times a number."""
+
+    read: Load
+    of: Array
+    number: tuple[Expr, ...]
+
+
+def _term(formula: Formula, expr: Expr) -> _Term | None:
+    factors = factors_of(expr)
+    found = [f for f in factors if isinstance(f, Load)]
+    numbers = tuple(f for f in factors if isinstance(f, Const))
+    if len(found) != 1 or len(factors) != 1 + len(numbers):
+        return None
+    of = formula.definition(found[0].buffer)
+    plain = all(isinstance(i, Var) for i in found[0].indices)
+    return _Term(found[0], of, numbers) if of and plain and product_of(of) else None
+
+
+def _joined(formula: Formula, reader: Array, a: _Term, b: _Term) -> Array | None:
+    if set(a.read.indices) != set(b.read.indices) or len(a.of.over) != len(b.of.over):
+        return None
+    if any(x.extent != y.extent for x, y in zip(a.of.over, b.of.over, strict=True)):
+        return None
+    taken = {x.var.name for x in (*reader.axes, *reader.over)}
+    depth = tuple(Axis(_fresh(x.var, taken), x.extent) for x in a.of.over)
+
+    def factors(term: _Term) -> Counter[Expr]:
+        places = (*term.read.indices, *(x.var for x in depth))
+        old = (x.var for x in (*term.of.axes, *term.of.over))
+        return Counter(factors_of(substitute(term.of.body, dict(zip(old, places, strict=True)))))
+
+    first, second = factors(a), factors(b)
+    common = first & second
+    rest = [*(first - common).elements(), *a.number], [*(second - common).elements(), *b.number]
+    if not common or not all(rest):
+        return None
+    ends = {x.var: x for x in (*reader.axes, *reader.over)}
+    axes = tuple(ends[i] for i in a.read.indices if isinstance(i, Var))
+    names = {x.name for x in (*formula.inputs, *(y.buffer for y in formula.arrays))}
+    name = _fresh(Var(f"{a.of.name}_{b.of.name}"), names).name
+    body = product([*common.elements(), product(rest[0]) + product(rest[1])])
+    found = array(name, axes, body, a.of.buffer.dtype, monoid="sum", over=depth, loc=reader.loc)
+    return found if product_of(found) is not None else None
+
+
+def _needed(arrays: list[Array], outputs: set[str]) -> list[Array]:
+    needed, kept = set(outputs), []
+    for a in reversed(arrays):
+        if a.name in needed:
+            kept.append(a)
+            needed |= {read.buffer.name for read in reads(a)}
+    return kept[::-1]
+
+
+def storable(formula: Formula) -> Iterator[tuple[str, str]]:
+    """The operands of products that are computed, or could be with what scales their rows, or lie
+    in memory in a wider type than they are multiplied in: (product, side)."""
+    given = {b.name for b in formula.inputs}
+    known: set[Expr] = set()
+    for f in formula.arrays:
+        found = product_of(f)
+        if found is None:
+            continue
+        for side in SIDES:
+            operand = getattr(found, side)
+            inner = operand.a if isinstance(operand, Cast) else operand
+            kind = operand_type(found, given)
+            whole, _ = _whole(found, side)
+            stored = whole is operand and isinstance(inner, Load) and inner.dtype == kind
+            form = _form(whole)
+            stored |= form in known  # by the decision about another product
+            known.add(form)
+            if not stored and kind.is_float and kind.bits <= operand.dtype.bits:
+                yield f.name, side
+
+
+def operand_type(p: Product, given: set[str]) -> DType:
+    """The type in which a product is multiplied, as its text will have it."""
+    kinds = []
+    for side in (p.left, p.right):
+        inner = side.a if isinstance(side, Cast) else side
+        kinds += [inner.dtype] if isinstance(inner, Load) and inner.buffer.name in given else []
+    if not kinds:
+        reading = (*loads(p.left), *loads(p.right))
+        kinds = [x.dtype for x in reading if x.dtype.is_float and x.buffer.name in given]
+    found = kinds[0] if kinds else p.left.dtype
+    for kind in kinds[1:]:
+        found = promote(found, kind)
+    return found
+
+
+def stored_operand(normal: Normal, name: str, side: str) -> tuple[Normal, str] | None:
+    """With an operand of the product `name` as an array, rounded as the product would round it, and
+    with what scales its rows; products with the same operand read the same array. And its name.
+
+    >>> from tilewright.ir.text.formula import parse_formula
+    >>> formula = parse_formula('''
+    ... formula f(x: float16[64, 32], r: float32[64], w: float16[32, 8]) -> y
+    ...     y[i < 64, j < 8]: float32 = sum{k < 32} exp(float32(x[i, k])) * r[i] * float32(w[k, j])
+    ... ''')
+    >>> print(stored_operand(Normal(formula, (), {}), "y", "left")[0].formula)
+    formula f(x: float16[64, 32], r: float32[64], w: float16[32, 8]) -> y
+        y_left[i < 64, k < 32]: float16 = float16(exp(float32(x[i, k])) * r[i])
+        y[i < 64, j < 8]: float32 = sum{k < 32} float32(y_left[i, k]) * float32(w[k, j])
+    """
+    formula = normal.formula
+    f = next((a for a in formula.arrays if a.name == name), None)
+    p = product_of(f) if f is not None else None
+    if f is None or p is None or (name, side) not in storable(formula):
+        return None
+    kind = operand_type(p, {b.name for b in formula.inputs})
+    operand, _ = _whole(p, side)
+    ends = {x.var: x for x in (*f.axes, *f.over)}
+    batch = [x.var for x in f.axes if x.var in p.batch]
+    axes = tuple(ends[v] for v in _order(operand, p, side, batch) if v in variables(operand))
+    word = next((a.name for a in normal.inlined if a.given and _form(a.body) == _form(operand)),
+                f"{name}_{side}")  # fmt: skip
+    names = {x.name for x in (*formula.inputs, *(y.buffer for y in formula.arrays))}
+    made = array(_fresh(Var(word), names).name, axes, cast(operand, kind), loc=f.loc)
+    form, places = _form(operand), _places(operand)
+    arrays: list[Array] = []
+    for a in formula.arrays:
+        for each in SIDES:
+            own = product_of(a)
+            if own is None:
+                break
+            expr, scale = _whole(own, each)
+            if _form(expr) != form or operand_type(own, {b.name for b in formula.inputs}) != kind:
+                continue
+            at = dict(zip(places, _places(expr), strict=True))
+            own_ends = {x.var: x.extent for x in (*a.axes, *a.over)}
+            if any(own_ends.get(at[x.var]) != x.extent for x in axes):
+                continue
+            element = Load(made.buffer, tuple(at[x.var] for x in axes))
+            sides = {"left": own.left, "right": own.right, each: cast(element, expr.dtype)}
+            factors = [sides["left"], sides["right"], *([scale] if scale is not None else [])]
+            new = replace(a, body=product([x for y in factors for x in factors_of(y)]))
+            if product_of(new) is not None:
+                arrays += [] if made in arrays else [made]
+                a = new
+        arrays.append(a)
+    if made not in arrays:
+        return None
+    kept = _needed(arrays, {b.name for b in formula.outputs})
+    return replace(normal, formula=replace(formula, arrays=tuple(kept))), made.name
+
+
+def _whole(p: Product, side: str) -> tuple[Expr, Expr | None]:
+    """An operand with what scales its rows, and what then still scales the product."""
+    operand: Expr = getattr(p, side)
+    own = set(p.batch) | set(p.rows if side == "left" else p.columns)
+    scales = factors_of(p.scale) if p.scale is not None else []
+    inside = [s for s in scales if variables(s) and variables(s) <= own]
+    outside = [s for s in scales if s not in inside]
+    whole = product([*factors_of(operand), *inside]) if inside else operand
+    return whole, product(outside) if outside else None
+
+
+def _order(operand: Expr, p: Product, side: str, batch: list[Var]) -> Sequence[Var]:
+    """The axes as what is read has them, so that nothing is turned."""
+    own = p.rows if side == "left" else p.columns
+    found = [*batch, *own, *p.depth]
+    used = {v for v in found if v in variables(operand)}
+    for read in loads(operand):
+        if len(read.indices) == len(used) and set(read.indices) == used:
+            return [v for v in read.indices if isinstance(v, Var)]
+    return found
+
+
+def _places(expr: Expr) -> list[Var]:
+    """Its axes, in the order in which they are met."""
+    return list(dict.fromkeys(node for node in walk(expr) if isinstance(node, Var)))
+
+
+def _form(expr: Expr) -> Expr:
+    """The expression over axes without names."""
+    numbers = {v: Var(f"#{n}", v.dtype) for n, v in enumerate(_places(expr))}
+    return substitute(expr, dict(numbers))

@@ -1,0 +1,177 @@
+"""Kernels are chosen by price: what the search finds, and what it leaves as rules have it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+import tilewright.math as tm
+from tests.formula.cases import CASES
+from tilewright.formula.explained import explained
+from tilewright.formula.search.decisions import Decision, alternatives
+from tilewright.formula.search.prices import least, rates_of
+from tilewright.formula.tiles.program import program_of
+from tilewright.ir.target import Target
+
+
+def low_rank(x, a, b):
+    return (x @ a) @ b
+
+
+def low_rank_first(x, a, b):
+    return x @ (a @ b)
+
+
+def normalized(x, w):
+    r = tm.mean(tm.astype(x, tm.float32) ** 2, axis=-1, keepdims=True)
+    return (x / (r + 1e-6) ** 0.5) @ w
+
+
+def divided(p, v):
+    return (p / tm.sum(p, axis=-1, keepdims=True)) @ v
+
+
+def gated(x, gate, up, down):
+    return (tm.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def decoding(q, k, v):
+    s = tm.einsum("bhd,bnd->bhn", q, k) * 0.25
+    return tm.einsum("bhn,bnd->bhd", tm.softmax(s, axis=-1), v)
+
+
+def attention(q, k, v):
+    s = q @ tm.matrix_transpose(k) * q.shape[-1] ** -0.5
+    return tm.softmax(s, axis=-1) @ v
+
+
+def two_layers(x, a, b):
+    return tm.relu(x @ a) @ b
+
+
+@cache
+def found(function, *shapes, dtype="float16"):
+    """What the search finds for arrays of these shapes, without their data."""
+    arrays = [np.broadcast_to(np.zeros((), dtype), shape) for shape in shapes]
+    return tw.math(function)._of(tuple(arrays), {})[0].found
+
+
+N, R = 4096, 16
+
+
+def taken(f):
+    return {d.kind for d in f.decided.decisions}
+
+
+def kernels(f):
+    return [{a.name for a in (*k.folds, *k.outputs)} for k in f.program.kernels]
+
+
+def test_the_order_of_products_follows_from_sizes():
+    for function, kinds in ((low_rank, set()), (low_rank_first, {"reorder products"})):
+        assert taken(found(function, (N, N), (N, R), (R, N))) - {"store operand"} == kinds
+    narrow = found(low_rank_first, (N, R), (R, N), (N, R))  # the other way would be N x N
+    assert "reorder products" not in taken(narrow)
+
+
+@pytest.mark.parametrize("function", [normalized, divided])
+def test_what_scales_rows_stands_behind_a_product(function):
+    f = found(function, (N, N), (N, N))
+    assert not f.decided.decisions
+    assert "[:, None]" in f.program.text.splitlines()[-2]
+    beside = next(c for c in f.considered if c.decision.kind == "store operand")
+    assert beside.seconds > f.seconds
+
+
+def test_the_gated_pair_is_one_kernel():
+    f = found(gated, (N, N), (2 * N, N), (2 * N, N), (N, 2 * N))
+    assert taken(f) == {"store operand"}
+    (pair, _), text = f.program.kernels, f.program.text
+    assert len(pair.folds) == 2 and pair.output.buffer.dtype == tm.float16
+    assert text.count("T.alloc_global") == 1
+    start, best = f.models[frozenset()], f.models[f.decided.key]
+    assert best.seconds < 0.7 * start.seconds
+
+
+def test_a_loop_is_shared_where_blocks_are_few():
+    f = found(decoding, (4, 16, 128), (4, 32768, 128), (4, 32768, 128))
+    assert 'T.chosen("splits"' in f.program.text
+    whole = next(c for c in f.considered if c.decision.kind == "whole loop")
+    assert whole.seconds > 4 * f.seconds
+
+
+def test_what_no_grouping_can_beat_is_not_searched():
+    f = found(attention, *[(32, 8192, 128)] * 3)
+    assert (f.priced, f.considered, f.models) == (1, (), {})
+    assert f.seconds <= 1.05 * f.bound
+    assert "as fast as any" in f.left_out
+
+
+def test_products_in_a_chain_are_fused_where_that_pays():
+    fused = found(two_layers, (65536, 64), (64, 64), (64, 64))
+    assert len(fused.program.kernels) == 1
+    apart = found(two_layers, (N, N), (N, N), (N, N))
+    assert len(apart.program.kernels) == 2 and taken(apart) == {"store operand"}
+
+
+def test_operands_of_several_products_are_stored_once():
+    def three(x, g, q, k):
+        r = tm.mean(tm.astype(x, tm.float32) ** 2, axis=-1, keepdims=True)
+        x = x / (r + 1e-6) ** 0.5 * g
+        return x @ q, x @ k
+
+    f = found(three, (64, 64), (64,), (64, 64), (64, 64))
+    (decision,) = (d for d in alternatives(f.decided, ()) if d.kind == "store operand")
+    at = f.decided.and_then(decision)
+    text = program_of(at.normal, (), at.grouping).text
+    assert text.count("T.alloc_global") == 1 and text.count("= X[i, :]") == 0
+
+
+def test_explain_lists_what_was_taken_and_refused():
+    f = found(low_rank_first, (N, N), (N, R), (R, N))
+    said = "\n".join(explained(f, rates_of(Target.parse("cuda -arch=sm_90a")), {}))
+    for part in (
+        "taken: reorder products matmul, matmul1: ",
+        "refused, by the model: ",
+        "refused: store operand matmul1, right: no set with it is below",
+        "its limit: DRAM",
+        "sets of decisions priced",
+        "bytes written and read",
+    ):
+        assert part in said, part  # fmt: skip
+
+
+def test_names_decide_nothing():
+    def renamed(zeta, b, alpha):
+        return zeta @ (b @ alpha)
+
+    shapes = (N, N), (N, R), (R, N)
+    shapes = tuple((m // 16 or 1, n // 16 or 1) for m, n in shapes)
+    ours, other = found(low_rank_first, *shapes), found(renamed, *shapes)
+    assert [k.seconds for k in ours.prices] == [k.seconds for k in other.prices]
+    assert taken(ours) == taken(other)
+
+
+def test_sums_of_narrow_operands_are_left_to_plans():
+    def update(x, w, a, b):
+        return x @ w + (x @ a) @ b
+
+    f = found(update, (N, N), (N, N), (N, R), (R, N))
+    assert "join sums" not in taken(f)
+
+
+def test_no_program_is_below_its_bound():
+    rates = rates_of(Target.parse("cuda -arch=sm_90a"))
+    for name in ("linear", "gated", "low_rank_update", "attention", "softmax", "cross_entropy"):
+        function, arrays = CASES[name]
+        f = tw.math(function)._of(arrays, {})[0].found
+        assert f.seconds >= 0.999 * least(f.decided.normal.formula, rates)
+
+
+def test_a_decision_about_nothing_is_refused():
+    f = found(low_rank, (64, 32), (32, 4), (4, 32))
+    with pytest.raises(tw.CompileError, match="nothing to decide that is 'in memory nowhere'"):
+        f.decided.and_then(Decision("in memory", ("nowhere",)))
