@@ -76,7 +76,7 @@ def test_factors_are_read_from_tensors():
 def test_it_says_so():
     with listening() as reasons:
         forwarded(LOOP)
-    assert reasons["main", "a"] == "no tile: products read A where it lies"
+    assert reasons["main", "a"] == "no tile: gemms read A in place"
 
 
 def test_a_tile_may_be_carried_too():

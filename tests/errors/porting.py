@@ -490,7 +490,7 @@ def negative_extent():
                 A[i] = 1
 
 
-@case(CompileError, "the extents of a T.Parallel nest", "the same in all threads", "tx", "fix:")
+@case(CompileError, "the extents of a T.Parallel loop", "the same in all threads", "tx", "fix:")
 def extent_of_a_thread():
     @T.prim_func
     def main(A: T.Tensor((128,), "float32")):

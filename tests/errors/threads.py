@@ -52,7 +52,7 @@ def per_thread_variable_in_a_copy():
 #           ^^^^^^^^^^^^^^^^^^
 
 
-@case(CompileError, "a barrier of the block that not all of its threads reach", "tx", "fix:")
+@case(CompileError, "a block barrier that not all of its threads reach", "tx", "fix:")
 def divergent_barrier():
     @T.prim_func
     def main(A: T.Tensor((128, 8), "float32")):

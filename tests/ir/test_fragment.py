@@ -275,7 +275,7 @@ def test_holds_knows_replication():
     assert (spatial(64) * repeat(1)).replicate(2).holds(spatial(64).replicate(2))
     assert not row.is_bijective and row.is_complete
     assert len(row.owner((5,))) == 4
-    # What an elementwise nest over the accumulator needs of a row vector, it has.
+    # What an elementwise loop over the accumulator needs of a row vector, it has.
     needed = accumulator.table() // 64
     assert (row.locate(needed) >= 0).all()
 

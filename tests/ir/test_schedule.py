@@ -54,7 +54,7 @@ def test_a_number_of_stages_is_taken():
         after = kernel.executable.trace.after("choose_stages").kernels[0]
         loops = [op for op in walk_ops(after) if isinstance(op, For) and op.kind == "pipelined"]
         assert [loop.stages for loop in loops] == [stages]
-        assert f"{stages} stages, as asked for" in kernel.explain()
+        assert f"{stages} stages, as requested" in kernel.explain()
 
 
 def test_what_is_no_choice(tmp_path):

@@ -161,7 +161,7 @@ class TestCheck:
             ),
             (
                 [If(tx < 32, (Sync(loc=HERE),))],
-                "a barrier of the block that not all of its threads reach",
+                "a block barrier that not all of its threads reach",
                 "`tx`, a thread index",
             ),
             (
@@ -171,7 +171,7 @@ class TestCheck:
             ),
             (
                 [Map((i,), (tx,), (), loc=HERE)],
-                "the extents of a T.Parallel nest must be the same in all threads",
+                "the extents of a T.Parallel loop must be the same in all threads",
                 "`tx`, a thread index",
             ),
             (
@@ -189,7 +189,7 @@ class TestCheck:
             (
                 [For(i, const(0), const(4), (If(compare("==", i, tx), (Break(),)),
                                              Sync(loc=HERE)))],
-                "a barrier of the block",
+                "a block barrier",
                 "`tx`, a thread index",
             ),
         ],

@@ -209,8 +209,11 @@ def wide(**how):
 
 AGAINST = {
     "blocks do not stay": lambda: (product(512, 512, 512, (128, 128, 64)), AUTO),
-    "blocks do not stay for a second tile": lambda: (wide(block=(32, 96, 64), threads=256), AUTO),
-    "192 registers of a thread, 152": lambda: (
+    "blocks are not persistent, so there is no second tile": lambda: (
+        wide(block=(32, 96, 64), threads=256),
+        AUTO,
+    ),
+    "192 registers per thread, 152": lambda: (
         wide(block=(128, 192, 64), epilogue="residual"),
         AUTO,
     ),
@@ -231,14 +234,14 @@ def test_what_is_said_against_it(why):
     trace = lower(program, target)
     assert ("main", "given up") not in trace.reasons
     said = trace.reasons["main", ABOUT]
-    assert said.startswith("shared: ") and why in said
+    assert said.startswith("no: ") and why in said
 
 
 @pytest.mark.parametrize(
     "how", [{}, {"threads": 128}, {"threads": 128, "stages": None}, {"block": (128, 192, 64)}]
 )
 def test_chosen_where_it_pays(how):
-    assert told(wide(**how), AUTO).startswith("dealt out to 2")
+    assert told(wide(**how), AUTO).startswith("2 warpgroups, each with tiles of its own")
 
 
 def carried():
@@ -258,7 +261,7 @@ def carried():
 
 
 def test_a_sum_over_tiles_stays_in_order():
-    assert "shared: sums may keep something from tile to tile" in told(carried(), DEALT)
+    assert "no: sums may keep something from tile to tile" in told(carried(), DEALT)
 
 
 def handing_on(how: str):

@@ -151,9 +151,9 @@ def told(batch: int, length: int) -> str:
 
 
 def test_short_tiles_stay_and_long_ones_are_handed_out():
-    assert told(8, 2048).startswith("132 blocks that stay")
+    assert told(8, 2048).startswith("132 persistent blocks")
     assert told(1, 16384).startswith(
-        "a block for every tile: the hardware deals out tiles of 1 to 128 iterations in 1010"
+        "one block per tile: tiles of 1 to 128 iterations take 1010 iterations if"
     )
 
 

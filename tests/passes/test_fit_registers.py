@@ -106,7 +106,7 @@ def test_fragments_that_do_not_fit() -> None:
             T.copy(a, B)
 
     (cost,) = lower(main.program, Target.parse("cuda")).costs
-    assert "fragments take 640 registers of a thread, which has 255" in cost.text
+    assert "fragments take 640 registers per thread, of 255" in cost.text
     assert "local memory (a 128 (128×128" in cost.text and "and 1 more" in cost.text
     assert cost.loc is not None and cost.kernel == "main"
 

@@ -213,7 +213,7 @@ def test_a_loop_around_may_see_the_zeros(between, anew):
 def test_then_it_is_like_any_other(way):
     given = scaled_product.prim_func(4, way).program
     trace = lower(given, ROLES.choosing(skew=True))
-    assert "begins anew" in said(trace) and "late: " in said(trace)
+    assert "starts from zero" in said(trace) and "skewed by" in said(trace)
     for count in (0, 1, 4):
         args = arguments(given, count)
         want = results(given, args)

@@ -256,8 +256,9 @@ def test_causal_attention_begins_with_its_last_rows():
 """
     assert head in text
     (found,) = [op for op in walk_ops(program.kernels[0]) if isinstance(op, For)]
-    assert told(program) == f"longest: the loop at line {found.loc.line} runs longer the more bx is"
-    assert told(program, asked("plain")) == "plain, as asked for"
+    at = f"at line {found.loc.line}"
+    assert told(program) == f"longest first: the trip count of the loop {at} grows with bx"
+    assert told(program, asked("plain")) == "plain, as requested"
 
 
 # ── what decides ─────────────────────────────────────────────────────────────────────────────
@@ -274,11 +275,11 @@ def test_causal_attention_begins_with_its_last_rows():
         ("(by if n > 3 else by * 2)", (1, 1)),
         ("bx >> 2", (0, 1)),
         ("-4 * bx", (0, -1)),
-        ("n", "all blocks run their loops equally long"),
+        ("n", "all blocks run equally many iterations"),
         ("bx + by", "depends on bx, by"),
-        ("bx % 3", "neither longer nor shorter as bx grows"),
-        ("bx * bx", "neither longer nor shorter as bx grows"),
-        ("bx - min(bx, 3)", "neither longer nor shorter as bx grows"),
+        ("bx % 3", "neither grows nor shrinks with bx"),
+        ("bx * bx", "neither grows nor shrinks with bx"),
+        ("bx - min(bx, 3)", "neither grows nor shrinks with bx"),
         ("D[bx, 0, 0]", "is read from memory"),
     ],
 )
@@ -311,8 +312,8 @@ def test_hints_come_first_and_reasons_say_so():
     assert told(program) == (
         f"grouped: T.use_swizzle asks for panels of 8 rows at line {hint.loc.line}"
     )
-    assert told(program, asked("hilbert")).startswith("hilbert, as asked for: curves in squares of")
-    assert told(program, asked("longest")) == "plain: all blocks run their loops equally long"
+    assert told(program, asked("hilbert")).startswith("hilbert, as requested: curves in squares of")
+    assert told(program, asked("longest")) == "plain: all blocks run equally many iterations"
     assert told(zoo.program("softmax"), asked("hilbert")) == (
         "plain: hilbert orders need a grid of two axes or more"
     )
@@ -330,12 +331,12 @@ def test_blocks_that_walk_over_tiles_keep_their_order():
                     T.copy(A[t, 0], a)
                 T.copy(a, B[t, 0])
 
-    assert told(main.program) == "plain: blocks walk over tiles themselves"
+    assert told(main.program) == "plain: its blocks already loop over tiles"
 
 
 def test_more_blocks_than_numbers_stay_as_they_are():
     text = TEXT.format(rows=60000, columns=60000, size=3, order="row")
-    assert told(parse_program(text)) == "plain: there are too many blocks to number"
+    assert told(parse_program(text)) == "plain: the grid is too large to number"
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -375,13 +376,13 @@ def test_many_heads_come_in_sections():
     sizes = {"block_M": 128, "block_N": 128, "threads": 256}
     many = flash_attention.prim_func(8, 16, 16, 2048, 2048, 128, True, **sizes).program
     # 16 tiles of 33 heads are four waves of 132 blocks: there and back, all have the same share
-    why = "; 33 at a time on the other axes, so that blocks share what they load"
+    why = "; 33 at a time on the other axes, so that blocks share loads"
     assert told(many).endswith(why)
     few = flash_attention.prim_func(2, 16, 16, 2048, 2048, 128, True, **sizes).program
-    assert told(few).endswith("runs longer the more bx is")
+    assert told(few).endswith("grows with bx")
     # what all heads load stays in the L2 cache
     small = flash_attention.prim_func(8, 16, 1, 2048, 2048, 128, True, **sizes).program
-    assert told(small).endswith("runs longer the more bx is")
+    assert told(small).endswith("grows with bx")
 
 
 @pytest.mark.parametrize("keys", [128, 96])
@@ -392,7 +393,7 @@ def test_sections_where_the_first_tile_is_cut(keys):
     with compiled_for(target):
         program = trace_direct(attention.fn, (*given, True)).program
     found = told(program, target, "attention")
-    assert found.endswith("at a time on the other axes, so that blocks share what they load")
+    assert found.endswith("at a time on the other axes, so that blocks share loads")
 
 
 def grouped_product(gathered: bool):

@@ -358,35 +358,35 @@ KERNEL = """program p {{
         ("copy A[0, :] -> a atom=cp_async", "asynchronous copies of its own (at line 6)"),
         ("if tx == 0 { a[0] = 1.0 }", "code for single threads (at line 6)"),
         ("intrinsic shfl_xor (bx, 1) result=other", "code for single threads (at line 6)"),
-        ("for t in bx .. 8 step=4 kind=persistent { fill a = 0.0 }", "walk over tiles already"),
+        ("for t in bx .. 8 step=4 kind=persistent { fill a = 0.0 }", "already loop over tiles"),
         ("while L[0] > 0 { fill a = 0.0 }", "a loop may wait for other blocks (at line 6)"),
-        ("intrinsic pdl_wait", "speaks to other launches (at line 6)"),
-        ('intrinsic ptx text="nop;"', "foreign code may keep something from tile to tile"),
+        ("intrinsic pdl_wait", "communicates with other launches (at line 6)"),
+        ('intrinsic ptx text="nop;"', "foreign code may keep state from tile to tile"),
     ],
 )
 def test_what_is_left_alone(body: str, why: str):
     program = parse_program(KERNEL.format(body=body, more=""))
     found = told(program)
-    assert found.startswith("a block for every tile: ") and why in found
+    assert found.startswith("one block per tile: ") and why in found
     assert persist_blocks(program, STAY) is program
 
 
 def test_clusters_and_large_grids_are_left_alone():
     text = KERNEL.format(body="fill a = 0.0", more=" cluster=(2,)")
-    assert told(parse_program(text)) == "a block for every tile: blocks run in clusters"
+    assert told(parse_program(text)) == "one block per tile: blocks run in clusters"
     text = KERNEL.format(body="fill a = 0.0", more="").replace("10000", "2147483648")
-    assert why_not(parse_program(text).kernels[0]) == "there are too many to number"
+    assert why_not(parse_program(text).kernels[0]) == "the grid is too large to number"
 
 
 def test_it_is_asked_for():
     plain = parse_program(KERNEL.format(body="fill a = 0.0", more=""))
-    never = "a block for every tile: "
-    alone = "one warpgroup computes, and a producer costs a resident block"
+    never = "one block per tile: "
+    alone = "one warpgroup computes, and a producer would cost a resident block"
     assert told(plain, Target.parse("cuda")) == never + alone
-    unaided = "no producer loads for the next one"
+    unaided = "no producer prefetches the next tile"
     assert told(plain, Target.parse("cuda -roles=off")) == never + unaided
     assert told(plain, Target.parse("cuda -arch=sm_80")) == never + unaided
-    assert told(plain, Target.parse("cuda -persistent=off")) == never + "as asked for"
+    assert told(plain, Target.parse("cuda -persistent=off")) == never + "as requested"
     few = product.program
     assert told(few) == never + "all 6 of them fit on the chip"
     assert persist_blocks(few, STAY) is few
@@ -396,7 +396,7 @@ def test_as_many_blocks_as_run_together(chip):
     large = gemm_relu.on("interp")(8192, 8192, 8192).program
     (loop,) = loops(persisted(large).kernels[0])
     assert int(loop.step) == 132
-    assert told(large) == "132 blocks that stay, as asked for: 1 on each of 132 multiprocessors"
+    assert told(large) == "132 persistent blocks, as requested, 1 on each of 132 multiprocessors"
     hinted = parse_program(
         KERNEL.format(body="hint min_blocks detail=(2)\n fill a = 0.0", more="")
     ).kernels[0]
@@ -414,7 +414,7 @@ def test_explain_says_why(chip):
     program = zoo.program("gemm")
     trace = lower(program, STAY)
     line = program.kernels[0].loc.line
-    assert trace.reasons["main", f"for at line {line}"].startswith("2 blocks that stay")
+    assert trace.reasons["main", f"for at line {line}"].startswith("2 persistent blocks")
 
 
 # ── machine code ─────────────────────────────────────────────────────────────────────────────

@@ -215,5 +215,5 @@ def test_warp_specialize_asks_for_them():
     assert "role producer" in text[True] and "role" not in text[False]
     told = {"target": "cuda -stages=text", "pass_configs": {"roles": True}}
     said = tw.compile(product(), **told).explain()
-    assert "role producer: warps 8 … 11, 24 registers a thread" in said
+    assert "role producer: warps 8 … 11, 24 registers per thread" in said
     assert "loop k_1: 3 stages" in said and "first fills" not in said

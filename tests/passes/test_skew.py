@@ -136,8 +136,11 @@ def test_nothing_is_dispensable():
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"between": "let z = K[i, 0]\n" + MAPPED}, "a name in the loop is read from memory"),
-        ({"between": "alloc w: float32[64, 32] fragment\n" + MAPPED}, "the loop has tiles of its"),
+        ({"between": "let z = K[i, 0]\n" + MAPPED}, "a scalar in the loop is read from memory"),
+        (
+            {"between": "alloc w: float32[64, 32] fragment\n" + MAPPED},
+            "tiles are allocated in the loop",
+        ),
         ({}, None),
         ({"values": "k", "stages": 1}, "k has one slot for two iterations"),
     ],
@@ -146,14 +149,14 @@ def test_when_not(more, why):
     step = Pass(pipeline_loops, "")
     trace = run_pipeline(with_atom(chain(**more), "wgmma"), SKEWED, [step])
     said = " ".join(trace.reasons.values())
-    assert (f"nothing late: {why}" in said) if why else ("late:" in said)
+    assert (f"no skew: {why}" in said) if why else ("skewed by one iteration:" in said)
 
 
 def test_one_product_has_nobody_beside_it():
     given_program = gemm_relu.prim_func(256, 256, 256, threads=256).program
     (loop,) = Ahead(given_program.kernels[0], given_program, ROLES).plans.values()
     assert find_skew(given_program.kernels[0], loop.loop, []) == (
-        "it has fewer than two products on the tensor core"
+        "it has fewer than two gemms on the tensor core"
     )
 
 
@@ -169,10 +172,10 @@ def test_attention_is_skewed_and_fits(causal):
         1, 2, 2, 512, 512, 128, causal, block_M=128, block_N=128, threads=256, dtype="bfloat16"
     )
     plain = lower(made.program, ROLES)
-    assert any("other warpgroups compute meanwhile" in why for why in plain.reasons.values())
+    assert any("other warpgroups already hide the latency" in why for why in plain.reasons.values())
     kernel = CudaKernel(made.program, SKEWED)
     assert kernel.serialized is None
-    assert any("late:" in why for why in kernel.trace.reasons.values())
+    assert any("skewed by one iteration:" in why for why in kernel.trace.reasons.values())
     assert all(r.spill_bytes == 0 and r.registers <= 168 for r in kernel.resources.values())
 
 
@@ -241,7 +244,7 @@ def test_slots_that_are_held_longer_come_round_slower():
     (plan,) = Ahead(made.kernels[0], made, ROLES).plans.values()
     fills, alone = list(plan.fills.values()), replace(made.kernels[0], threads=(128,))
     why = find_skew(alone, plan.loop, fills)
-    assert isinstance(why, str) and "no order of its statements is shorter" in why
+    assert isinstance(why, str) and "no order of its statements takes less" in why
     deep = find_skew(alone, replace(plan.loop, stages=4), fills)
     assert isinstance(deep, Skew) or "registers" in deep
     assert isinstance(find_skew(made.kernels[0], plan.loop, fills, asked=True), Skew)

@@ -32,7 +32,7 @@ SKEWED = ROLES.choosing(skew=True)
 def test_the_same_numbers(way):
     program = scaled_product.prim_func(7, way).program
     trace = lower(program, SKEWED)
-    assert "late: " in said(trace) and "nothing late" not in said(trace)
+    assert "skewed by one iteration: " in said(trace) and "no skew" not in said(trace)
     for count in (0, 1, 2, 3, 4, 7):
         args = arguments(program, count)
         want = results(program, args)
@@ -48,7 +48,7 @@ def test_with_pieces(steps):
     """The second piece's product is late, and reads what the first one, which is not, has read."""
     program = scaled_product.prim_func(steps, known=True, block=(128, 128, 32)).program
     trace = lower(program, SKEWED.choosing(split_gemms=True))
-    assert "product at" in said(trace) and "late: " in said(trace)
+    assert "product at" in said(trace) and "skewed by" in said(trace)
     args = arguments(program, steps)
     want = results(program, args)
     for seed in range(3):
@@ -144,15 +144,15 @@ def test_as_far_as_registers_go(block, threads, fits):
 def test_one_slot_is_not_enough():
     program = scaled_product.prim_func(4, stages=1).program
     trace = lower(program, SKEWED.choosing(stages="text"))
-    assert "nothing late: it has fewer than two products" in said(trace)
+    assert "no skew: it has fewer than two gemms" in said(trace)
 
 
 def test_it_is_given_unasked():
     program = scaled_product.prim_func(4).program
-    assert "nothing late: other warpgroups compute meanwhile" not in said(lower(program, ROLES))
+    assert "no skew: other warpgroups already hide" not in said(lower(program, ROLES))
+    assert " skewed by" in said(lower(program, ROLES))
     alone = scaled_product.prim_func(4, block=(64, 128, 64), threads=128).program
-    for each in (program, alone):
-        assert " late: " in said(lower(each, ROLES))
+    assert "no skew: no order of its statements takes less" in said(lower(alone, ROLES))
 
 
 def test_products_end_with_the_loop_unless_told():

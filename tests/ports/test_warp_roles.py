@@ -412,7 +412,7 @@ def test_fragments_are_passed_on(target):
 def test_explain_says_where_things_run():
     told = str(tw.compile(passed_on(), target="cuda").explain())
     assert "placement: warpgroup 0; warpgroups 1, 2: all warps meet at" in told
-    assert "in shared memory, because several touch them: f, m" in told
+    assert "in shared memory: several warpgroups touch them: f, m" in told
 
 
 # ── machine code ──

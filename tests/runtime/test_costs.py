@@ -40,7 +40,10 @@ def product(m=64, n=64, k=64, dtype="float16", acc="float32", threads=128, **mor
 @pytest.mark.parametrize(
     "program, said",
     [
-        (lambda: product(m=32), "operands swapped: of 32×64, columns are whole 64s"),
+        (
+            lambda: product(m=32),
+            "operands swapped: of 32×64, only the columns are a multiple of 64",
+        ),
         (lambda: product(m=32, n=96), "no wgmma: C has 32 rows: make them a multiple of 64"),
         (lambda: product(k=24), "no wgmma: K is 24: make it a multiple of 16 for float16"),
         (lambda: product(threads=64), "no wgmma: 64 threads are not whole warpgroups of 128"),
@@ -134,8 +137,8 @@ def test_fragments_above_255_registers_compute(target, rows, reduced):
 @pytest.mark.parametrize(
     "rows, reduced, said",
     [
-        (288, False, "x takes 288 registers of a thread, which has 255: it lies in shared memory"),
-        (544, True, "fragments take 545 registers of a thread, which has 255: what does not fit"),
+        (288, False, "x takes 288 registers per thread, of 255: it is kept in shared memory"),
+        (544, True, "fragments take 545 registers per thread, of 255: the rest spills"),
     ],
 )
 def test_fragments_above_255_registers_are_a_warning(rows, reduced, said):

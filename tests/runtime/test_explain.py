@@ -99,7 +99,8 @@ def test_reasons():
         "shared tile": f"pinned by annotate_layout at line {first + 5}",
         "fragment x": f"pinned by annotate_layout at line {first + 6}",
         "fragment y": f"follows x through the copy at line {first + 9}",
-        "fragment z": f"follows y through the nest at line {first + 10}, where it is written",
+        "fragment z": f"follows y through the elementwise loop at line {first + 10}, "
+        "where it is written",
     }
     (nest,) = entries(kernel, "map")
     assert nest["choices"]["why"] == "follows y, which it reads"

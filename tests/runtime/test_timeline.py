@@ -78,7 +78,7 @@ def test_skew_of_mla_waits_for_its_slots():
     assert waits["mla_skew"] > 1.3 * waits["mla_roles"]
     assert told("mla_skew")["interval"] > told("mla_roles")["interval"]
     assert "KV_shared_full: memory (72 KB an iteration" in told("mla_skew")["limit"]
-    assert "too few slots (2), or held too long" in told("mla_skew")["limit"]
+    assert "too few slots (2), or freed too late" in told("mla_skew")["limit"]
 
 
 def test_narrow_products_are_told():

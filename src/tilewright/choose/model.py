@@ -494,13 +494,13 @@ class Block:
         plain = PLAIN + ADDRESSES * self.addresses
         room = (given or REGISTERS) - plain
         if words / threads > room:
-            raise Infeasible(f"fragments take {words / threads:.0f} registers of {room}")
+            raise Infeasible(f"fragments take {words / threads:.0f} of {room} registers")
         if self.shared + ROOM > chip.shared:
             raise Infeasible(f"tiles take {self.shared} bytes of shared memory")
         many = prod(self.grid) > chip.multiprocessors
         self.halved = groups <= 1 and many
         if any(np.any(work.gathers) and self.stages(work) < 2 for work, _ in self.loops):
-            raise Infeasible("what threads gather has one slot, so that nothing is loaded ahead")
+            raise Infeasible("gathered tiles have one slot, so nothing is prefetched")
         if not self.by_groups:
             taken = int(words / threads + self.operands) + plain
             rings = [(self.stages(work) - 1) * self.slot(work) for work, _ in self.loops]

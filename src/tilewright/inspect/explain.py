@@ -124,7 +124,7 @@ def _entries(kernel: Kernel, told: Told, given: Kernel) -> Iterator[Entry]:
     for op in outside_nests(given.body):
         if op.loc not in seen:
             found = entry_of(op, told)
-            text = f"{found.text}: taken up by a pass"
+            text = f"{found.text}: merged into another op"
             yield Entry(found.op, op.loc, text, minor=True)
 
 
@@ -200,7 +200,7 @@ def _shared(kernel: Kernel, told: Told) -> dict[str, Any]:
 
 # what passes say of a kernel's blocks and warps
 GRID = (
-    "rows", "block order", "persistent blocks", "tiles of warpgroups", "given up", "placement",
+    "rows", "block order", "persistent blocks", "ping-pong", "given up", "placement",
     "registers of roles",
 )  # fmt: skip
 
@@ -258,7 +258,7 @@ def _op_lines(ops: list[dict[str, Any]]) -> Iterator[str]:
 def _register_lines(found: dict[str, Any]) -> Iterator[str]:
     if found["binary"] is not None:
         spills = found["spill_bytes"] or 0
-        yield f"    registers: {found['binary']} of a thread, {spills} bytes spilled"
+        yield f"    registers: {found['binary']} per thread, {spills} bytes spilled"
     for part in found["fragments"]:
         live = ", ".join(f"{name} {words}" for name, words in part["live"].items())
         role = f" in role {part['role']}" if part["role"] else ""

@@ -148,8 +148,8 @@ def _alloc(op: Alloc, told: Told) -> Entry | None:
 
 def _made_for(buffer: Buffer) -> str:
     for suffix, words in (
-        ("_moved", "made by a conversion: spread as the op that uses it needs it"),
-        ("_shared", "made by a conversion: any index may read and write shared memory"),
+        ("_moved", "made by a conversion: laid out as its reader needs it"),
+        ("_shared", "made by a conversion: shared memory can be indexed freely"),
     ):
         if suffix in buffer.name:
             return words
@@ -165,10 +165,10 @@ def _view(op: View, told: Told) -> Entry:
 _ENGINES = {
     "bulk_load": "the bulk engine (TMA), issued by one thread",
     "bulk_store": "the bulk engine (TMA), issued by one thread",
-    "cp_async": "asynchronous copies of each thread, past the registers",
-    "ldmatrix": "whole 8×8 matrices by each warp",
-    "stmatrix": "whole 8×8 matrices by each warp",
-    "threads": "loads and stores of each thread",
+    "cp_async": "asynchronous copies by each thread, bypassing registers",
+    "ldmatrix": "8×8 matrices by each warp",
+    "stmatrix": "8×8 matrices by each warp",
+    "threads": "loads and stores by each thread",
 }
 
 
@@ -192,9 +192,9 @@ def _copy(op: Copy, told: Told) -> Entry:
 
 
 _KEPT = {
-    "evict_first": "evict_first: the L2 cache gives it up before other lines",
-    "evict_last": "evict_last: the L2 cache gives it up after other lines",
-    "no_allocate": "no_allocate: it leaves no lines in the L1 cache",
+    "evict_first": "evict_first: the L2 cache evicts it before other lines",
+    "evict_last": "evict_last: the L2 cache evicts it after other lines",
+    "no_allocate": "no_allocate: it takes no lines of the L1 cache",
 }
 
 
@@ -217,7 +217,7 @@ def _why_copy(op: Copy, told: Told) -> str:
     if Feature.BULK_COPY not in told.target.features:
         reason = f"{told.target.arch} has no bulk engine, or it is switched off"
     else:
-        reason = why_not_bulk(op, ranges) or "no ring, and no use of a bulk copy here"
+        reason = why_not_bulk(op, ranges) or "it fills no ring, where a bulk copy would pay"
     if op.atom == "threads" and op.src.buffer.space is Space.GLOBAL:
         other = why_not_cp_async(op, ranges)
         reason += f"; not cp.async: {other}" if other and other != reason else ""
@@ -254,7 +254,7 @@ def _gemm(op: Gemm, told: Told) -> Entry:
     how = dealt = ""
     if split is not None:
         count = told.emitted(op, split.atom)
-        how = instruction(split) + (f", {count} of each thread" if count > 1 else "")
+        how = instruction(split) + (f", {count} per thread" if count > 1 else "")
         group = "warpgroups" if split.atom == "wgmma" else "warps"
         if split.atom == "fma":
             group = "threads"
@@ -274,14 +274,14 @@ def _why_gemm(op: Gemm, told: Told) -> str:
     for name in RULES:
         if name == op.atom:
             break
-        return f"no {name}: the kernel says {op.atom}"
-    return "the fastest instruction that there is, and it fits"
+        return f"no {name}: the kernel asks for {op.atom}"
+    return "the fastest instruction of this chip, and it fits"
 
 
 def _map(op: Map, told: Told) -> Entry:
     text = f"parallel {_shape(op.extents)}"
     if isinstance(op.layout, Fragment):
-        text += f": {op.layout.values} points a thread"
+        text += f": {op.layout.values} elements per thread"
     layout = repr(op.layout) if op.layout is not None else ""
     how = _ENGINES[op.atom] if op.atom else ""
     return _entry(
@@ -302,7 +302,7 @@ def _reduce(op: Reduce, told: Told) -> Entry:
         text += f": {how}"
     shuffles = told.emitted(op, "shfl_xor")
     return _entry(
-        op, text, ("shuffles", f"{shuffles} of each thread, at each result" if shuffles else ""),
+        op, text, ("shuffles", f"{shuffles} per thread and result" if shuffles else ""),
         *told.moved(op),
     )  # fmt: skip
 
@@ -312,7 +312,7 @@ def _scan(op: Scan, told: Told) -> Entry:
     text = f"scan {op.op} {' → '.join(names)}"
     shuffles = told.emitted(op, "shfl_up", "shfl_down", "shfl_sync")
     return _entry(
-        op, text, ("shuffles", f"{shuffles} of each thread, at each run" if shuffles else ""),
+        op, text, ("shuffles", f"{shuffles} per thread and run" if shuffles else ""),
         *told.moved(op),
     )  # fmt: skip
 
@@ -330,11 +330,11 @@ def _relayout(op: Relayout, told: Told) -> Entry:
     if isinstance(source, Fragment) and isinstance(target, Fragment):
         kind, slots = relayout_cost(source, target, op.src.dtype)
         how = how or _WAYS[kind]
-        cost = f"about {slots:g} instructions a thread"
+        cost = f"about {slots:g} instructions per thread"
         if kind == "shared":
-            cost += ", two barriers of the block among them"
+            cost += ", two block barriers among them"
     text = f"conversion {op.src.buffer.name} → {op.dst.buffer.name}: {how}"
-    why = "threads lack elements that the op here uses, or has to bring back"
+    why = "the op here reads or writes elements that other threads hold"
     return _entry(op, text, ("why", why), ("cost", cost), *told.moved(op))
 
 
@@ -349,7 +349,7 @@ def _for(op: For, told: Told) -> Entry:
     if kind == "pipelined":
         text = f"loop {op.var.name}: {stages} stages"
         if op.kind == "unroll" and written is not None and written.var != op.var:
-            text = f"loop {op.var.name}: the first fills of {written.var.name}, ahead of it"
+            text = f"loop {op.var.name}: the first fills of {written.var.name}, before it"
     return _entry(op, text, ("why", told.why(op)))
 
 
@@ -359,14 +359,14 @@ def _role(op: Role, told: Told) -> Entry:
     if op.instances > 1:
         text += f", {op.instances} instances"
     if op.registers is not None:
-        text += f", {op.registers} registers a thread"
-    return _entry(op, text, ("turns", told.why(f"turns of {op.name}")))
+        text += f", {op.registers} registers per thread"
+    return _entry(op, text, ("order", told.why(f"warpgroups of {op.name}")))
 
 
 def _sync(op: Sync, told: Told) -> Entry | None:
     if op.scope != "block":
         return None
-    return _entry(op, "barrier of the block")
+    return _entry(op, "block barrier")
 
 
 RULES_OF: dict[type[Op], Callable[[Any, Told], Entry | None]] = {

@@ -190,14 +190,14 @@ class _Told:
         if time > computes and what not in (PRODUCTS, EACH_OTHER, TURNS, MEMORY):
             text = f"{who} waits {time} of {total} cycles for {what}: memory ({self._rate()})"
             if self.short:
-                return text + ": the first tiles are on their way"
-            busy = f"which is busy {_percent(used[COPIES])} only"
-            return f"{text}, {busy}: too few slots ({self._slots(what)}), or held too long"
+                return text + ": the first tiles are still loading"
+            busy = f"which is only {_percent(used[COPIES])} busy"
+            return f"{text}, {busy}: too few slots ({self._slots(what)}), or freed too late"
         told = [f"computes for {computes}"] + [f"waits {t} for {w}" for w, t in long.items()]
         alone = ""
         if len(self.run.agents) == 1 and computes > sum(long.values()):
             alone = f", and alone fills {_percent(rates.SOLO)} of the threads' issue slots"
-        return f"no unit is full; of {total} cycles, {who} {', '.join(told)}{alone}"
+        return f"no unit is saturated; of {total} cycles, {who} {', '.join(told)}{alone}"
 
     def _slots(self, barrier: str) -> int:
         for span in self.run.spans:
@@ -226,7 +226,7 @@ class _Told:
                 where = f"the product of line {op.loc.line}" if op.loc else "a product"
                 yield (
                     f"{where} takes {found:.0f} cycles, but {alone:.0f} to multiply: "
-                    "its instructions are narrow, and shared memory is read for longer"
+                    "its instructions are narrow, so shared memory limits it"
                 )
 
     # two iterations
@@ -368,7 +368,7 @@ def drawing(told: Mapping[str, Any]) -> Iterator[str]:
         cycles += f", {measured['interval']} measured"
     yield f"timeline of loop {told['loop']}, {cycles}"
     if told["blocks"] > 1:
-        yield f"  {told['blocks']} blocks share a multiprocessor, one of them is drawn"
+        yield f"  {told['blocks']} blocks share a multiprocessor, the drawing shows one"
     used = ", ".join(
         f"{_UNIT[unit]} {_percent(part)}" for unit, part in told["utilisation"].items()
     )

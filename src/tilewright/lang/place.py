@@ -328,7 +328,7 @@ class _Lift:
 
 def _refusal(loop: Map, got: str, fix: str) -> CompileError:
     return CompileError(
-        "a T.Parallel nest is done by all threads together, but not all of them reach this one",
+        "a T.Parallel loop is done by all threads together, but not all of them reach this one",
         loc=loop.loc,
         got=got,
         fix=fix + "; or give each thread its own elements: `for i in T.serial(t, n, 32)` "

@@ -226,19 +226,19 @@ def _check_collective(fr: Frame, variables: list[str], locals_: list[str]) -> No
     if fr.is_partial:
         raise RunError(
             "a tile operation stands under a guard that differs between threads",
-            fix="make the guard uniform, or move it inside the nest",
+            fix="make the guard uniform, or move it inside the loop",
         )  # fmt: skip
     for name in variables:
         value = fr.vars.get(name)
         if value is not None and value.ndim:
             raise RunError(
-                f"{name} differs between threads, so an elementwise nest cannot use it",
-                fix="use the nest's own variables, or thread-level loops",
+                f"{name} differs between threads, so an elementwise loop cannot use it",
+                fix="use the loop's own variables, or thread-level loops",
             )
     for name in locals_:
         if fr.bufs[name].lead:
             raise RunError(
-                f"{name} differs between threads, so an elementwise nest cannot read it",
+                f"{name} differs between threads, so an elementwise loop cannot read it",
             )
 
 

@@ -82,8 +82,8 @@ def lane_axes(fr: Frame, mem: Memory) -> Where:
     if mem.lead == fr.lanes:
         return fr.grid
     raise RunError(
-        f"{mem.name} belongs to each thread, so an elementwise nest cannot use it",
-        fix="allocate it inside the nest, or keep its value uniform",
+        f"{mem.name} belongs to each thread, so an elementwise loop cannot use it",
+        fix="allocate it inside the loop, or keep its value uniform",
     )
 
 

@@ -16,7 +16,7 @@ from tilewright.support.show import cut, show_line
 
 def _threads(fr: Frame, value: Value) -> Array:
     if fr.in_map:
-        raise RunError("threads do not exist inside an elementwise nest")
+        raise RunError("threads do not exist inside an elementwise loop")
     return np.array(np.broadcast_to(value, fr.lanes))
 
 

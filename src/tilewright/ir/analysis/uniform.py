@@ -186,7 +186,7 @@ TILE_OPS: dict[type[Op], str] = {
     Reduce: "reduction",
     Scan: "scan",
     Relayout: "relayout",
-    Map: "T.Parallel nest",
+    Map: "T.Parallel loop",
 }
 
 
@@ -198,7 +198,7 @@ def check_uniform(kernel: Kernel) -> PerThread:
         control = found.controls.get(id(op))
         meets = isinstance(op, Sync) and op.scope in ("block", "cluster")
         if control is not None and (meets or isinstance(op, Turn)):
-            noun = f"barrier of the {op.scope}" if isinstance(op, Sync) else "turn of a role"
+            noun = f"{op.scope} barrier" if isinstance(op, Sync) else "turn of a role"
             raise CompileError(
                 f"a {noun} that not all of its threads reach",
                 loc=op.loc,
@@ -242,7 +242,7 @@ def _check_tile_op(found: PerThread, op: Op, noun: str, control: Name | None) ->
             code="not-uniform",
         )
     if isinstance(op, Map):
-        _refuse(found, op, "the extents of a T.Parallel nest", op.extents)
+        _refuse(found, op, "the extents of a T.Parallel loop", op.extents)
         for inner in walk_ops(op.body):
             _refuse(found, inner, "a value used inside T.Parallel", expressions(inner))
         return

@@ -164,5 +164,5 @@ def _uses(code: Op | Body, tile: Buffer) -> int:
 
 def _anew(at: Facts, op: Gemm) -> Gemm:
     found = rebuild(op, clear=TRUE)
-    because(at.kernel.name, found, "begins anew: its tile was just cleared")
+    because(at.kernel.name, found, "starts from zero: its tile was just cleared")
     return found

@@ -94,7 +94,7 @@ def forward_copies(at: Facts) -> Kernel:
             if less is not None and _carries(at, less, left, ranges, uses):
                 tile, source = less.dst.buffer.name, less.src.buffer.name
                 gone.add(tile)
-                because(kernel.name, tile, f"no tile: products read {source} where it lies")
+                because(kernel.name, tile, f"no tile: gemms read {source} in place")
                 left = _reading(left, less)
                 continue
             done.append(map_inside(op, ranges, visit))

@@ -193,7 +193,7 @@ def _written_out(body: Body, at: Facts) -> Body:
     found: list[Op] = []
     for op in body:
         if isinstance(op, For) and _is_short(op) and _shifts(op):
-            why = "written out: its variable says which registers of a fragment"
+            why = "unrolled: its variable indexes registers of a fragment"
             because(at.kernel.name, op, why)
             for value in values_of(op) or ():
                 copy = _with(rename_unique(op.body), op.var, value)
@@ -201,7 +201,7 @@ def _written_out(body: Body, at: Facts) -> Body:
             continue
         inner = map_bodies(op, lambda body: _written_out(body, at))
         if isinstance(op, For) and _is_window(op):
-            because(at.kernel.name, op, "unrolled: its turns read neighbours")
+            because(at.kernel.name, op, "unrolled: its iterations read neighbours")
             inner = rebuild(inner, kind="unroll")
         found.append(op if isinstance(op, Map) else inner)
     return tuple(found)

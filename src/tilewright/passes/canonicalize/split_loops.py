@@ -67,7 +67,7 @@ def split_loops(at: Facts) -> Kernel:
         ]
         hints = (Hint("assume", value=cond) for cond in known if cond is not None)
         bare = rebuild(bare, body=(*hints, *bare.body))
-        because(at.kernel.name, op, f"iterations from {low} to {high} ask for no guard")
+        because(at.kernel.name, op, f"iterations from {low} to {high} need no guard")
         before = (part(op.start, low, True),) if lows else ()
         behind = (part(high, op.stop, True),) if highs else ()
         # one that has guards keeps its names: other passes have spoken of it

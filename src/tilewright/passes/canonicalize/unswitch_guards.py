@@ -1,6 +1,6 @@
 """Guards of elements that are asked once an iteration, where that tells about all of them.
 
-A guard in an elementwise nest is evaluated for every element: of causal attention's blocks of keys
+A guard in an elementwise loop is evaluated for every element: of causal attention's blocks of keys
 only the last few have any that are not seen, and all of them ask.
 
     for k in 0 .. n { map (i, j) { S[i, j] = S[i, j] if k * 128 + j <= q * 128 + i else -inf } … }
@@ -264,7 +264,7 @@ def _nest(at: Facts, nest: Map, ranges: Ranges, loop: _Loop) -> Body:
         return some
     others = loop.outside(loop.least(free))
     conds = " and ".join(dict.fromkeys(str(guard.cond) for guard in gone))
-    loop.said.append(f"{key_of(nest)} asks for {conds} only where {others}")
+    loop.said.append(f"{key_of(nest)} tests {conds} only where {others}")
     # the one with guards keeps its names: other passes have spoken of it
     rare = Hint("rare")
     bare = tuple(_renamed(at, op) for op in _unguarded(nest, (*always, *gone)))

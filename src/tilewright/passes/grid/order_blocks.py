@@ -49,7 +49,7 @@ from tilewright.passes.core import *
 ABOUT = "block order"
 PANEL = 8  # rows of a panel that nobody asked for
 SIDE = 16  # of the largest square that a Hilbert curve fills
-EVEN = "all blocks run their loops equally long"
+EVEN = "all blocks run equally many iterations"
 SHARING = 4  # blocks that load the same tiles at the same time
 CACHED = 32 << 20  # bytes of tensors that the L2 cache keeps from one wave to the next
 CLUSTER = "cluster"  # the kind of the loop over a cluster's places
@@ -83,33 +83,33 @@ def _chosen(
     if not kernel.grid:
         return None, "plain: there is one block"
     if total >= MOST:
-        return None, "plain: there are too many blocks to number"
+        return None, "plain: the grid is too large to number"
     if choice == "plain":
-        return None, "plain, as asked for"
+        return None, "plain, as requested"
     if choice in ("grouped", "hilbert") and len(kernel.grid) < 2:
         return None, f"plain: {choice} orders need a grid of two axes or more"
     if choice == "hilbert":
         side = hilbert_side(work.counts[:2])
-        return work.hilbert(side), f"hilbert, as asked for: curves in squares of {side} × {side}"
+        return work.hilbert(side), f"hilbert, as requested: curves in squares of {side} × {side}"
     if choice == "grouped":
-        return work.grouped(size, way), f"grouped, as asked for: {said}"
+        return work.grouped(size, way), f"grouped, as requested: {said}"
     if choice == "auto" and hint is not None:
         if len(kernel.grid) < 2:
             return None, "plain: panels need a grid of two axes or more"
         return work.grouped(size, way), f"grouped: T.use_swizzle asks for {said}{_line(hint)}"
-    asked = ", as asked for" if choice == "longest" else ""
+    asked = ", as requested" if choice == "longest" else ""
     found = most_work(kernel, dims)
     if isinstance(found, str):
         if choice == "auto" and (shared := reloaded(kernel, dims)):
             return work.grouped(size, way), f"grouped, {said}: {shared}"
         return None, f"plain: {found}"
     axis, direction, loop = found
-    more = "more" if direction > 0 else "less"
+    more = "grows" if direction > 0 else "shrinks"
     name = kernel.blocks[axis].name
-    why = f"longest{asked}: the loop{_line(loop)} runs longer the {more} {name} is"
+    why = f"longest first{asked}: the trip count of the loop{_line(loop)} {more} with {name}"
     wide = section_size(kernel, axis, direction, target, dims)
     if wide is not None:
-        why += f"; {wide} at a time on the other axes, so that blocks share what they load"
+        why += f"; {wide} at a time on the other axes, so that blocks share loads"
         return work.sections(axis, direction, wide), why
     if direction < 0 and axis == len(kernel.grid) - 1:
         return None, f"plain, which is {why}"
@@ -272,7 +272,7 @@ def most_work(kernel: Kernel, dims: Iterable[Dim] = ()) -> tuple[int, int, For] 
     """The axis whose index alone decides how long pipelined loops run, 1 where that grows with it
     or -1, and a loop that does; or why there is none, in words."""
     if any(isinstance(op, For) and op.kind == "persistent" for op in walk_ops(kernel)):
-        return "blocks walk over tiles themselves"
+        return "its blocks already loop over tiles"
     blocks = set(kernel.blocks)
     trips: list[tuple[Expr, For, Ranges]] = []
     for op, ranges in scope.walk_ranges(kernel, dims):
@@ -282,7 +282,7 @@ def most_work(kernel: Kernel, dims: Iterable[Dim] = ()) -> tuple[int, int, For] 
         for var in kernel.blocks:
             trip = ranges.resolve(trip, var) if trip is not None else None
         if trip is None:
-            return f"how long the loop{_line(op)} runs is read from memory"
+            return f"the trip count of the loop{_line(op)} is read from memory"
         if variables(trip) & blocks:
             trips.append((trip, op, ranges))
     deciding = {v for trip, *_ in trips for v in variables(trip) & blocks}
@@ -290,14 +290,15 @@ def most_work(kernel: Kernel, dims: Iterable[Dim] = ()) -> tuple[int, int, For] 
         return EVEN
     if len(deciding) > 1:
         several = ", ".join(sorted(v.name for v in deciding))
-        return f"how long the loop{_line(trips[0][1])} runs depends on {several}"
+        return f"the trip count of the loop{_line(trips[0][1])} depends on {several}"
     (var,) = deciding
     found = _together(trend(trip, var, ranges) for trip, _, ranges in trips)
     if found is None and len({op.step for _, op, _ in trips}) == 1:
         # one loop may go on where another ends
         found = trend(reduce(add, (t for t, *_ in trips)), var, trips[-1][2])
     if not found:
-        return f"the loop{_line(trips[0][1])} runs neither longer nor shorter as {var.name} grows"
+        at = _line(trips[0][1])
+        return f"the trip count of the loop{at} neither grows nor shrinks with {var.name}"
     return kernel.blocks.index(var), found, trips[0][1]
 
 

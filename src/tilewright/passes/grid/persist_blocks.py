@@ -66,7 +66,7 @@ def persist_blocks(at: Facts) -> Kernel:
     wanted, why = worth_it(kernel, at.target)
     against = why_not(kernel) if wanted else None
     if against is not None:
-        wanted, why = False, f"a block for every tile: {against}"
+        wanted, why = False, f"one block per tile: {against}"
     because(kernel.name, ABOUT, why)
     if not wanted:
         return kernel
@@ -83,26 +83,26 @@ def worth_it(kernel: Kernel, target: Target) -> tuple[bool, str]:
     Blocks that stay let a producer load the next tile while this one's result leaves: on an H200
     3 % of attention, 1 to 2 % of GEMM."""
     choice, shares = target.schedule.persistent, ""
-    against = "as asked for" if choice is False else None
+    against = "as requested" if choice is False else None
     if choice == "auto":
         against = _no_producer(kernel, target)
         if against is None and most_work(kernel) != EVEN:
             against, shares = _shared_out(kernel, target)
     if against is not None:
-        return False, f"a block for every tile: {against}"
+        return False, f"one block per tile: {against}"
     blocks, tiles = blocks_of(kernel, target), tile_count(kernel)
     if isinstance(tiles, Const) and int(tiles.value) <= blocks:
-        return False, f"a block for every tile: all {tiles.value} of them fit on the chip"
+        return False, f"one block per tile: all {tiles.value} of them fit on the chip"
     together = planned_cluster(kernel)
     each = max(1, blocks * together // target.chip.multiprocessors)
     on = f"{target.chip.multiprocessors} multiprocessors"
-    why = ", as asked for" if choice is True else ""
-    return True, f"{blocks * together} blocks that stay{why}: {each} on each of {on}{shares}"
+    why = ", as requested" if choice is True else ""
+    return True, f"{blocks * together} persistent blocks{why}, {each} on each of {on}{shares}"
 
 
 def _no_producer(kernel: Kernel, target: Target) -> str | None:
     if target.schedule.roles is False or Feature.BULK_COPY not in target.features:
-        return "no producer loads for the next one"
+        return "no producer prefetches the next tile"
     return (why_not_worth(kernel) or no_roles(kernel)) if target.schedule.roles == "auto" else None
 
 
@@ -110,15 +110,16 @@ def _shared_out(kernel: Kernel, target: Target) -> tuple[str | None, str]:
     """What speaks against dealing out uneven tiles in advance, or how it is done; in words."""
     lengths, blocks = tile_lengths(kernel), blocks_of(kernel, target)
     if lengths is None:
-        return "the hardware deals out uneven work", ""
+        return "the hardware balances uneven work", ""
     one_by_one, ahead = handed_out(lengths, blocks), in_waves(lengths, blocks)
     tiles = f"tiles of {lengths.min()} to {lengths.max()} iterations"
+    by_hardware = f"{one_by_one:.0f} iterations if the hardware schedules them"
     if ahead <= one_by_one:
-        return None, f"; {tiles} done in {ahead:.0f}, dealt out by the hardware in {one_by_one:.0f}"
-    return (
-        f"the hardware deals out {tiles} in {one_by_one:.0f}, to blocks that stay {ahead:.0f}",
-        "",
-    )
+        return (
+            None,
+            f"; {tiles} take {ahead:.0f} iterations, {by_hardware}",
+        )
+    return f"{tiles} take {by_hardware}, {ahead:.0f} with persistent blocks", ""
 
 
 def tile_count(kernel: Kernel) -> Expr:
@@ -131,7 +132,7 @@ def why_not(kernel: Kernel) -> str | None:
     if not kernel.grid:
         return "there is one"
     if prod(int(n.value) for n in kernel.grid if isinstance(n, Const)) >= MOST:
-        return "there are too many to number"
+        return "the grid is too large to number"
     if kernel.cluster:
         return "blocks run in clusters"
     own = set(kernel.thread_vars)
@@ -146,7 +147,7 @@ def why_not(kernel: Kernel) -> str | None:
 def _against(op: Op, threads: set[Var]) -> str | None:
     """What an op has against being run for one tile after the other."""
     if isinstance(op, For) and op.kind == "persistent":
-        return "blocks walk over tiles already"
+        return "its blocks already loop over tiles"
     if placed := why_placed(op):
         return placed
     if isinstance(op, (Fence, Sync)):
@@ -154,11 +155,11 @@ def _against(op: Op, threads: set[Var]) -> str | None:
     if isinstance(op, Intrinsic):
         effect = INTRINSICS.get(op.name)
         if effect is None or effect.opaque:
-            return "foreign code may keep something from tile to tile"
+            return "foreign code may keep state from tile to tile"
         if effect.convergent:
             return "the kernel has code for single threads"
         if op.name in LAUNCHES:
-            return "the kernel speaks to other launches"
+            return "the kernel communicates with other launches"
     if any(variables(e) & threads for e in expressions(op)):
         return "the kernel has code for single threads"
     if isinstance(op, While):
@@ -295,7 +296,7 @@ def cluster_axis(
     for axis, against in zip(axes, objections, strict=True):
         if against is None:
             return axis, tuple(bytes_of[axis])
-    return next((o for o in objections if o), "blocks load nothing in common")
+    return next((o for o in objections if o), "blocks share no loads")
 
 
 def _objection(kernel: Kernel, axis: int, count: int, dims: Iterable[Dim]) -> str | None:

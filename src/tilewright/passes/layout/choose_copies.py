@@ -56,5 +56,5 @@ def _atom(op: Copy, low: Lowering, target: Target) -> str:
     except CompileError as error:
         because(low.kernel.name, op, f"not {name}: {error.message}")
         return "threads"
-    because(low.kernel.name, op, "whole matrices of 8 rows of 16 bytes fit both layouts")
+    because(low.kernel.name, op, "8×8 matrices, rows of 16 bytes, fit both layouts")
     return name

@@ -292,7 +292,7 @@ def split_gemms(at: Facts) -> Kernel:
                 said = (
                     f"{op.c.name} in {count} pieces of {size} "
                     f"{'columns' if dim else 'rows'}, "
-                    f"one after the other: whole it would leave too few registers"
+                    f"one after the other: the whole tile would leave too few registers"
                 )
                 because(kernel.name, loop, said)
                 return _in_pieces(at, loop, op.c.buffer, (n, *users), dim, size)

@@ -245,7 +245,7 @@ def _gemm(problem: Problem, op: Gemm) -> Iterator[Proposal]:
     for name, buffer, found in wanted_operands(op, threads, problem.target):
         split = split_of(op, threads, problem.target)
         assert split is not None
-        why = f"given by {instruction(split)} {name.upper()} {at_line(op.loc)}"
+        why = f"set by {instruction(split)} {name.upper()} {at_line(op.loc)}"
         yield Proposal(buffer.name, found, Strength.STRICT, why)
 
 
@@ -308,7 +308,7 @@ def _map(problem: Problem, op: Map) -> Iterator[Proposal]:
             found = buffer_from_nest(access, layout)
             if found is not None:
                 verb, origin = "written" if access.writes else "read", problem.source.get(id(op))
-                through = f"the nest {at_line(op.loc)}, where it is {verb}"
+                through = f"the elementwise loop {at_line(op.loc)}, where it is {verb}"
                 why = "follows " + (through if origin is None else f"{origin} through {through}")
                 yield Proposal(name, found, strength, why, id(op))
 
@@ -330,7 +330,7 @@ _RULES: dict[type[Op], Any] = {
 def free_choice(problem: Problem, key: Key) -> Proposal:
     """A spread of a tile that nothing has prescribed."""
     if (matrices := _matrices(problem, key)) is not None:
-        why = "turned over between shared tiles: loaded and stored as 8×8 matrices"
+        why = "transposed between shared tiles by 8×8 matrices"
         return Proposal(key, matrices, Strength.READ, why)
     wish = _wish(problem, key)
     fragment = spread(_shape(problem, key) or (1,), problem.crews[key], wish)
@@ -344,9 +344,9 @@ def free_choice(problem: Problem, key: Key) -> Proposal:
                 same = (
                     name
                     if isinstance(name, str)
-                    else f"the nest at {at_line(problem.nests[name].op.loc)}"
+                    else f"the elementwise loop at {at_line(problem.nests[name].op.loc)}"
                 )
-                return Proposal(key, other, Strength.READ, f"as {same}: it reads what that made")
+                return Proposal(key, other, Strength.READ, f"as {same}, whose result it reads")
     return Proposal(key, fragment, Strength.READ, why)
 
 

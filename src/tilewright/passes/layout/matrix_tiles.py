@@ -103,7 +103,7 @@ def swap_operands(at: Facts) -> Kernel:
             return at.kernel
         found[id(op)] = body
         rows, columns, _ = shape_of(op)
-        why = f"operands swapped: of {rows}×{columns}, columns are whole 64s"
+        why = f"operands swapped: of {rows}×{columns}, only the columns are a multiple of 64"
         if len(body) > 1:
             why = "an operand through registers: K is not innermost"
         because(at.kernel.name, op, why)

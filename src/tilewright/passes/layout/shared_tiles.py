@@ -119,14 +119,14 @@ def lay_out_shared(kernel: Kernel) -> Kernel:
         if buffer.layout is not None:
             continue
         if buffer.name in viewed or buffer.rank == 0:
-            layout, why = plain(buffer), "row by row, because it is also seen under other shapes"
+            layout, why = plain(buffer), "row-major: it is also viewed in other shapes"
         elif buffer.name in operands:
             layout, why = operand(buffer), "read by wgmma: the widest swizzle that divides a row"
         elif buffer.name in matrices:
             layout = make_swizzled_layout(buffer.static_shape, _bits(buffer))
-            why = "copied to or from fragments: swizzled, so that rows of matrices meet no conflict"
+            why = "copied to or from fragments: swizzled, so that rows of matrices do not conflict"
         else:
-            layout, why = plain(buffer), "row by row, because only threads and engines touch it"
+            layout, why = plain(buffer), "row-major: only threads and bulk copies touch it"
         because(kernel.name, buffer.name, why)
         changes[buffer] = buffer.with_layout(layout)
     return replace_buffers(kernel, changes)

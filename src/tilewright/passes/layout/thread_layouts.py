@@ -116,7 +116,7 @@ def spread_in_words(fragment: Fragment, wish: Wish) -> str:
     if wish.reduced:
         across = [prod_threads(fragment, dim) for dim, _ in wish.reduced]
         words.append("reduced across " + " and ".join(str(a) for a in across) + " threads")
-    words.append(f"cheapest of {count} spreads")
+    words.append(f"cheapest of {count} layouts")
     return ", ".join(words)
 
 

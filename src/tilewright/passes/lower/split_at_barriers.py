@@ -101,7 +101,7 @@ class _Splitter:
                 f"a tile operation uses {name}, which is written in a loop that threads leave on "
                 "their own",
                 loc=op.loc,
-                fix=f"copy {name} to another T.alloc_var behind the loop, or break on a condition "
+                fix=f"copy {name} to another T.alloc_var after the loop, or break on a condition "
                 "that all threads of the block share",
             )
 
@@ -186,7 +186,7 @@ class _Splitter:
             return  # the guard lets through exactly the threads that meet here
         if mask is not TRUE and op.scope != "warp":
             raise CompileError(
-                "a barrier of the block stands under a guard that differs between threads",
+                "a block barrier stands under a guard that differs between threads",
                 loc=op.loc,
                 fix="move sync_threads out of the guard",
             )

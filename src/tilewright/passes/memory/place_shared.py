@@ -162,7 +162,7 @@ def reuse_shared(kernel: Kernel, target: Target) -> Kernel:
     if together > chip.shared:
         position, live = lives.peak(sizes)
         kept = {n: size for n, size in sizes.items() if n in live or n not in lives.together}
-        got = f"{together} bytes, what is not needed at the same time laid over one another"
+        got = f"{together} bytes, buffers that are not live together share memory"
         raise _refusal(kernel, target, kept, got=got, loc=lives.ops[position].loc)
     why = f"instead of {apart}: " + (
         f"more than the {chip.shared} of a block"

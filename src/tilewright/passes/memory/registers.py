@@ -84,7 +84,7 @@ def spill_fragments(kernel: Kernel, target: Target) -> Kernel:
             continue
         movable = _movable(kernel, buffer)
         if movable or (buffer.bytes <= SMALL and not buffer.dtype.packed):
-            because(kernel.name, buffer.name, "control asks for its elements")
+            because(kernel.name, buffer.name, "control flow reads its elements")
             kernel = _in_space(kernel, Space.SHARED, buffer) if movable else _shown(kernel, buffer)
     return kernel
 
@@ -190,9 +190,9 @@ def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
         if shared + buffer.bytes > target.chip.shared or not _movable(kernel, buffer):
             continue
         shared += buffer.bytes
-        takes = f"{words} registers of a thread, which has {most}"
+        takes = f"{words} registers per thread, of {most}"
         because(kernel.name, buffer.name, takes)
-        costs(kernel.name, op.loc, f"{buffer.name} takes {takes}: it lies in shared memory")
+        costs(kernel.name, op.loc, f"{buffer.name} takes {takes}: it is kept in shared memory")
         kernel = _in_space(kernel, Space.SHARED, buffer)
     return kernel
 
@@ -219,7 +219,7 @@ def keep_operands(kernel: Kernel, target: Target) -> Kernel:
         if all(_reads(op, tile) for op in products) and _writes(writers[0], tile, results):
             room -= registers_of(tile, kernel)
             held.append(tile)
-            because(kernel.name, tile.name, "in registers: products alone read it")
+            because(kernel.name, tile.name, "in registers: only gemms read it")
     return _in_space(kernel, Space.FRAGMENT, *held)
 
 
@@ -316,7 +316,7 @@ def _common_operands(kernel: Kernel) -> Iterator[Buffer]:
         makers = [op for op in users if not isinstance(op, Gemm)]
         made_once = len(makers) == 1 and isinstance(makers[0], (Map, Copy))
         if made_once and all(_multiplies(op, tile) for op in products):
-            because(kernel.name, tile.name, "shared: warpgroups have no rows of their own")
+            because(kernel.name, tile.name, "shared: no warpgroup owns whole rows")
             yield tile
 
 
@@ -380,8 +380,8 @@ def fit_registers(kernel: Kernel, target: Target) -> Kernel:
             continue
         largest, names = max((least[n], n) for n in live)[1], _in_words(live, allocs, least)
         loc = allocs[largest].loc or kernel.loc
-        takes = f"fragments take {taken} registers of a thread{role}, which has {room}"
-        costs(kernel.name, loc, f"{takes}: what does not fit lies in local memory ({names})")
+        takes = f"fragments take {taken} registers per thread{role}, of {room}"
+        costs(kernel.name, loc, f"{takes}: the rest spills to local memory ({names})")
         if taken > SPILLED * room:
             raise CompileError(
                 f"the fragments of {kernel.name} do not fit the registers of a thread",

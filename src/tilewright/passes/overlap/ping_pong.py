@@ -82,7 +82,7 @@ from tilewright.passes.overlap.roles import (
 from tilewright.passes.overlap.stages import planned_bytes
 from tilewright.passes.overlap.unit_times import cycles
 
-ABOUT = "tiles of warpgroups"
+ABOUT = "ping-pong"
 PLAIN = 40  # registers of a thread for addresses and counters
 ADDRESSES = 48  # where threads address tensors themselves
 
@@ -102,9 +102,13 @@ def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
     if against is None and told == "auto":
         against = _not_worth(kernel, dealt, count, target)
     if against is not None:
-        because(kernel.name, ABOUT, f"shared: {against}")
+        because(kernel.name, ABOUT, f"no: {against}")
         return kernel
-    because(kernel.name, ABOUT, f"dealt out to {count}: one multiplies while another stores")
+    because(
+        kernel.name,
+        ABOUT,
+        f"{count} warpgroups, each with tiles of its own: one multiplies while another stores",
+    )
     return dealt
 
 
@@ -114,11 +118,11 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     multiprocessor store under each other's products anyway; with half the slots they would lose."""
     walks = any(isinstance(op, For) and op.kind == "persistent" for op in kernel.body)
     if not walks and not worth_it(dealt, target)[0]:
-        return "blocks do not stay for a second tile"
+        return "blocks are not persistent, so there is no second tile"
     loops = [op for op in walk_ops(kernel, For) if op.kind == "pipelined"]
     inside = [op for loop in loops for op in walk_ops(loop.body)]
     if any(isinstance(op, (Map, Reduce, Scan, Relayout)) for op in inside):
-        return "threads compute between products"
+        return "threads compute between gemms"
     for op in inside:
         split = split_of(op, WARPGROUP, target) if isinstance(op, Gemm) else None
         if isinstance(op, Gemm) and (split is None or split.atom != "wgmma"):
@@ -129,11 +133,11 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     room = (taken or 0) - PLAIN - ADDRESSES * any(map(_reads_a_tile, walk_ops(kernel, Map)))
     registers = held // (4 * WARPGROUP)
     if registers > room:
-        return f"a whole tile takes {registers} registers of a thread, {room} are free"
+        return f"a tile in one warpgroup needs {registers} registers per thread, {room} are free"
     said = all(loop.stages >= 0 for loop in loops)
     alone = kernel.thread_count <= WARPGROUP and said
     if alone and 2 * planned_bytes(kernel) <= target.chip.shared_per_sm:
-        return "two blocks share a multiprocessor"
+        return "two blocks fit on a multiprocessor"
     return None
 
 
@@ -269,7 +273,7 @@ def _parts(body: Body) -> tuple[Body, For, Body]:
     if not all(isinstance(op, (Alloc, Let, Hint)) for op in before):
         raise NotDealt("something is computed before the first tile")
     if not all(isinstance(op, WaitGroup) for op in behind):
-        raise NotDealt("something is computed behind the last tile")
+        raise NotDealt("something is computed after the last tile")
     return before, loops[0], behind
 
 
@@ -390,7 +394,7 @@ def order_warpgroups(kernel: Kernel, target: Target) -> Kernel:
             against = _against(op, choice)
             body = op.body if against else work.body(op.body)
             said = against or "; ".join(work.said) or "no products"
-            because(kernel.name, f"turns of {op.name}", said)
+            because(kernel.name, f"warpgroups of {op.name}", said)
             op = rebuild(op, body=body)
         found.append(op)
     return rebuild(kernel, body=tuple(found))
@@ -409,14 +413,14 @@ def _is_derived(op: Role, kernel: Kernel) -> bool:
 def _against(role: Role, choice: Switch) -> str:
     """What keeps a role from having turns at all."""
     if choice is False:
-        return "none: switched off"
+        return "unordered: switched off"
     if role.warps // GROUP < 2:
-        return "none: one warpgroup has nobody to take turns with"
+        return "unordered: there is only one warpgroup"
     for op in walk_ops(role.body):
         if isinstance(op, (While, Break, Continue)):
-            return "none: loops are left early"
+            return "unordered: loops are left early"
         if isinstance(op, Intrinsic) and INTRINSICS[op.name].opaque:
-            return "none: foreign code may have barriers of its own"
+            return "unordered: foreign code may have barriers of its own"
     return ""
 
 
@@ -453,7 +457,7 @@ class _Sections:
                 if not why:
                     yield from ((i, True) for i in self.loop(op))
                     continue
-                self.said.append(f"none in loop {op.var.name}: {why}")
+                self.said.append(f"unordered in loop {op.var.name}: {why}")
             yield map_bodies(op, self.body) if isinstance(op, (For, If)) else op, False
 
     def loop(self, loop: For) -> Body:
@@ -463,7 +467,7 @@ class _Sections:
         outside = ops[: runs[0].first] + ops[runs[-1].last + 1 :]
         across = len(runs) > 1 and _is_brief(outside, ops[runs[-1].first : runs[-1].last + 1])
         count = len(runs) - across
-        text = f"{count} section{'s' * (count != 1)} in an iteration of {loop.var.name}"
+        text = f"ordered: {count} section{'s' * (count != 1)} in an iteration of {loop.var.name}"
         if across:
             text += ", one from its last products to the next one's first"
         self.said.append(text)
@@ -479,21 +483,21 @@ class _Sections:
         for op in (loop, *inside):
             differs = isinstance(op, (For, If)) and self.differs.source(expressions(op)) is not None
             if differs or id(op) in self.differs.controls:
-                return "threads may differ in what they run of it"
+                return "its control flow differs between threads"
         least = min(prod(op.c.static_tile) for op in loop.body if _is_product(op))
         if not any(2 * _work(op) >= least for op in inside):
-            return "threads have little to do between its products"
+            return "threads have little to do between its gemms"
         return "" if self.asked else _no_turns(loop)
 
 
 def _no_turns(loop: For) -> str:
     """What speaks against turns that nobody has asked for."""
     if len(_runs(list(loop.body))) != 2:  # chains of two are what was measured
-        return "nobody asked for them: no chain of product, threads, product"
+        return "it has no chain of gemm, threads, gemm"
     products = sum(cycles(op) for op in loop.body if _is_product(op))
     threads = sum(cycles(op) for op in loop.body if not _is_product(op))
     if products < threads:
-        return "nobody asked for them: threads have as much to do as the tensor core"
+        return "threads are as busy as the tensor core"
     return ""
 
 

@@ -223,7 +223,7 @@ class _Pipeliner(SingleCopies):
                 ring = self.ring(THREADS, [fill.tile], fill.slots, name, loops)
                 plan.threaded.append((ring, fill))
                 room -= (fill.slots - 1) * fill.tile.bytes
-                said = f"{fill.slots} slots of {fill.tile.name}, filled under products"
+                said = f"{fill.slots} slots of {fill.tile.name}, filled while gemms run"
                 because(self.kernel.name, plan.loop, said)
 
     # ── rewriting ────────────────────────────────────────────────────────────────────────────
@@ -465,15 +465,16 @@ class _Pipeliner(SingleCopies):
             inner = [self.plans.get(id(op)) for op in walk_ops(plan.loop.body)]
             if any(each and each.fills for each in inner):
                 # it is filled whole before what the next iteration waits for
-                found = "a loop in it has slots of its own"
+                found = "a loop inside it has a ring of its own"
             if isinstance(found, Skew) and plan.loop.stages == 1:
                 found = _one_slot_is_enough(plan, found)
             if isinstance(found, Skew):
                 plan.skew = found
                 late = ", ".join(_named(plan.loop.body[k]) for k in sorted(found.late))
-                said = f"{late} late: {found.interval:.0f} cycles for {found.plain:.0f}"
+                cycles = f"{found.interval:.0f} cycles instead of {found.plain:.0f}"
+                said = f"{late} skewed by one iteration: {cycles}"
             else:
-                said = f"nothing late: {found}"
+                said = f"no skew: {found}"
             because(self.kernel.name, plan.loop, said)
 
 
@@ -487,7 +488,7 @@ def _one_slot_is_enough(plan: Plan, skew: Skew) -> Skew | str:
             return f"{group[0].tile.name} has one slot for two iterations"
         filled[late].append(min(fill.at for fill in group))
     if all(filled.values()) and min(filled[True]) < max(filled[False]):
-        return "its one slot of what is used late is filled first"
+        return "the single slot that skewed statements read is filled first"
     return skew
 
 

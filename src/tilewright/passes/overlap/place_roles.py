@@ -332,7 +332,7 @@ def _say(kernel: Kernel, body: Body, crossing: list[str]) -> None:
     said = "; ".join(w.words() for w in places)
     said += f": all warps meet at {syncs} place{'s' * (syncs != 1)}"
     if crossing:
-        said += f"; in shared memory, because several touch them: {', '.join(crossing)}"
+        said += f"; in shared memory: several warpgroups touch them: {', '.join(crossing)}"
     because(kernel.name, "placement", said)
 
 

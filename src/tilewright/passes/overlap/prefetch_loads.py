@@ -71,7 +71,7 @@ def _inlined(at: Facts) -> Kernel:
             found = _row(op, ahead.written)
             if found is None or found[0].name in kept or not _is_carried(at, found[0], loop, k):
                 continue
-            said = f"{found[0].name}, written {at_line(op.loc)}, is loaded where it is needed"
+            said = f"{found[0].name}, written {at_line(op.loc)}, is not loaded early"
             because(kernel.name, loop, said)
             # loops and statements have changed: look at them again
             return _inlined(at.of(_without(kernel, op, *found)))
@@ -238,7 +238,7 @@ class _Prefetch:
                     before.append(one.loaded({op.var: op.start}))
                     body += [one.taken(), one.loaded({op.var: op.var + op.step})]
             if found:
-                said = f"loads of the nest {at_line(each.loc)} one iteration early"
+                said = f"loads of the elementwise loop {at_line(each.loc)} one iteration early"
                 if id(each) in self.ahead.against:
                     said += f", not by cp.async: {self.ahead.against[id(each)]}"
                 because(self.kernel.name, op, said)

@@ -99,7 +99,7 @@ class Ahead:
         against = {
             "something else uses the tile": not alone
             or any(touched(loop.body[k])[tile.name] for k in uses),
-            "as asked for": gathers and self.target.internal.async_gathers is False,
+            "as requested": gathers and self.target.internal.async_gathers is False,
             "threads hold the tile": isinstance(tile.layout, Fragment),
             "the loop decides what is moved": not self.is_steady(loop, new),
             "a guard decides what may be read": isinstance(new, Map) and not _is_safe(new),
@@ -143,7 +143,7 @@ class Ahead:
         if Feature.CP_ASYNC not in features:
             return f"{self.target.arch} has none"
         width = min(async_bytes(*each) for each in moved)
-        unaligned = "fewer than 4 aligned bytes are known to lie together"
+        unaligned = "fewer than 4 aligned bytes are known to be contiguous"
         return (CP_ASYNC, width) if width else unaligned
 
     def peers(self, copy: Copy) -> int:

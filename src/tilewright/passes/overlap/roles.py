@@ -119,7 +119,7 @@ def why_not(kernel: Kernel) -> str | None:
         if isinstance(op, Sync):
             return "it has barriers of its own"
         if isinstance(op, Intrinsic) and op.name in LAUNCHES:
-            return "it speaks to other launches"
+            return "it communicates with other launches"
     return None
 
 
@@ -133,11 +133,11 @@ def why_not_worth(kernel: Kernel) -> str | None:
     """What speaks against a producer that could be had: measured on an H200, attention of one
     warpgroup loses a quarter to it (a block less is resident), of two it gains as much."""
     if warpgroups(kernel) < 2:
-        return "one warpgroup computes, and a producer costs a resident block"
+        return "one warpgroup computes, and a producer would cost a resident block"
     loops = [op for op in walk_ops(kernel, For) if op.kind == "pipelined"]
     inside = [op for loop in loops for op in walk_ops(loop.body)]
     if not any(isinstance(op, Gemm) and _by_warpgroups(op) for op in inside):
-        return "no product of warpgroups reads what runs ahead"
+        return "no wgmma reads what is prefetched"
     return None
 
 

@@ -55,9 +55,9 @@ def find_skew(
     """How the statements of `loop` but the copies of `fills`, which a producer makes, best lie side
     by side; or why they do not. `asked`: they shall, worth it or not."""
     if any(isinstance(op, Let) and loads(op.value) for op in loop.body):
-        return "a name in the loop is read from memory"
+        return "a scalar in the loop is read from memory"
     if any(isinstance(op, (Alloc, View)) for op in loop.body):
-        return "the loop has tiles of its own"
+        return "tiles are allocated in the loop"
     views, made = aliases(kernel), {fill.at for fill in fills}
     body = _Statements(
         loop.body,
@@ -72,15 +72,15 @@ def find_skew(
         body.rings = [Held(fill.uses, load_cycles(fill.tile), loop.stages) for fill in fills]
     products = [k for k in body.all if body.units[k] == TENSOR]
     if len(products) < 2 and not body.renewed:
-        return "it has fewer than two products on the tensor core"
+        return "it has fewer than two gemms on the tensor core"
     # of one product, what follows it: on an H200, fp8 with block scales 1105 → 1173 TFLOP/s and
     # 1091 → 1206 (4096×4096×7168, 8192³), though two warpgroups share the tensor core
     if not asked and warpgroups(kernel) > 1 and len(products) > 1:
-        return "other warpgroups compute meanwhile"
+        return "other warpgroups already hide the latency"
     plain, needed = body.interval(body.all), registers(kernel)
     short = GAIN * plain
     beside = [body.following(p) for p in products] if len(products) > 1 else []
-    found, why = body.best(beside), f"no order of its statements is shorter than {plain:.0f} cycles"
+    found, why = body.best(beside), f"no order of its statements takes less than {plain:.0f} cycles"
     if found is None or found.interval > short:
         # copies take registers: only where nothing else helps
         anew = [p for p in products if any(body.touched[p].get(n) for n in body.renewed)]

@@ -74,7 +74,7 @@ def choose_stages(kernel: Kernel, target: Target) -> Kernel:
         stages, why = choose(kernel, loop, work, target)
         told = target.schedule.stages
         if isinstance(told, int) and loop.order is None and work.slot:
-            stages, why = told, f"{told} stages, as asked for"
+            stages, why = told, f"{told} stages, as requested"
         if why:
             because(kernel.name, loop, why)
         kernel = _with(kernel, loop, stages)
@@ -138,7 +138,7 @@ def _other_tiles(kernel: Kernel, work: Work) -> set[Buffer]:
 def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
     """As many as are worth it, and why."""
     if not work.slot:
-        return 0, "0 stages: nothing to load ahead"
+        return 0, "0 stages: nothing to prefetch"
     others = sum(b.bytes for b in _other_tiles(kernel, work))
     tiles = tile_count(kernel)
     few = isinstance(tiles, Const) and int(tiles) <= target.chip.multiprocessors
@@ -164,7 +164,7 @@ def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
         return _fewer(kernel, loop, target)
     said, rate = loop.stages, target.chip.l2_bytes
     fits, _ = _stages(kernel, loop, work, target)
-    advice = f"{said} stages, as the text says: {fits} would fit, and hide more of a load"
+    advice = f"{said} stages, as the text says: {fits} would fit and hide more latency"
     kept = said, advice if 0 < said < fits else ""
     if said < 1 or loop.order is not None or not work.slot or not _fed(kernel, loop, target):
         return kept
@@ -245,7 +245,7 @@ def split_stages(at: Facts) -> Kernel:
                 part = along(whole(tile), dim, const(0), int(tile.shape[dim]) // count).extents
                 boxed = [fresh_name(f"{tile.name}_{k}") for k in range(count)]
                 boxes[tile.name] = dim, [replace(tile, name=n, shape=part) for n in boxed]
-            because(kernel.name, loop, f"{count} boxes of a tile, each with its own event")
+            because(kernel.name, loop, f"{count} boxes per tile, each with its own event")
 
     def part_of(region: Region, dim: int, size: int, k: int) -> Region:
         """A box where the tile has some, or so much of a region along `dim`."""

@@ -118,7 +118,7 @@ def mended(kernel: Kernel, only: tuple[str, ...] = (), role: Role | None = None)
     seen: set[tuple[str, int, int]] = set()
     while (hazard := hazards.first(kernel)) is not None:
         if len(inserted) > most:
-            raise CompileError("the order of threads did not settle")
+            raise CompileError("the order of thread accesses reached no fixpoint")
         # a fence in a loop makes of what stands before the loop something to meet behind the fence
         new, old = (id(chain(kernel, p)[-1]) for p in (hazard.path, hazard.before))
         close = (hazard.missing, new, old) in seen
