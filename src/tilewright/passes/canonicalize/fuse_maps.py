@@ -69,12 +69,12 @@ def split_edges(at: Facts) -> Kernel:
         if not isinstance(op, For) or op.var not in split:
             return None
         edge = const(ends[op.var] - 1)
-        rest = rename_unique(rebuild(op, start=edge), at.names)
+        rest = rename_unique(rebuild(op, start=edge))
         return rebuild(op, stop=edge), rest
 
     body = map_body(kernel.body, in_two)
     for v in [v for v in kernel.blocks if v in split]:
-        body = (If(v < ends[v] - 1, body, rename_unique(body, at.names)),)
+        body = (If(v < ends[v] - 1, body, rename_unique(body)),)
     return rebuild(kernel, body=body)
 
 

@@ -75,14 +75,14 @@ def choose_gemms(at: Facts) -> Kernel:
         role = roles.get(id(op))
         if chained and op.policy == "square":
             op = rebuild(op, policy="full_row")
-        before, op = _own_parts(op, constant | pinned, at.names)
+        before, op = _own_parts(op, constant | pinned)
         warps = [b.name for b in (op.a.buffer, op.b.buffer) if b.name in fixed]
         fast = Feature.WGMMA in at.target.features and warps
         threads = prod(at.kernel.threads) if role is None else role.warps * WARP
         apart = role is not None and role.first % GROUP
         able = at.target.without(Feature.WGMMA) if warps or apart else at.target
         why = _layout_of(warps[0], at) if fast else ""
-        choice = _Choice(at.kernel.name, threads, able, why, at.names)
+        choice = _Choice(at.kernel.name, threads, able, why)
         whole_tile = op.c.is_whole or op.c.name in pinned
         if not op.c.buffer.is_fragment or not whole_tile:
             return (*before, *_beside(op, op.c.dtype, choice))
@@ -99,7 +99,6 @@ class _Choice:
     threads: int
     target: Target
     against: str
-    names: set[str]
 
 
 def _layout_of(name: str, at: Facts) -> str:
@@ -128,7 +127,7 @@ def _say(op: Gemm, split: Split, choice: _Choice) -> None:
 
 
 def _chosen(op: Gemm, choice: _Choice) -> Iterable[Op]:
-    threads, target, names = choice.threads, choice.target, choice.names
+    threads, target = choice.threads, choice.target
     split = split_of(op, threads, target)
     wide = _WIDER.get(op.c.dtype.name)
     if split is None and wide is not None and op.meta is None:
@@ -147,7 +146,7 @@ def _chosen(op: Gemm, choice: _Choice) -> Iterable[Op]:
             notes=tuple(against(op, threads, target)),
         )
     _say(op, split, choice)
-    yield from _EXPAND[split.atom](op, split, names)
+    yield from _EXPAND[split.atom](op, split)
 
 
 def _factors(op: Gemm) -> tuple[tuple[str, Region, int], ...]:
@@ -155,7 +154,7 @@ def _factors(op: Gemm) -> tuple[tuple[str, Region, int], ...]:
     return ("a", op.a, int(not op.transpose_a)), ("b", op.b, int(bool(op.transpose_b)))
 
 
-def _own_parts(op: Gemm, constant: set[str], names: set[str]) -> tuple[Body, Gemm]:
+def _own_parts(op: Gemm, constant: set[str]) -> tuple[Body, Gemm]:
     """`op` with parts of fragments, but for slices of K at constant places, in fragments of their
     own. `constant`: variables of unrolled loops, and fragments whose layout is given."""
     before: list[Op] = []
@@ -168,7 +167,7 @@ def _own_parts(op: Gemm, constant: set[str], names: set[str]) -> tuple[Body, Gem
         is_slice = all(d == dim or extent is size for d, (extent, size) in sizes)
         if is_slice and all(v.name in constant for v in variables(region.starts[dim])):
             continue
-        held = _tile(buffer, "own", region.extents[-2:], names)
+        held = _tile(buffer, "own", region.extents[-2:])
         before += [Alloc(held, loc=op.loc), Copy(region, whole(held), loc=op.loc)]
         op = rebuild(op, **{name: whole(held)})
     return tuple(before), op
@@ -178,17 +177,16 @@ def _tile(
     like: Buffer,
     suffix: str,
     shape: tuple[Expr, ...],
-    names: set[str],
     space: Space = Space.FRAGMENT,
     kind: DType | None = None,
 ) -> Buffer:
-    return Buffer(fresh_name(f"{like.name}_{suffix}", names), shape, kind or like.dtype, space)
+    return Buffer(fresh_name(f"{like.name}_{suffix}"), shape, kind or like.dtype, space)
 
 
 def _beside(op: Gemm, kind: DType, choice: _Choice) -> Iterable[Op]:
     """The product in a fragment of type `kind`, which begins and ends as the accumulator."""
     suffix = "own" if kind == op.c.dtype else "wide"
-    wide = _tile(op.c.buffer, suffix, op.c.extents[-2:], choice.names, kind=kind)
+    wide = _tile(op.c.buffer, suffix, op.c.extents[-2:], kind=kind)
     yield Alloc(wide, loc=op.loc)
     if op.clear is not TRUE:
         yield Copy(op.c, whole(wide), loc=op.loc)
@@ -196,20 +194,20 @@ def _beside(op: Gemm, kind: DType, choice: _Choice) -> Iterable[Op]:
     yield Copy(whole(wide), op.c, loc=op.loc)
 
 
-def _mma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
+def _mma(op: Gemm, split: Split) -> Iterable[Op]:
     assert split.kind is not None
     yield from _cleared(op)
-    yield from _in_steps(rebuild(op, atom="mma", clear=FALSE), split.kind.k, names)
+    yield from _in_steps(rebuild(op, atom="mma", clear=FALSE), split.kind.k)
 
 
-def _in_steps(op: Gemm, step: int, names: set[str], most: int | None = None) -> Iterable[Op]:
+def _in_steps(op: Gemm, step: int, most: int | None = None) -> Iterable[Op]:
     """A loop over K that loads `step` of the factors at a time, and multiplies that; `most` steps
     are unrolled."""
     _, _, k = shape_of(op)
     steps = k // step
     together = steps if most is None else max(d for d in divisors(steps) if d <= max(most, 1))
-    inner = fresh_var("kk", names)
-    outer = fresh_var("kk", names) if together < steps else None
+    inner = fresh_var("kk")
+    outer = fresh_var("kk") if together < steps else None
     at = inner if outer is None else outer * together + inner
     parts: dict[str, Region] = {}
     loads: list[Op] = []
@@ -221,7 +219,7 @@ def _in_steps(op: Gemm, step: int, names: set[str], most: int | None = None) -> 
         if region.buffer.is_fragment:
             parts[name] = part
             continue
-        held = _tile(region.buffer, "part", part.extents[-2:], names)
+        held = _tile(region.buffer, "part", part.extents[-2:])
         yield Alloc(held, loc=op.loc)
         loads.append(Copy(part, whole(held), loc=op.loc))
         parts[name] = whole(held)
@@ -241,12 +239,12 @@ def _cleared(op: Gemm) -> Iterable[Op]:
     yield fill if op.clear is TRUE else If(op.clear, (fill,), loc=op.loc)
 
 
-def _fma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
+def _fma(op: Gemm, split: Split) -> Iterable[Op]:
     yield from _cleared(op)
     operands: dict[str, Region] = {}
     for name, region in (("a", op.a), ("b", op.b)):
         if region.buffer.is_fragment:
-            held = _tile(region.buffer, "shared", region.buffer.shape, names, Space.SHARED)
+            held = _tile(region.buffer, "shared", region.buffer.shape, Space.SHARED)
             yield Alloc(held, loc=op.loc)
             yield Copy(whole(region.buffer), whole(held), loc=op.loc)
             region = replace(region, buffer=held)
@@ -258,11 +256,11 @@ def _fma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
     m, n, _ = shape_of(op)
     step = fma_step(op)
     own = (m // split.rows) * (n // split.columns) * step
-    yield from _in_steps(op, step, names, UNROLLED // own)
+    yield from _in_steps(op, step, UNROLLED // own)
 
 
-_EXPAND: dict[str, Callable[[Gemm, Split, set[str]], Iterable[Op]]] = {
-    "wgmma": lambda op, split, names: (rebuild(op, atom="wgmma"),),
+_EXPAND: dict[str, Callable[[Gemm, Split], Iterable[Op]]] = {
+    "wgmma": lambda op, split: (rebuild(op, atom="wgmma"),),
     "mma": _mma,
     "fma": _fma,
 }
@@ -314,7 +312,7 @@ def _in_pieces(
             return rebuild(op, **{factor: cut, "c": c})
         assert isinstance(op, Map)
         old = op.vars[dim]
-        own = fresh_var(old.name, at.names, old.dtype)
+        own = fresh_var(old.name, dtype=old.dtype)
         vars = tuple(own if v is old else v for v in op.vars)
 
         def rule(each: Op) -> Op:
@@ -326,7 +324,7 @@ def _in_pieces(
         inner = substitute_vars(map_body(op.body, rule), {old: own + n * size})
         extents = tuple(const(size) if d == dim else e for d, e in enumerate(op.extents))
         found = rebuild(op, vars=vars, extents=extents, body=inner)
-        return found if n == 0 else rename_unique(found, at.names)
+        return found if n == 0 else rename_unique(found)
 
     body: list[Op] = []
     for k, op in enumerate(loop.body):

@@ -121,18 +121,15 @@ def infer_layouts(at: Facts) -> Kernel:
     themselves."""
     if by_hand(at.kernel):
         return at.kernel
-    found = spread_fragments(at.kernel, at.dims, at.target, at.names)
-    return lay_out_shared(found)
+    return lay_out_shared(spread_fragments(at.kernel, at.dims, at.target))
 
 
-def spread_fragments(
-    kernel: Kernel, dims: tuple[Dim, ...], target: Target, names: set[str]
-) -> Kernel:
+def spread_fragments(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Kernel:
     """`kernel` with a layout for every fragment and nest."""
     problem = collect(kernel, dims, target)
     solve(problem)
     say(problem)
-    return insert_conversions(lay(problem), target, names)
+    return insert_conversions(lay(problem), target)
 
 
 # ── the graph ────────────────────────────────────────────────────────────────────────────────

@@ -34,14 +34,14 @@ from tilewright.passes.layout.thread_layouts import (
 from tilewright.passes.lower.elements import PRINTED
 
 
-def insert_conversions(kernel: Kernel, target: Target, names: set[str]) -> Kernel:
+def insert_conversions(kernel: Kernel, target: Target) -> Kernel:
     """`kernel`, every op of which can use its operands where they are."""
-    converter = _Converter(target, names, prod(kernel.threads), unrolled(kernel))
-    body = converter.body(_in_memory(kernel, names).body)
+    converter = _Converter(target, prod(kernel.threads), unrolled(kernel))
+    body = converter.body(_in_memory(kernel).body)
     return rebuild(kernel, body=(*converter.made, *body))
 
 
-def _in_memory(kernel: Kernel, names: set[str]) -> Kernel:
+def _in_memory(kernel: Kernel) -> Kernel:
     """`kernel` with fragments that views show under other registers in shared memory."""
     roots, moved = aliases(kernel), set[str]()
     for op in walk_ops(kernel, View):
@@ -57,7 +57,7 @@ def _in_memory(kernel: Kernel, names: set[str]) -> Kernel:
         for name in ("a", "b", "c"):
             region: Region = getattr(op, name)
             if roots[region.name] in moved:
-                tile = replace(region.buffer, name=fresh_name(f"{region.name}_own", names))
+                tile = replace(region.buffer, name=fresh_name(f"{region.name}_own"))
                 yield Alloc(tile, loc=op.loc)
                 yield _by_threads(region.buffer, tile, op)
                 after += [_by_threads(tile, region.buffer, op)] if name == "c" else []
@@ -75,7 +75,6 @@ class _Converter:
     so outside the loop it stands in."""
 
     target: Target
-    names: set[str]
     threads: int
     around: dict[Var, range]
     made: list[Op] = field(default_factory=list)
@@ -92,8 +91,7 @@ class _Converter:
         return tuple(found)
 
     def like(self, buffer: Buffer, name: str, layout: Fragment | None, space: Space) -> Buffer:
-        fresh = fresh_name(name, self.names)
-        found = replace(buffer, name=fresh, space=space, layout=layout, strides=None)
+        found = replace(buffer, name=fresh_name(name), space=space, layout=layout, strides=None)
         self.made.append(Alloc(found))
         return found
 

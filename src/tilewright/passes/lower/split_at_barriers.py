@@ -31,7 +31,7 @@ _SYMBOLS = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}
 @kernel_pass
 def split_at_barriers(at: Facts) -> Kernel:
     """Per-thread statements become maps over the thread indices."""
-    return _Splitter(at.kernel, at.names).run()
+    return _Splitter(at.kernel).run()
 
 
 def _convergent(op: Op) -> bool:
@@ -45,7 +45,7 @@ def _prints(op: Op) -> bool:
 class _Splitter:
     """The stretches of a kernel, `groups`: maps over its thread indices."""
 
-    def __init__(self, kernel: Kernel, names: set[str]) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         # an index that has one value makes nothing differ between threads
         single: dict[Var, Expr] = {
             var: const(0, var.dtype)
@@ -57,7 +57,6 @@ class _Splitter:
         self.controls = found.controls
         self.spread = self._spread(found)
         self.apart = replace(found, causes={**found.causes, **{b: Cause(b) for b in self.spread}})
-        self.names = names
         self.count = prod(kernel.threads)
         self.lin = linear_thread(kernel)
         self.tiles: list[Op] = []
@@ -237,7 +236,7 @@ class _Splitter:
     def _tile(self, stem: str, dtype: DType, shape: tuple[int, ...] = (), count: int = 0) -> Buffer:
         """Memory with one element per thread, thread index innermost."""
         sizes = tuple(const(n) for n in (*shape, count or self.count))
-        buffer = Buffer(fresh_name(f"{stem}_each", self.names), sizes, dtype, Space.SHARED)
+        buffer = Buffer(fresh_name(f"{stem}_each"), sizes, dtype, Space.SHARED)
         self.tiles.append(Alloc(buffer))
         return buffer
 
@@ -258,11 +257,11 @@ class _Splitter:
         fold = _FOLDS.get(op.name) or op.name.removeprefix("warp_reduce_")
         padded = -(-self.count // WARP) * WARP
         tile = self._tile("lane", value.dtype, count=padded)
-        w, lane = fresh_var("w", self.names), fresh_var("l", self.names)
+        w, lane = fresh_var("w"), fresh_var("l")
         fill: Body = ()
         if mask is not TRUE or padded != self.count:
             # a lane that is switched off, or does not exist, must not count
-            every = fresh_var("w", self.names)
+            every = fresh_var("w")
             neutral = Store(tile, (every,), identity(fold, value.dtype))
             fill = (Map((every,), (const(padded),), (neutral,)),)
         part: Expr = Load(tile, (w * width + lane,))
@@ -337,7 +336,7 @@ class _Splitter:
         return (rebuild(group, vars=(*reversed(vars_.values()),), body=inside),)
 
     def _renamed(self, old: Iterable[Var]) -> dict[Var, Var]:
-        return {v: fresh_var(v.name, self.names, v.dtype) for v in old}
+        return {v: fresh_var(v.name, dtype=v.dtype) for v in old}
 
     def _kept(self, op: Op) -> Body:
         """`op` on its thread's share of expanded buffers; values that other groups need are stored

@@ -17,6 +17,6 @@ def stage_loads(at: Facts) -> Kernel:
     def loops(op: Op) -> Op | None:
         if not isinstance(op, For) or op.kind != "pipelined" or op.order is not None:
             return None
-        return rebuild(op, body=loaded_ahead(op.body, lambda name: fresh_name(name, at.names)))
+        return rebuild(op, body=loaded_ahead(op.body, fresh_name))
 
     return map_ops(at.kernel, loops)
