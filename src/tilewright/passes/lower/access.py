@@ -34,7 +34,7 @@ from tilewright.passes.layout.addresses import (
 )
 from tilewright.passes.lower.lowering import Lowering, guarded, joined, unroll
 from tilewright.passes.lower.map_loops import MapLoop, dimensions, used
-from tilewright.passes.overlap.prefetchable import holds_for_all, is_run
+from tilewright.passes.overlap.prefetchable import holds_for_all
 
 ELEMENT = Var(" element")  # of a group
 WIDEST, WORD = 128, 32  # bits of one access, and of the least vector
@@ -195,7 +195,7 @@ def common_guard(groups: Groups, cond: Expr) -> tuple[Expr, bool]:
     first = at(wanted, const(0))
     if holds_for_all(wanted, at, each, groups.count, ranges):
         return first, True
-    if not is_run(wanted, at, each, ranges):
+    if not holds_for_all(wanted, at, each, 0, ranges):
         return FALSE, False
     return logical_and(first, at(wanted, const(groups.count - 1))), False
 
@@ -252,7 +252,7 @@ def find_access(
     if not together and stores is not None:
         together = holds_for_all(wanted, asked, each, values, ranges)
         if not together and stores and buffer.is_global and share == 1 and not single:
-            if not is_run(wanted, asked, each, ranges):
+            if not holds_for_all(wanted, asked, each, 0, ranges):
                 return None
             ends = logical_and(asked(wanted, zero), asked(wanted, const(count - 1)))
             cut, wanted, together = (ends, asked(wanted, ELEMENT)), TRUE, True

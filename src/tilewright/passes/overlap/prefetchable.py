@@ -240,11 +240,14 @@ def holds_for_all(
     cond: Expr, at: Callable[[Expr, Expr], Expr], each: Var, count: int, ranges: Ranges
 ) -> bool:
     """Whether `cond` is the same for a group of `count` neighbours: `at(e, each)` is what `e` is
-    for one of them, `at(e, 0)` for the first. A border that lies between groups parts none."""
+    for one of them, `at(e, 0)` for the first. A border that lies between groups parts none.
+
+    For a group of any length (`count` 0): whether those for which it holds follow each other, so
+    that it holds for all where it does for the first and the last."""
     zero = const(0)
     if at(cond, each) is at(cond, zero):
         return True
-    if isinstance(cond, Bin) and cond.op in ("and", "or"):
+    if isinstance(cond, Bin) and cond.op in ("and", "or")[: 2 if count else 1]:
         return all(holds_for_all(c, at, each, count, ranges) for c in cond.children)
     if not isinstance(cond, Cmp) or cond.op not in _SHIFTS or not cond.a.dtype.is_int:
         return False
@@ -254,23 +257,8 @@ def holds_for_all(
     first, one = (at(cond.a, e) - at(cond.b, e) for e in (zero, each))
     for sign, shift in zip((1, -1), _SHIFTS[cond.op], strict=True):
         if _is_zero(one - first - each * sign, ranges):
-            return multiple_of(simplify(first + shift, ranges), ranges) % count == 0
+            return not count or multiple_of(simplify(first + shift, ranges), ranges) % count == 0
     return False
-
-
-def is_run(cond: Expr, at: Callable[[Expr, Expr], Expr], each: Var, ranges: Ranges) -> bool:
-    """Whether those of a group of neighbours for which `cond` holds follow each other, so that it
-    holds for all where it does for the first and the last."""
-    if at(cond, each) is at(cond, const(0)):
-        return True
-    if isinstance(cond, Bin) and cond.op == "and":
-        return all(is_run(c, at, each, ranges) for c in cond.children)
-    if not isinstance(cond, Cmp) or cond.op not in _SHIFTS or not cond.a.dtype.is_int:
-        return False
-    if not all(ranges.exact(at(side, each), False) for side in cond.children):
-        return False
-    first, one = (at(cond.a, e) - at(cond.b, e) for e in (const(0), each))
-    return any(_is_zero(one - first - each * sign, ranges) for sign in (1, -1))
 
 
 # what is added to a difference that grows, or falls, by one from neighbour to neighbour
