@@ -45,6 +45,7 @@ from tilewright.ir.analysis.bounds import linear
 from tilewright.ir.analysis.linear import factors
 from tilewright.ir.analysis.points import evaluate
 from tilewright.passes.core import *
+from tilewright.passes.layout.addresses import number_of
 
 ABOUT = "block order"
 PANEL = 8  # rows of a panel that nobody asked for
@@ -118,14 +119,6 @@ def _chosen(
 
 def _line(op: Op) -> str:
     return f" {at_line(op.loc)}" if op.loc is not None else ""
-
-
-def number_of(indices: Sequence[Expr], extents: Sequence[Expr]) -> Expr:
-    """The number of a block among those of a grid with these extents, axis 0 fastest."""
-    number, stride = indices[0], extents[0]
-    for index, extent in zip(indices[1:], extents[1:], strict=True):
-        number, stride = number + index * stride, stride * extent
-    return number
 
 
 def in_range(var: Var, extent: Expr) -> Hint:

@@ -48,11 +48,11 @@ from tilewright.passes.grid.order_blocks import (
     in_range,
     in_waves,
     most_work,
-    number_of,
     planned_cluster,
     shared_loads,
     tile_lengths,
 )
+from tilewright.passes.layout.addresses import number_of
 from tilewright.passes.overlap.roles import LAUNCHES, placed, why_not_worth, why_placed
 from tilewright.passes.overlap.roles import why_not as no_roles
 

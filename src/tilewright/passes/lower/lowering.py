@@ -24,6 +24,7 @@ from tilewright.passes.layout.addresses import (
     fit_index,
     fit_registers,
     layout_expr,
+    number_of,
     shared_layout,
     swizzle_expr,
     tile_address,
@@ -497,12 +498,7 @@ def pin(low: Lowering, buffer: Buffer, name: str = "pin") -> Op:
 
 def linear_thread(kernel: Kernel) -> Expr:
     """The thread's number in its block."""
-    result: Expr = const(0)
-    stride = 1
-    for var, count in zip(kernel.thread_vars, kernel.threads, strict=True):
-        result = result + var * stride
-        stride *= count
-    return result
+    return number_of(kernel.thread_vars, kernel.threads)
 
 
 def meets(op: Sync, threads: int) -> bool:

@@ -170,7 +170,9 @@ def _reduced(
     tile: tuple[int, ...],
 ) -> Iterable[Op]:
     kind, folding = accumulates_in(op.op, op.src.dtype, op.dst.dtype), FOLDS[op.op]
-    direct = _direct(low, op, parts)
+    held = op.dst.buffer.layout
+    once = not isinstance(held, Fragment) or held.drop_repeats().values == held.values
+    direct = held_parts(low, op.dst, parts.rows) if once and parts.ranks == 1 else None
     if direct is not None:
         parts = replace(parts, members=[parts.members[u] for u in direct])
     rows = len(parts.members)
@@ -300,16 +302,16 @@ def _exchange_fits(lanes: list[int], place: Indices, along: Indices) -> bool:
     return bool(whole.shape[1] == np.unique(np.vstack([place, along]), axis=1).shape[1])
 
 
-def _direct(low: Lowering, op: Reduce, parts: Parts) -> list[int] | None:
-    """For each register of the result the partial that it is, the same in all threads; None where
-    threads need what others have."""
-    target = op.dst.buffer.layout
-    if parts.ranks > 1 or not isinstance(target, Fragment) or not op.dst.is_whole:
+def held_parts(low: Lowering, region: Region, rows: Indices) -> list[int] | None:
+    """For each register of a fragment the part that it is, the same in all threads; `rows[t, u]` is
+    the element of part u in thread t. None where threads need what others have."""
+    target = region.buffer.layout
+    if not isinstance(target, Fragment) or not region.is_whole:
         return None
-    if target.threads != low.instance.threads or target.drop_repeats().values != target.values:
+    if target.threads != low.instance.threads:
         return None
-    wanted = target.table()[:, :, None]  # [thread, register, partial]
-    fits = ((parts.rows[:, None] == wanted) | (wanted < 0)).all(axis=0)
+    wanted = target.table()[:, :, None]  # [thread, register, part]
+    fits = ((rows[:, None] == wanted) | (wanted < 0)).all(axis=0)
     return fits.argmax(axis=1).tolist() if fits.any(axis=1).all() else None
 
 

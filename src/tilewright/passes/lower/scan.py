@@ -22,7 +22,14 @@ from tilewright.passes.layout.addresses import fit_registers
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll
 from tilewright.passes.lower.map_loops import MapLoop, coordinates, dimensions, region_loop, used
-from tilewright.passes.lower.reduce import FOLDS, accumulates_in, chooses, identity, within_tile
+from tilewright.passes.lower.reduce import (
+    FOLDS,
+    accumulates_in,
+    chooses,
+    held_parts,
+    identity,
+    within_tile,
+)
 from tilewright.passes.lower.relayout import tile_map
 
 Exprs = Sequence[Expr]
@@ -445,16 +452,9 @@ class _Registers:
 
 def _direct(low: Lowering, region: Region, dealt: Dealt) -> list[int] | None:
     """For each register of a tile of totals the line that it is of, the same in all threads."""
-    target = region.buffer.layout
-    if not region.buffer.is_fragment:
-        return [0] if region.buffer.is_shared and not region.tile else None
-    if not isinstance(target, Fragment) or not region.is_whole:
-        return None
-    if target.threads != low.instance.threads:
-        return None
-    wanted = target.table()[:, :, None]  # [thread, register, line]
-    fits = ((dealt.rows[:, None] == wanted) | (wanted < 0)).all(axis=0)
-    return fits.argmax(axis=1).tolist() if fits.any(axis=1).all() else None
+    if region.buffer.is_shared and not region.tile:
+        return [0]
+    return held_parts(low, region, dealt.rows)
 
 
 # ── through shared memory ────────────────────────────────────────────────────────────────────

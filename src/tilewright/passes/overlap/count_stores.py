@@ -28,6 +28,7 @@ from typing import NamedTuple, TypeGuard
 
 from tilewright.ir.analysis.accesses import Box, apart
 from tilewright.passes.core import *
+from tilewright.passes.layout.addresses import number_of
 from tilewright.passes.lower.cluster import passes_tensors
 from tilewright.passes.overlap.rings import slots_of, slotted
 
@@ -236,9 +237,5 @@ def _bytes(stores: Iterable[Copy], rank: Expr, blocks: int) -> Expr:
 
 def _rank(kernel: Kernel) -> Expr:
     """The block's number in its cluster."""
-    found: Expr = const(0)
-    stride = 1
-    for var, extent in zip(kernel.blocks, kernel.cluster, strict=False):
-        found = found + var % extent * stride
-        stride *= extent
-    return found
+    places = [var % n for var, n in zip(kernel.blocks, kernel.cluster, strict=False)]
+    return number_of(places, kernel.cluster[: len(places)])
