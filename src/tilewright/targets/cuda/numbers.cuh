@@ -38,53 +38,30 @@ struct float8_e5m2 {
 
 // ── numbers ─────────────────────────────────────────────────────────────────────────────────
 
-TW_DEVICE uint32_t pack_bfloat16(float low, float high) {
-  uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
-TW_DEVICE uint32_t pack_float16(float low, float high) {
-  uint32_t r;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
-TW_DEVICE bfloat16 to_bfloat16(float x) {
-  bfloat16 r;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
-  return r;
-}
-TW_DEVICE float16 to_float16(float x) {
-  float16 r;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
-  return r;
-}
+// A function that is one instruction.
+#define TW_ASM(To, name, params, code, to, ...) \
+  TW_DEVICE To name params {                    \
+    To r;                                       \
+    asm(code : to : __VA_ARGS__);               \
+    return r;                                   \
+  }
+TW_ASM(uint32_t, pack_bfloat16, (float low, float high), "cvt.rn.bf16x2.f32 %0, %1, %2;",
+       "=r"(r), "f"(high), "f"(low))
+TW_ASM(uint32_t, pack_float16, (float low, float high), "cvt.rn.f16x2.f32 %0, %1, %2;",
+       "=r"(r), "f"(high), "f"(low))
+TW_ASM(bfloat16, to_bfloat16, (float x), "cvt.rn.bf16.f32 %0, %1;", "=h"(r.bits), "f"(x))
+TW_ASM(float16, to_float16, (float x), "cvt.rn.f16.f32 %0, %1;", "=h"(r.bits), "f"(x))
 // One instruction for either half of a word; a shift of the upper half takes two.
-TW_DEVICE float to_float(bfloat16 x) {
-  float r;
-  asm("mov.b32 %0, {%1, %2};" : "=f"(r) : "h"(uint16_t(0)), "h"(x.bits));
-  return r;
-}
-TW_DEVICE float to_float(float16 x) {
-  float r;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
-  return r;
-}
+TW_ASM(float, to_float, (bfloat16 x), "mov.b32 %0, {%1, %2};",
+       "=f"(r), "h"(uint16_t(0)), "h"(x.bits))
+TW_ASM(float, to_float, (float16 x), "cvt.f32.f16 %0, %1;", "=f"(r), "h"(x.bits))
 // Not fused: each is rounded.
-TW_DEVICE float16 add(float16 x, float16 y) {
-  float16 r;
-  asm("add.rn.f16 %0, %1, %2;" : "=h"(r.bits) : "h"(x.bits), "h"(y.bits));
-  return r;
-}
-TW_DEVICE float16 sub(float16 x, float16 y) {
-  float16 r;
-  asm("sub.rn.f16 %0, %1, %2;" : "=h"(r.bits) : "h"(x.bits), "h"(y.bits));
-  return r;
-}
-TW_DEVICE float16 mul(float16 x, float16 y) {
-  float16 r;
-  asm("mul.rn.f16 %0, %1, %2;" : "=h"(r.bits) : "h"(x.bits), "h"(y.bits));
-  return r;
-}
+TW_ASM(float16, add, (float16 x, float16 y), "add.rn.f16 %0, %1, %2;",
+       "=h"(r.bits), "h"(x.bits), "h"(y.bits))
+TW_ASM(float16, sub, (float16 x, float16 y), "sub.rn.f16 %0, %1, %2;",
+       "=h"(r.bits), "h"(x.bits), "h"(y.bits))
+TW_ASM(float16, mul, (float16 x, float16 y), "mul.rn.f16 %0, %1, %2;",
+       "=h"(r.bits), "h"(x.bits), "h"(y.bits))
 // Integers of up to 22 bits: 1.5 * 2^23 has them as its last digits; of up to 9 bits: 1536.
 TW_DEVICE float small_float(int x) { return __int_as_float(0x4b400000 + x) - 12582912.0f; }
 TW_DEVICE float16 small_float16(int x) {
@@ -113,11 +90,7 @@ TW_DEVICE double sticky(T x) {
 }
 TW_DEVICE bfloat16 to_bfloat16(int64_t x) { return to_bfloat16(sticky(x)); }
 TW_DEVICE bfloat16 to_bfloat16(uint64_t x) { return to_bfloat16(sticky(x)); }
-TW_DEVICE float16 to_float16(double x) {
-  float16 r;
-  asm("cvt.rn.f16.f64 %0, %1;" : "=h"(r.bits) : "d"(x));
-  return r;
-}
+TW_ASM(float16, to_float16, (double x), "cvt.rn.f16.f64 %0, %1;", "=h"(r.bits), "d"(x))
 // Saturating: what is too large becomes the largest finite value; NaN stays NaN.
 #if __CUDA_ARCH__ >= 890
 TW_DEVICE float8_e4m3fn to_float8_e4m3fn(float x) {
@@ -187,26 +160,10 @@ TW_DEVICE To bits_as(From from) {
   return u.to;
 }
 // Toward zero, saturating, NaN to 0.
-TW_DEVICE int32_t integer_of(float x) {
-  int32_t r;
-  asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
-}
-TW_DEVICE int32_t integer_of(double x) {
-  int32_t r;
-  asm("cvt.rzi.s32.f64 %0, %1;" : "=r"(r) : "d"(x));
-  return r;
-}
-TW_DEVICE uint32_t unsigned_of(float x) {
-  uint32_t r;
-  asm("cvt.rzi.u32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
-}
-TW_DEVICE uint32_t unsigned_of(double x) {
-  uint32_t r;
-  asm("cvt.rzi.u32.f64 %0, %1;" : "=r"(r) : "d"(x));
-  return r;
-}
+TW_ASM(int32_t, integer_of, (float x), "cvt.rzi.s32.f32 %0, %1;", "=r"(r), "f"(x))
+TW_ASM(int32_t, integer_of, (double x), "cvt.rzi.s32.f64 %0, %1;", "=r"(r), "d"(x))
+TW_ASM(uint32_t, unsigned_of, (float x), "cvt.rzi.u32.f32 %0, %1;", "=r"(r), "f"(x))
+TW_ASM(uint32_t, unsigned_of, (double x), "cvt.rzi.u32.f64 %0, %1;", "=r"(r), "d"(x))
 template <class To, class From>
 TW_DEVICE To to_integer(From x) {
   if constexpr (sizeof(To) == 8) {
@@ -376,22 +333,10 @@ TW_DEVICE T wrap_floor_mod(T a, T b) {
 }
 // The library's exp2f takes three more instructions for results below 2^-126, which are 0 here; all
 // others are the same. In attention those three are a twentieth of the time and more.
-TW_DEVICE float exp2(float x) {
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
-}
+TW_ASM(float, exp2, (float x), "ex2.approx.ftz.f32 %0, %1;", "=f"(r), "f"(x))
 TW_DEVICE float exp_fast(float x) { return tw::exp2(x * 1.4426950408889634f); }
-TW_DEVICE float tanh_fast(float x) {
-  float r;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
-}
-TW_DEVICE float reciprocal(float x) {
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
-}
+TW_ASM(float, tanh_fast, (float x), "tanh.approx.f32 %0, %1;", "=f"(r), "f"(x))
+TW_ASM(float, reciprocal, (float x), "rcp.approx.ftz.f32 %0, %1;", "=f"(r), "f"(x))
 // x / c, rounded once as a division is (below 2^-100 it may be the next float), without a
 // division's branch: 4 instructions instead of 14. See emit_expr.py for the constants it takes.
 TW_DEVICE float divide_by(float x, float c) {
@@ -407,16 +352,8 @@ TW_DEVICE double sigmoid(double x) {
 TW_DEVICE float sigmoid(float x) { return reciprocal(1.0f + expf(-x)); }
 TW_DEVICE float sigmoid_fast(float x) { return reciprocal(1.0f + exp_fast(-x)); }
 // Reductions keep NaN, unlike fmaxf and fminf.
-TW_DEVICE float max_nan(float a, float b) {
-  float r;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
-TW_DEVICE float min_nan(float a, float b) {
-  float r;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
+TW_ASM(float, max_nan, (float a, float b), "max.NaN.f32 %0, %1, %2;", "=f"(r), "f"(a), "f"(b))
+TW_ASM(float, min_nan, (float a, float b), "min.NaN.f32 %0, %1, %2;", "=f"(r), "f"(a), "f"(b))
 TW_DEVICE double max_nan(double a, double b) { return a != a || b != b ? a + b : fmax(a, b); }
 TW_DEVICE double min_nan(double a, double b) { return a != a || b != b ? a + b : fmin(a, b); }
 

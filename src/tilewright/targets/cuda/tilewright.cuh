@@ -52,40 +52,24 @@ TW_DEVICE void expect_remote(uint32_t barrier, uint32_t bytes) {
                "r"(bytes)
                : "memory");
 }
-TW_DEVICE bool try_wait(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      " selp.b32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-TW_DEVICE bool try_wait_cluster(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-      " selp.b32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-// Says nothing of memory: the fence of shared memory comes behind it.
-TW_DEVICE bool try_wait_relaxed(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n"
-      " selp.b32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
+// `relaxed` says nothing of memory: the fence of shared memory comes behind it.
+#define TW_TRY(name, how)                                                     \
+  TW_DEVICE bool name(uint32_t barrier, uint32_t parity) {                    \
+    uint32_t done;                                                            \
+    asm volatile(                                                             \
+        "{\n .reg .pred p;\n"                                                 \
+        " mbarrier." how ".shared::cta.b64 p, [%1], %2;\n"                    \
+        " selp.b32 %0, 1, 0, p;\n}"                                           \
+        : "=r"(done)                                                          \
+        : "r"(barrier), "r"(parity)                                           \
+        : "memory");                                                          \
+    return done != 0;                                                         \
+  }
+TW_TRY(test_wait, "test_wait.parity")
+TW_TRY(try_wait, "try_wait.parity")
+TW_TRY(try_wait_cluster, "try_wait.parity.acquire.cluster")
+TW_TRY(try_wait_relaxed, "try_wait.parity.relaxed.cluster")
+#undef TW_TRY
 TW_DEVICE void acquire_shared() {
   asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
 }
@@ -107,15 +91,7 @@ TW_DEVICE void wait_cluster_shared(uint32_t barrier, uint32_t parity) {
 template <int Slots>
 TW_DEVICE void wait(uint32_t* stamps, uint32_t& at, uint32_t site, uint32_t barrier,
                     uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      " selp.b32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  if (done != 0) return;
+  if (test_wait(barrier, parity)) return;
   const uint32_t since = clock();
   wait(barrier, parity);
   stamp<Slots>(stamps, at, site, since, ~0u, clock());
@@ -251,37 +227,7 @@ struct Elements {
   static TW_DEVICE uint32_t pack(const int32_t* from) { return uint32_t(*from); }
   static TW_DEVICE uint32_t pack(const uint32_t* from) { return *from; }
 };
-template <>
-struct Elements<bfloat16> {
-  static constexpr int per_word = 2;
-  static TW_DEVICE void unpack(float* to, uint32_t word) {
-    to[0] = __uint_as_float(word << 16);
-    to[1] = __uint_as_float(word & 0xffff0000u);
-  }
-  static TW_DEVICE void unpack(bfloat16* to, uint32_t word) {
-    *reinterpret_cast<uint32_t*>(to) = word;
-  }
-  static TW_DEVICE uint32_t pack(const float* from) { return pack_bfloat16(from[0], from[1]); }
-  static TW_DEVICE uint32_t pack(const bfloat16* from) {
-    return *reinterpret_cast<const uint32_t*>(from);
-  }
-};
-template <>
-struct Elements<float16> {
-  static constexpr int per_word = 2;
-  static TW_DEVICE void unpack(float* to, uint32_t word) {
-    to[0] = to_float(float16{uint16_t(word)});
-    to[1] = to_float(float16{uint16_t(word >> 16)});
-  }
-  static TW_DEVICE void unpack(float16* to, uint32_t word) {
-    *reinterpret_cast<uint32_t*>(to) = word;
-  }
-  static TW_DEVICE uint32_t pack(const float* from) { return pack_float16(from[0], from[1]); }
-  static TW_DEVICE uint32_t pack(const float16* from) {
-    return *reinterpret_cast<const uint32_t*>(from);
-  }
-};
-// Bytes are moved, four to a word, never converted.
+// Elements that are moved, four or two to a word.
 template <class From>
 struct Bytes {
   static constexpr int per_word = 4;
@@ -293,6 +239,26 @@ struct Bytes {
 template <class From>
 struct Halves : Bytes<From> {
   static constexpr int per_word = 2;
+};
+template <>
+struct Elements<bfloat16> : Halves<bfloat16> {
+  using Halves<bfloat16>::pack;
+  using Halves<bfloat16>::unpack;
+  static TW_DEVICE void unpack(float* to, uint32_t word) {
+    to[0] = __uint_as_float(word << 16);
+    to[1] = __uint_as_float(word & 0xffff0000u);
+  }
+  static TW_DEVICE uint32_t pack(const float* from) { return pack_bfloat16(from[0], from[1]); }
+};
+template <>
+struct Elements<float16> : Halves<float16> {
+  using Halves<float16>::pack;
+  using Halves<float16>::unpack;
+  static TW_DEVICE void unpack(float* to, uint32_t word) {
+    to[0] = to_float(float16{uint16_t(word)});
+    to[1] = to_float(float16{uint16_t(word >> 16)});
+  }
+  static TW_DEVICE uint32_t pack(const float* from) { return pack_float16(from[0], from[1]); }
 };
 template <>
 struct Elements<int16_t> : Halves<int16_t> {};
@@ -578,20 +544,13 @@ TW_DEVICE void settle(uint32_t bits) {
   asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 0x7fc5a3e1;\n @p pmevent 0;\n}" ::"r"(bits)
                : "memory");
 }
-template <int Count>
-TW_DEVICE void settle(const uint32_t* registers) {
+template <int Count, class T>
+TW_DEVICE void settle(const T* values) {
+  const uint32_t* registers = reinterpret_cast<const uint32_t*>(values);
   uint32_t bits = registers[0];
 #pragma unroll
   for (int i = 1; i < Count; ++i) bits ^= registers[i];
   settle(bits);
-}
-template <int Count>
-TW_DEVICE void settle(const float* registers) {
-  settle<Count>(reinterpret_cast<const uint32_t*>(registers));
-}
-template <int Count>
-TW_DEVICE void settle(const int32_t* registers) {
-  settle<Count>(reinterpret_cast<const uint32_t*>(registers));
 }
 
 }  // namespace tw
