@@ -215,7 +215,7 @@ struct Unsigned<4> {
 };
 template <>
 struct Unsigned<8> {
-  using type = uint64_t;
+  using type = unsigned long long;  // as atomics call it
 };
 template <class T>
 using unsigned_of_width = typename Unsigned<sizeof(T)>::type;

@@ -185,24 +185,10 @@ TW_DEVICE T warp_reduce(T x, F fold) {
 
 // ── atomics: the old value, order relaxed ───────────────────────────────────────────────────
 
-template <int Bytes>
-struct Word;
-template <>
-struct Word<2> {
-  using Bits = unsigned short;
-};
-template <>
-struct Word<4> {
-  using Bits = unsigned int;
-};
-template <>
-struct Word<8> {
-  using Bits = unsigned long long;
-};
 // What the hardware has no instruction for: compare and swap until nobody came between.
 template <class T, class F>
 TW_DEVICE T atomic_update(T* at, F next) {
-  using Bits = typename Word<sizeof(T)>::Bits;
+  using Bits = unsigned_of_width<T>;
   Bits* const word = reinterpret_cast<Bits*>(at);
   Bits seen = *const_cast<volatile Bits*>(word);
   while (true) {
@@ -287,12 +273,12 @@ TW_DEVICE T first_atomic_add(T* at, V value) {
 }
 template <class T>
 TW_DEVICE T atomic_load(const T* at) {
-  using Bits = typename Word<sizeof(T)>::Bits;
+  using Bits = unsigned_of_width<T>;
   return bits_as<T>(*reinterpret_cast<const volatile Bits*>(at));
 }
 template <class T, class V>
 TW_DEVICE void atomic_store(T* at, V value) {
-  using Bits = typename Word<sizeof(T)>::Bits;
+  using Bits = unsigned_of_width<T>;
   *reinterpret_cast<volatile Bits*>(at) = bits_as<Bits>(static_cast<T>(value));
 }
 // What one lane gets, in all lanes of the warp.

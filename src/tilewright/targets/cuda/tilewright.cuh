@@ -275,107 +275,88 @@ struct Elements<int8_t> : Bytes<int8_t> {};
 template <>
 struct Elements<uint8_t> : Bytes<uint8_t> {};
 
+// One access of memory, of up to four words; MARK is the letter of its address, HOW says where and
+// what caches are told. One operand more, the LAST, may be a policy or the barrier that counts.
+#define TW_NO_MORE(last)
+#define TW_POLICY(last) ", %" #last
+#define TW_BARRIER(last) ", [%" #last "]"
+#define TW_LOAD(HOW, MARK, MORE, ...)                                                        \
+  if constexpr (Bytes == 16)                                                                 \
+    asm volatile("ld." HOW ".v4.b32 {%0, %1, %2, %3}, [%4]" MORE(5) ";"                      \
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])                            \
+                 : MARK(from) __VA_ARGS__                                                    \
+                 : "memory");                                                                \
+  else if constexpr (Bytes == 8)                                                             \
+    asm volatile("ld." HOW ".v2.b32 {%0, %1}, [%2]" MORE(3) ";"                              \
+                 : "=r"(w[0]), "=r"(w[1])                                                    \
+                 : MARK(from) __VA_ARGS__                                                    \
+                 : "memory");                                                                \
+  else if constexpr (Bytes == 4)                                                             \
+    asm volatile("ld." HOW ".b32 %0, [%1]" MORE(2) ";"                                       \
+                 : "=r"(w[0]) : MARK(from) __VA_ARGS__ : "memory");                          \
+  else if constexpr (Bytes == 2)                                                             \
+    asm volatile("ld." HOW ".u16 %0, [%1]" MORE(2) ";"                                       \
+                 : "=r"(w[0]) : MARK(from) __VA_ARGS__ : "memory");                          \
+  else                                                                                       \
+    asm volatile("ld." HOW ".u8 %0, [%1]" MORE(2) ";"                                        \
+                 : "=r"(w[0]) : MARK(from) __VA_ARGS__ : "memory")
+#define TW_STORE(HOW, MARK, MORE, ...)                                                       \
+  if constexpr (Bytes == 16)                                                                 \
+    asm volatile("st." HOW ".v4.b32 [%0], {%1, %2, %3, %4}" MORE(5) ";" ::MARK(to),          \
+                 "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) __VA_ARGS__                      \
+                 : "memory");                                                                \
+  else if constexpr (Bytes == 8)                                                             \
+    asm volatile("st." HOW ".v2.b32 [%0], {%1, %2}" MORE(3) ";" ::MARK(to), "r"(w[0]),       \
+                 "r"(w[1]) __VA_ARGS__                                                       \
+                 : "memory");                                                                \
+  else if constexpr (Bytes == 4)                                                             \
+    asm volatile("st." HOW ".b32 [%0], %1" MORE(2) ";" ::MARK(to), "r"(w[0]) __VA_ARGS__     \
+                 : "memory");                                                                \
+  else if constexpr (Bytes == 2)                                                             \
+    asm volatile("st." HOW ".u16 [%0], %1" MORE(2) ";" ::MARK(to), "r"(w[0]) __VA_ARGS__     \
+                 : "memory");                                                                \
+  else                                                                                       \
+    asm volatile("st." HOW ".u8 [%0], %1" MORE(2) ";" ::MARK(to), "r"(w[0]) __VA_ARGS__      \
+                 : "memory")
+#define TW_LOAD_GLOBAL(HOW, MORE, ...) TW_LOAD("global" HOW, "l", MORE, __VA_ARGS__)
+#define TW_LOAD_FIXED(HOW, MORE, ...) TW_LOAD("global.nc" HOW, "l", MORE, __VA_ARGS__)
+#define TW_STORE_GLOBAL(HOW, MORE, ...) TW_STORE("global" HOW, "l", MORE, __VA_ARGS__)
+#define TW_KEPT , "l"(uint64_t(Kept))
+#define TW_TOLD(ACCESS)                                          \
+  if constexpr (Kept == normal) {                                \
+    ACCESS("", TW_NO_MORE);                                      \
+  } else if constexpr (Kept == no_allocate) {                    \
+    ACCESS(".L1::no_allocate", TW_NO_MORE);                      \
+  } else {                                                       \
+    ACCESS(".L2::cache_hint", TW_POLICY, TW_KEPT);               \
+  }
+
 template <class From, int Count, class To>
 TW_DEVICE void load_shared(To* to, uint32_t from) {
   if constexpr (sizeof(From) == 8) {
     load_shared<uint32_t, 2 * Count>(reinterpret_cast<uint32_t*>(to), from);
-    return;
   } else {
-  constexpr int per = Elements<From>::per_word, words = Count / per;
-  uint32_t w[words];
-  if constexpr (words == 4) {
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(from)
-                 : "memory");
-  } else if constexpr (words == 2) {
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                 : "=r"(w[0]), "=r"(w[1])
-                 : "r"(from)
-                 : "memory");
-  } else {
-    static_assert(words == 1, "a vector is 4, 8 or 16 bytes");
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w[0]) : "r"(from) : "memory");
-  }
+    constexpr int Bytes = Count * sizeof(From), per = Elements<From>::per_word;
+    static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "a vector is 4, 8 or 16 bytes");
+    uint32_t w[Bytes / 4];
+    TW_LOAD("shared", "r", TW_NO_MORE);
 #pragma unroll
-  for (int i = 0; i < words; ++i) Elements<From>::unpack(to + i * per, w[i]);
+    for (int i = 0; i < Bytes / 4; ++i) Elements<From>::unpack(to + i * per, w[i]);
   }
 }
 template <class To, int Count, class From>
 TW_DEVICE void store_shared(uint32_t to, const From* from) {
   if constexpr (sizeof(To) == 8) {
     store_shared<uint32_t, 2 * Count>(to, reinterpret_cast<const uint32_t*>(from));
-    return;
   } else {
-  constexpr int per = Elements<To>::per_word, words = Count / per;
-  uint32_t w[words];
+    constexpr int Bytes = Count * sizeof(To), per = Elements<To>::per_word;
+    static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "a vector is 4, 8 or 16 bytes");
+    uint32_t w[Bytes / 4];
 #pragma unroll
-  for (int i = 0; i < words; ++i) w[i] = Elements<To>::pack(from + i * per);
-  if constexpr (words == 4) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]),
-                 "r"(w[2]), "r"(w[3])
-                 : "memory");
-  } else if constexpr (words == 2) {
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(w[0]), "r"(w[1]) : "memory");
-  } else {
-    static_assert(words == 1, "a vector is 4, 8 or 16 bytes");
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(w[0]) : "memory");
-  }
+    for (int i = 0; i < Bytes / 4; ++i) w[i] = Elements<To>::pack(from + i * per);
+    TW_STORE("shared", "r", TW_NO_MORE);
   }
 }
-
-// One access of global memory, of up to four words. HOW says what caches are told; a policy is one
-// operand more, the LAST of them.
-#define TW_NO_POLICY(last)
-#define TW_POLICY(last) ", %" #last
-#define TW_LOAD_GLOBAL(HOW, POLICY, ...)                                                          \
-  if constexpr (Bytes == 16)                                                                      \
-    asm volatile("ld.global" HOW ".v4.b32 {%0, %1, %2, %3}, [%4]" POLICY(5) ";"                   \
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])                                 \
-                 : "l"(from) __VA_ARGS__                                                          \
-                 : "memory");                                                                     \
-  else if constexpr (Bytes == 8)                                                                  \
-    asm volatile("ld.global" HOW ".v2.b32 {%0, %1}, [%2]" POLICY(3) ";"                           \
-                 : "=r"(w[0]), "=r"(w[1])                                                         \
-                 : "l"(from) __VA_ARGS__                                                          \
-                 : "memory");                                                                     \
-  else if constexpr (Bytes == 4)                                                                  \
-    asm volatile("ld.global" HOW ".b32 %0, [%1]" POLICY(2) ";"                                    \
-                 : "=r"(w[0]) : "l"(from) __VA_ARGS__ : "memory");                                \
-  else if constexpr (Bytes == 2)                                                                  \
-    asm volatile("ld.global" HOW ".u16 %0, [%1]" POLICY(2) ";"                                    \
-                 : "=r"(w[0]) : "l"(from) __VA_ARGS__ : "memory");                                \
-  else                                                                                            \
-    asm volatile("ld.global" HOW ".u8 %0, [%1]" POLICY(2) ";"                                     \
-                 : "=r"(w[0]) : "l"(from) __VA_ARGS__ : "memory")
-#define TW_LOAD_FIXED(HOW, POLICY, ...) TW_LOAD_GLOBAL(".nc" HOW, POLICY, __VA_ARGS__)
-#define TW_STORE_GLOBAL(HOW, POLICY, ...)                                                         \
-  if constexpr (Bytes == 16)                                                                      \
-    asm volatile("st.global" HOW ".v4.b32 [%0], {%1, %2, %3, %4}" POLICY(5) ";" ::"l"(to),        \
-                 "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) __VA_ARGS__                           \
-                 : "memory");                                                                     \
-  else if constexpr (Bytes == 8)                                                                  \
-    asm volatile("st.global" HOW ".v2.b32 [%0], {%1, %2}" POLICY(3) ";" ::"l"(to), "r"(w[0]),     \
-                 "r"(w[1]) __VA_ARGS__                                                            \
-                 : "memory");                                                                     \
-  else if constexpr (Bytes == 4)                                                                  \
-    asm volatile("st.global" HOW ".b32 [%0], %1" POLICY(2) ";" ::"l"(to), "r"(w[0]) __VA_ARGS__   \
-                 : "memory");                                                                     \
-  else if constexpr (Bytes == 2)                                                                  \
-    asm volatile("st.global" HOW ".u16 [%0], %1" POLICY(2) ";" ::"l"(to), "r"(w[0]) __VA_ARGS__   \
-                 : "memory");                                                                     \
-  else                                                                                            \
-    asm volatile("st.global" HOW ".u8 [%0], %1" POLICY(2) ";" ::"l"(to), "r"(w[0]) __VA_ARGS__    \
-                 : "memory")
-#define TW_KEPT , "l"(uint64_t(Kept))
-#define TW_TOLD(ACCESS)                                          \
-  if constexpr (Kept == normal) {                                \
-    ACCESS("", TW_NO_POLICY);                                    \
-  } else if constexpr (Kept == no_allocate) {                    \
-    ACCESS(".L1::no_allocate", TW_NO_POLICY);                    \
-  } else {                                                       \
-    ACCESS(".L2::cache_hint", TW_POLICY, TW_KEPT);               \
-  }
 
 // Vectors of whole words, or one element of less as it is. The access is written out here: in a
 // function of its own, what several of them have in common is computed for each.
@@ -384,7 +365,6 @@ template <class From, int Count, Policy Kept = normal, bool Fixed = false, class
 TW_DEVICE void load_global(To* to, const From* from) {
   if constexpr (sizeof(From) == 8) {
     load_global<uint32_t, 2 * Count, Kept, Fixed>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
-    return;
   } else {
   constexpr int Bytes = Count * sizeof(From), per = Elements<From>::per_word;
   constexpr int words = Count / per + (Count < per);
@@ -441,7 +421,6 @@ template <class To, int Count, Policy Kept = normal, bool Renamed = false, class
 TW_DEVICE void store_global(To* to, const From* from) {
   if constexpr (sizeof(To) == 8) {
     store_global<uint32_t, 2 * Count, Kept, Renamed>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
-    return;
   } else {
   constexpr int Bytes = Count * sizeof(To), per = Elements<To>::per_word;
   constexpr int words = Count / per + (Count < per);
@@ -462,52 +441,32 @@ TW_DEVICE void store_global(To* to, const From* from) {
   TW_TOLD(TW_STORE_GLOBAL)
   }
 }
-#undef TW_TOLD
-#undef TW_KEPT
-#undef TW_STORE_GLOBAL
-#undef TW_LOAD_GLOBAL
-#undef TW_POLICY
-#undef TW_NO_POLICY
 // Into a peer's shared memory.
 template <int Words, class From>
 TW_DEVICE void store_cluster(uint32_t to, const From* from) {
+  constexpr int Bytes = 4 * Words;
   const uint32_t* w = reinterpret_cast<const uint32_t*>(from);
-  if constexpr (Words == 4) {
-    asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),
-                 "r"(w[1]), "r"(w[2]), "r"(w[3])
-                 : "memory");
-  } else if constexpr (Words == 2) {
-    asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(w[0]), "r"(w[1])
-                 : "memory");
-  } else {
-    static_assert(Words == 1, "a vector is 4, 8 or 16 bytes");
-    asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(to), "r"(w[0]) : "memory");
-  }
+  TW_STORE("shared::cluster", "r", TW_NO_MORE);
 }
 // Into a peer's shared memory; the bytes count on a barrier there.
 template <int Words, class From>
 TW_DEVICE void store_remote(uint32_t to, const From* from, uint32_t barrier) {
+  constexpr int Bytes = 4 * Words;
   const uint32_t* w = reinterpret_cast<const uint32_t*>(from);
-  if constexpr (Words == 4) {
-    asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
-        "[%5];" ::"r"(to),
-        "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(barrier)
-        : "memory");
-  } else if constexpr (Words == 2) {
-    asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, "
-        "[%3];" ::"r"(to),
-        "r"(w[0]), "r"(w[1]), "r"(barrier)
-        : "memory");
-  } else {
-    static_assert(Words == 1, "a vector is 4, 8 or 16 bytes");
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-                     to),
-                 "r"(w[0]), "r"(barrier)
-                 : "memory");
-  }
+#define TW_COUNTED , "r"(barrier)
+  TW_STORE("async.weak.shared::cluster.mbarrier::complete_tx::bytes", "r", TW_BARRIER, TW_COUNTED);
 }
+#undef TW_COUNTED
+#undef TW_TOLD
+#undef TW_KEPT
+#undef TW_STORE_GLOBAL
+#undef TW_LOAD_FIXED
+#undef TW_LOAD_GLOBAL
+#undef TW_STORE
+#undef TW_LOAD
+#undef TW_BARRIER
+#undef TW_POLICY
+#undef TW_NO_MORE
 
 // ── matrices ────────────────────────────────────────────────────────────────────────────────
 
