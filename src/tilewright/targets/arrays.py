@@ -13,7 +13,6 @@ import numpy as np
 
 from tilewright.ir.bind import Memory, bind_sizes, check_apart, check_shape, given_part
 from tilewright.ir.core import *
-from tilewright.ir.dtype import dtype
 from tilewright.targets.dlpack import CPU, CUDA, CUDA_MANAGED, is_capsule, read, row_major
 from tilewright.targets.torch_tensors import is_recorded, misaligned, read_only, write_refused
 

@@ -21,7 +21,6 @@ from dataclasses import replace
 from functools import reduce
 from typing import TypeAlias
 
-from tilewright.ir.buffer import long_dims
 from tilewright.ir.scope import after, entry, map_inside, walk_ranges
 from tilewright.passes.core import *
 

@@ -35,9 +35,8 @@ from functools import partial
 from operator import is_
 from typing import Any, TypeVar
 
-from tilewright.ir.analysis.bounds import NOTHING, stride_of
+from tilewright.ir.analysis.bounds import NOTHING
 from tilewright.ir.analysis.trips import nth, upward_or_downward, values_of
-from tilewright.ir.rewrite import map_region
 from tilewright.ir.scope import after, entry, map_inside, walk_ranges
 from tilewright.passes.core import *
 

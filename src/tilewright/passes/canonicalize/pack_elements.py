@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilewright.ir.dtype import dtype
-from tilewright.ir.rewrite import map_operands
 from tilewright.passes.canonicalize.rules import map_over, variables_of
 from tilewright.passes.core import *
 from tilewright.passes.lower.elements import PrintRows

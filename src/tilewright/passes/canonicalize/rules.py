@@ -19,7 +19,6 @@ from tilewright.ir.analysis.uniform import PerThread, per_thread
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.messages import label_kernel
-from tilewright.ir.rewrite import naming, taken_names
 from tilewright.ir.target import Target
 from tilewright.support import errors
 

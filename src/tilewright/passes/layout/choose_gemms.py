@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.ir.dtype import dtype
 from tilewright.passes.core import *
 from tilewright.passes.layout.matrix_tiles import (
     RULES,

@@ -14,7 +14,6 @@ from math import gcd, prod
 
 import numpy as np
 
-from tilewright.ir.dtype import dtype
 from tilewright.ir.gather import Gather, gather_of
 from tilewright.ir.layout.query import fit_layout
 from tilewright.passes.core import *

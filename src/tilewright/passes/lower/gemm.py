@@ -16,7 +16,6 @@ import numpy as np
 
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
 from tilewright.ir.core import *
-from tilewright.ir.dtype import dtype
 from tilewright.passes.layout.addresses import TileAddress
 from tilewright.passes.layout.matrix_tiles import (
     FMA_TYPES,

@@ -14,8 +14,6 @@ import numpy as np
 
 from tilewright.ir.layout.layout import row_major
 from tilewright.ir.marks import with_loc
-from tilewright.ir.op import is_rare
-from tilewright.ir.rewrite import OpT
 from tilewright.ir.tensor_map import MapHint, seen_sizes
 from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.core import *

@@ -39,7 +39,6 @@ from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.flow import Flow
 from tilewright.ir.analysis.lifetimes import Lifetimes, fragment_words, lifetimes
 from tilewright.ir.chips import Chip
-from tilewright.ir.layout.layout import ComposedLayout
 from tilewright.passes.core import *
 from tilewright.passes.lower.lowering import Exchange, meets
 from tilewright.passes.sync.insert_syncs import mended

@@ -47,7 +47,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tilewright.ir.analysis.lifetimes import fragment_words, lifetimes
-from tilewright.ir.rewrite import defined_names
 from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.roles import MOST as MOST_GIVEN

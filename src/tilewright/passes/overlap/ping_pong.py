@@ -59,7 +59,6 @@ from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.lifetimes import overwrites
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.schedule import Switch
 from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import worth_it

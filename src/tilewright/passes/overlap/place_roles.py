@@ -30,7 +30,6 @@ from typing import TypeAlias, TypeGuard
 
 from tilewright.ir.analysis.flow import ENTERED, Flow, Loop
 from tilewright.ir.analysis.uniform import TILE_OPS
-from tilewright.ir.rewrite import defined_names
 from tilewright.passes.core import *
 from tilewright.passes.overlap.rings import plain_loop
 from tilewright.passes.overlap.roles import by_hand, free_barriers

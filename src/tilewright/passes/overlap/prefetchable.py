@@ -18,8 +18,6 @@ from functools import partial
 
 from tilewright.ir.analysis.lifetimes import overwrites
 from tilewright.ir.gather import Gather, as_gather, filled_by, gather_of, is_tile_load, reads_inside
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.rewrite import map_region
 from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import Common
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes

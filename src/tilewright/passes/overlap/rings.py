@@ -14,11 +14,7 @@ from functools import cache
 from math import prod
 from typing import TypeAlias
 
-from tilewright.ir.buffer import AnyLayout
 from tilewright.ir.gather import filled_by, gather_of
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.layout.layout import ComposedLayout, Layout
-from tilewright.ir.rewrite import map_operands
 from tilewright.passes.core import *
 
 BULK, CP_ASYNC, THREADS, FETCHED = "bulk_load", "cp_async", "threads", "fetched"

@@ -19,9 +19,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.rewrite import defined_names, taken_names
-from tilewright.ir.warps import NAMED_BARRIERS
 from tilewright.passes.core import *
 from tilewright.passes.layout.matrix_tiles import operand_kind, shape_of
 from tilewright.passes.overlap.rings import (

@@ -10,7 +10,6 @@ from math import prod
 
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
-from tilewright.ir.op import is_rare
 from tilewright.passes.layout.matrix_tiles import operand_kind, shape_of
 
 TENSOR, THREADS = "tensor core", "threads"
