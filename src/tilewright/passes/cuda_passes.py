@@ -45,9 +45,8 @@ from tilewright.passes.overlap.pipeline_loops import pipeline_loops
 from tilewright.passes.overlap.place_roles import place_roles, split_roles
 from tilewright.passes.overlap.prefetch_loads import inline_rows, map_copies, prefetch_loads
 from tilewright.passes.overlap.roles import part_roles
-from tilewright.passes.overlap.stage_loads import stage_loads
 from tilewright.passes.overlap.stage_stores import stage_stores
-from tilewright.passes.overlap.stages import choose_stages, split_stages
+from tilewright.passes.overlap.stages import choose_stages, split_stages, stage_loads
 from tilewright.passes.run import Pass
 from tilewright.passes.sync.insert_syncs import insert_syncs
 

@@ -128,7 +128,8 @@ def lower_reduce(low: Lowering, op: Reduce) -> Iterable[Op]:
             places.insert(dim, const(0))
         parts = find_parts(coords, loop.table, dim, tile)
         if parts is not None:
-            return _reduced(low, op, loop, register, parts, places, dim, tile)
+            others = [(p, e) for d, (p, e) in enumerate(zip(places, tile, strict=True)) if d != dim]
+            return _reduced(low, op, loop, register, parts, others)
     # threads that hold parts of several rows
     layout = coalesced(tile, low.instance.threads)
     return _held(low, op, dim, layout, lambda to: Relayout(op.src, to, via="shared"))
@@ -165,10 +166,9 @@ def _reduced(
     loop: MapLoop,
     register: Expr,
     parts: Parts,
-    places: list[Expr],
-    dim: int,
-    tile: tuple[int, ...],
+    others: list[tuple[Expr, int]],
 ) -> Iterable[Op]:
+    """`others` are the coordinates and extents that make the row."""
     kind, folding = accumulates_in(op.op, op.src.dtype, op.dst.dtype), FOLDS[op.op]
     held = op.dst.buffer.layout
     once = not isinstance(held, Fragment) or held.drop_repeats().values == held.values
@@ -203,8 +203,7 @@ def _reduced(
     if direct is not None:
         return (*used(loop.before, tuple(body)), *body)
 
-    size = prod(tile) // tile[dim]
-    others = [(p, e) for d, (p, e) in enumerate(zip(places, tile, strict=True)) if d != dim]
+    size = prod(e for _, e in others)
 
     def tell(scratch: Buffer) -> Iterable[Op]:
         return _tell(low, op, loop, partial, low.flat(scratch), parts, others)
@@ -375,8 +374,7 @@ def _tell(
     parts: Parts,
     others: list[tuple[Expr, int]],
 ) -> Iterable[Op]:
-    """Partial results into `scratch[rank, row]`; `others` are the coordinates and extents that
-    make the row."""
+    """Partial results into `scratch[rank, row]`."""
     places, extents = zip(*others, strict=True) if others else ((), ())
     row, inside, size = wrap(ravel(places, extents)), low.in_box(places, extents), prod(extents)
     thread = low.instance.thread

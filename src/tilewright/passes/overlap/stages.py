@@ -11,6 +11,9 @@ for warpgroups that a producer feeds: they are alone on their multiprocessor, an
 they leave is nobody's. On an H200, products of 4096³ by tiles of 128×128×64, both operands with K
 inside, run at 307 TFLOP/s with two slots, 560 with three, 736 with four.
 
+Loads of pipelined loops that go to registers come by way of shared memory where the schedule says
+how many stages (`stage_loads`). Without that, other blocks of the multiprocessor hide a load.
+
 **Boxes** (`split_stages`): tiles of products cut along K, so that a product begins when its first
 box is there.
 
@@ -32,7 +35,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 
-from tilewright.ir.gather import is_tile_load, loaded_tile
+from tilewright.ir.gather import is_tile_load, loaded_ahead, loaded_tile
 from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import tile_count, worth_it
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
@@ -64,6 +67,21 @@ def planned_bytes(kernel: Kernel) -> int:
 
 
 # ── stages ───────────────────────────────────────────────────────────────────────────────────
+
+
+@kernel_pass
+def stage_loads(at: Facts) -> Kernel:
+    """Every load of a pipelined loop by way of a tile that runs ahead."""
+    stages = at.target.schedule.stages
+    if not isinstance(stages, int) or stages < 2 or at.has_roles:
+        return at.kernel
+
+    def loops(op: Op) -> Op | None:
+        if not isinstance(op, For) or op.kind != "pipelined" or op.order is not None:
+            return None
+        return rebuild(op, body=loaded_ahead(op.body, fresh_name))
+
+    return map_ops(at.kernel, loops)
 
 
 def choose_stages(kernel: Kernel, target: Target) -> Kernel:

@@ -148,9 +148,9 @@ def _pass_builder(level: str) -> Any:
     return llvm.create_pass_builder(target_machine(level), options)
 
 
-def optimize(ir: str, level: str = "") -> Any:
+def optimize(ir: str) -> Any:
     """Parse, check and optimize a module's text."""
-    return optimized(llvm.parse_assembly(ir), level)
+    return optimized(llvm.parse_assembly(ir))
 
 
 def optimized(module: Any, level: str = "") -> Any:

@@ -74,7 +74,6 @@ class Source:
 
 def emit_program(
     program: Program,
-    name: str | None = None,
     *,
     diagnostic: bool = False,
     blocks: Mapping[str, int] | None = None,
@@ -91,7 +90,7 @@ def emit_program(
         writer = _Writer(program, kernel, function, functions, sites, most)
         texts.append(writer.function())
         kernels.append(KernelSource(function, kernel, writer.shared_bytes, writer.params))
-    parts = [f"// {comment(name or program.name)}", *["#define TW_DIAGNOSTIC"] * diagnostic]
+    parts = [f"// {comment(program.name)}", *["#define TW_DIAGNOSTIC"] * diagnostic]
     parts += [f'#include "{HEADER}"', "", *program.sources]
     parts += [*functions.values(), *texts]
     return Source("\n".join(parts), tuple(kernels), tuple(sites or ()))

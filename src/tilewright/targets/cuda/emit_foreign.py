@@ -114,9 +114,9 @@ def _shown(w: Writer, arg: Expr) -> tuple[str, str]:
     return ("%u", f"unsigned({text})") if kind.kind == "uint" else ("%d", f"int({text})")
 
 
-def _printf(w: Writer, text: str, args: list[str]) -> str:
+def _printf(w: Writer, text: str, shown: Iterable[tuple[str, str]]) -> str:
     w.functions["printf"] = 'extern "C" __device__ int printf(const char*, ...);\n'
-    return f"printf({', '.join([_quoted(text), *args])})"
+    return f"printf({', '.join([_quoted(text), *(value for _, value in shown)])})"
 
 
 def _form(op: Intrinsic, forms: list[str]) -> str:
@@ -132,7 +132,7 @@ def _print(w: Writer, op: Intrinsic) -> str:
     shown = [_shown(w, a) for a in op.args if isinstance(a, Expr)]
     forms = [form for form, _ in shown]
     text = " ".join([_form(op, forms), *forms[op.width or 0 :]])
-    return _printf(w, text + "\n", [value for _, value in shown])
+    return _printf(w, text + "\n", shown)
 
 
 def _device_assert(w: Writer, op: Intrinsic) -> None:
@@ -141,7 +141,7 @@ def _device_assert(w: Writer, op: Intrinsic) -> None:
     shown = [_shown(w, place) for place in places if isinstance(place, Expr)]
     w.line(f"if (!({w.expr(test)})) {{", op.loc)
     form = _form(op, [form for form, _ in shown])
-    w.line(_printf(w, form + "\n", [value for _, value in shown]) + ";")
+    w.line(_printf(w, form + "\n", shown) + ";")
     w.line("__trap();")
     w.line("}")
 
