@@ -16,23 +16,12 @@ enum Policy : uint64_t {
   evict_last = 0x14F0000000000000ull
 };
 
-TW_DEVICE void prefetch(const TensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
+TW_EFFECT(prefetch, (const TensorMap* map), "prefetch.tensormap [%0];", "l"(map))
 TW_DEVICE void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int Pending>
-TW_DEVICE void wait_bulk() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Pending) : "memory");
-}
-template <int Pending>
-TW_DEVICE void wait_bulk_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
-}
+TW_WAIT(wait_bulk, "cp.async.bulk.wait_group %0;")
+TW_WAIT(wait_bulk_read, "cp.async.bulk.wait_group.read %0;")
 TW_DEVICE void commit_cp_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int Pending>
-TW_DEVICE void wait_cp_async() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-}
+TW_WAIT(wait_cp_async, "cp.async.wait_group %0;")
 // `amount` of the bytes are read, the rest are zeros.
 template <int Bytes, Policy Kept = normal>
 TW_DEVICE void cp_async(uint32_t to, const void* from, int amount) {

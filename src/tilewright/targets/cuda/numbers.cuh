@@ -45,6 +45,14 @@ struct float8_e5m2 {
     asm(code : to : __VA_ARGS__);               \
     return r;                                   \
   }
+// One that has an effect, and the wait for all but so many of a unit's groups.
+#define TW_EFFECT(name, params, code, ...)           \
+  TW_DEVICE void name params {                       \
+    asm volatile(code ::__VA_ARGS__ : "memory");     \
+  }
+#define TW_WAIT(name, code) \
+  template <int Pending>    \
+  TW_EFFECT(name, (), code, "n"(Pending))
 TW_ASM(uint32_t, pack_bfloat16, (float low, float high), "cvt.rn.bf16x2.f32 %0, %1, %2;",
        "=r"(r), "f"(high), "f"(low))
 TW_ASM(uint32_t, pack_float16, (float low, float high), "cvt.rn.f16x2.f32 %0, %1, %2;",
@@ -160,42 +168,25 @@ TW_DEVICE To bits_as(From from) {
   return u.to;
 }
 // Toward zero, saturating, NaN to 0.
-TW_ASM(int32_t, integer_of, (float x), "cvt.rzi.s32.f32 %0, %1;", "=r"(r), "f"(x))
-TW_ASM(int32_t, integer_of, (double x), "cvt.rzi.s32.f64 %0, %1;", "=r"(r), "d"(x))
-TW_ASM(uint32_t, unsigned_of, (float x), "cvt.rzi.u32.f32 %0, %1;", "=r"(r), "f"(x))
-TW_ASM(uint32_t, unsigned_of, (double x), "cvt.rzi.u32.f64 %0, %1;", "=r"(r), "d"(x))
+#define TW_TRUNCATED(To, word, to)                                                        \
+  TW_ASM(To, truncated, (To, float x), "cvt.rzi." word ".f32 %0, %1;", to(r), "f"(x))     \
+  TW_ASM(To, truncated, (To, double x), "cvt.rzi." word ".f64 %0, %1;", to(r), "d"(x))
+TW_TRUNCATED(int32_t, "s32", "=r")
+TW_TRUNCATED(uint32_t, "u32", "=r")
+TW_TRUNCATED(int64_t, "s64", "=l")
+TW_TRUNCATED(uint64_t, "u64", "=l")
+#undef TW_TRUNCATED
 template <class To, class From>
 TW_DEVICE To to_integer(From x) {
   if constexpr (sizeof(To) == 8) {
-    if (x != x) return To(0);
-    To r;
-    if constexpr (To(-1) < To(0)) {
-      if constexpr (sizeof(From) == 8)
-        asm("cvt.rzi.s64.f64 %0, %1;" : "=l"(r) : "d"(x));
-      else
-        asm("cvt.rzi.s64.f32 %0, %1;" : "=l"(r) : "f"(x));
-    } else {
-      if constexpr (sizeof(From) == 8)
-        asm("cvt.rzi.u64.f64 %0, %1;" : "=l"(r) : "d"(x));
-      else
-        asm("cvt.rzi.u64.f32 %0, %1;" : "=l"(r) : "f"(x));
-    }
-    return r;
+    return x != x ? To(0) : truncated(To(), x);
   } else if constexpr (To(-1) < To(0)) {
-    const int32_t r = x == x ? integer_of(x) : 0;
-    if constexpr (sizeof(To) == 4) {
-      return r;
-    } else {
-      constexpr int32_t most = (1 << (8 * sizeof(To) - 1)) - 1;
-      return To(min(max(r, -most - 1), most));
-    }
+    constexpr int32_t most = int32_t((1u << (8 * sizeof(To) - 1)) - 1);
+    const int32_t r = x == x ? truncated(int32_t(), x) : 0;
+    return sizeof(To) == 4 ? To(r) : To(min(max(r, -most - 1), most));
   } else {
-    const uint32_t r = x == x ? unsigned_of(x) : 0;
-    if constexpr (sizeof(To) == 4) {
-      return r;
-    } else {
-      return To(min(r, (1u << (8 * sizeof(To))) - 1u));
-    }
+    const uint32_t r = x == x ? truncated(uint32_t(), x) : 0;
+    return sizeof(To) == 4 ? To(r) : To(min(r, uint32_t(To(-1))));
   }
 }
 // Signed integers wrap; C++ leaves their overflow undefined, and compilers use that.

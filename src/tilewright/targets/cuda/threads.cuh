@@ -27,12 +27,8 @@ template <int Count>
 TW_DEVICE void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
-TW_DEVICE void sync_named(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-TW_DEVICE void arrive_named(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
+TW_EFFECT(sync_named, (int id, int threads), "bar.sync %0, %1;", "r"(id), "r"(threads))
+TW_EFFECT(arrive_named, (int id, int threads), "bar.arrive %0, %1;", "r"(id), "r"(threads))
 TW_DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::
                    : "memory");

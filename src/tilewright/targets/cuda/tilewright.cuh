@@ -10,48 +10,30 @@ namespace tw {
 
 // ── barriers ────────────────────────────────────────────────────────────────────────────────
 
-TW_DEVICE void barrier_init(uint32_t barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
+TW_EFFECT(barrier_init, (uint32_t barrier, int count),
+          "mbarrier.init.shared::cta.b64 [%0], %1;", "r"(barrier), "r"(count))
 TW_DEVICE void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   // of shared memory alone: the fence of all memory waits for the GPU, half of a short block's time
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-TW_DEVICE void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-TW_DEVICE void arrive(uint32_t barrier, int count) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-TW_DEVICE void arrive_expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-TW_DEVICE void expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-TW_DEVICE void arrive_remote(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
-}
-TW_DEVICE void arrive_remote(uint32_t barrier, int count) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
-               "r"(count)
-               : "memory");
-}
-TW_DEVICE void arrive_expect_remote(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
-                   barrier),
-               "r"(bytes)
-               : "memory");
-}
-TW_DEVICE void expect_remote(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;" ::"r"(barrier),
-               "r"(bytes)
-               : "memory");
-}
+TW_EFFECT(arrive, (uint32_t barrier), "mbarrier.arrive.shared::cta.b64 _, [%0];", "r"(barrier))
+TW_EFFECT(arrive, (uint32_t barrier, int count),
+          "mbarrier.arrive.shared::cta.b64 _, [%0], %1;", "r"(barrier), "r"(count))
+TW_EFFECT(arrive_expect, (uint32_t barrier, uint32_t bytes),
+          "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "r"(barrier), "r"(bytes))
+TW_EFFECT(expect, (uint32_t barrier, uint32_t bytes),
+          "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;", "r"(barrier), "r"(bytes))
+TW_EFFECT(arrive_remote, (uint32_t barrier),
+          "mbarrier.arrive.shared::cluster.b64 _, [%0];", "r"(barrier))
+TW_EFFECT(arrive_remote, (uint32_t barrier, int count),
+          "mbarrier.arrive.shared::cluster.b64 _, [%0], %1;", "r"(barrier), "r"(count))
+TW_EFFECT(arrive_expect_remote, (uint32_t barrier, uint32_t bytes),
+          "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;",
+          "r"(barrier), "r"(bytes))
+TW_EFFECT(expect_remote, (uint32_t barrier, uint32_t bytes),
+          "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;",
+          "r"(barrier), "r"(bytes))
 // `relaxed` says nothing of memory: the fence of shared memory comes behind it.
 #define TW_TRY(name, how)                                                     \
   TW_DEVICE bool name(uint32_t barrier, uint32_t parity) {                    \
@@ -133,9 +115,7 @@ TW_DEVICE void note(Record* to, Standing standing, uint32_t site, uint32_t detai
                "r"(blockIdx.y | blockIdx.z << 16)
                : "memory");
 }
-TW_DEVICE void clear(Record* record) {
-  asm volatile("st.volatile.global.b32 [%0], %1;" ::"l"(record), "r"(0) : "memory");
-}
+TW_EFFECT(clear, (Record* record), "st.volatile.global.b32 [%0], %1;", "l"(record), "r"(0))
 
 // A wait that lasts half its limit is noted, so that the first to expire does not stand alone.
 template <class Try>
@@ -479,10 +459,7 @@ TW_DEVICE uint64_t descriptor(uint32_t address) {
 }
 TW_DEVICE void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TW_DEVICE void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int Pending>
-TW_DEVICE void wait_wgmma() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
-}
+TW_WAIT(wait_wgmma, "wgmma.wait_group.sync.aligned %0;")
 // Keeps the compiler from moving accesses of these registers across a fence or a wait.
 template <int Count>
 TW_DEVICE void pin(float* registers) {
@@ -499,10 +476,8 @@ TW_DEVICE void pin(T* registers) {
 // These values have been computed before what follows is issued. `pin` holds the compiler, but is
 // gone before the assembler, which sinks arithmetic below waits; it keeps the order of
 // instructions with side effects, so one that is never executed depends on the values here.
-TW_DEVICE void settle(uint32_t bits) {
-  asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 0x7fc5a3e1;\n @p pmevent 0;\n}" ::"r"(bits)
-               : "memory");
-}
+TW_EFFECT(settle, (uint32_t bits),
+          "{\n .reg .pred p;\n setp.eq.u32 p, %0, 0x7fc5a3e1;\n @p pmevent 0;\n}", "r"(bits))
 template <int Count, class T>
 TW_DEVICE void settle(const T* values) {
   const uint32_t* registers = reinterpret_cast<const uint32_t*>(values);
