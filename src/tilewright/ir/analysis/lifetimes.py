@@ -22,11 +22,11 @@ Span = tuple[int, int]
 Chain = tuple[tuple[int, str], ...]  # the ops around, outermost first, and which body of theirs
 
 
-def fragment_words(kernel: Kernel) -> dict[str, int]:
+def fragment_words(code: Kernel | Body) -> dict[str, int]:
     """Registers of a thread by fragment."""
     return {
         op.buffer.name: -(-op.buffer.layout.values * op.buffer.dtype.bits // 32)
-        for op in walk_ops(kernel, Alloc)
+        for op in walk_ops(code, Alloc)
         if isinstance(op.buffer.layout, Fragment)
     }
 

@@ -33,6 +33,7 @@ from tilewright.passes.layout.matrix_tiles import (
     RULES,
     Split,
     against,
+    factors,
     fma_step,
     operand_kind,
     shape_of,
@@ -148,16 +149,11 @@ def _chosen(op: Gemm, choice: _Choice) -> Iterable[Op]:
     yield from _EXPAND[split.atom](op, split)
 
 
-def _factors(op: Gemm) -> tuple[tuple[str, Region, int], ...]:
-    """The factors, and which dimension of each is K."""
-    return ("a", op.a, int(not op.transpose_a)), ("b", op.b, int(bool(op.transpose_b)))
-
-
 def _own_parts(op: Gemm, constant: set[str]) -> tuple[Body, Gemm]:
     """`op` with parts of fragments, but for slices of K at constant places, in fragments of their
     own. `constant`: variables of unrolled loops, and fragments whose layout is given."""
     before: list[Op] = []
-    for name, region, deep in _factors(op):
+    for name, region, deep in factors(op):
         buffer = region.buffer
         if not buffer.is_fragment or buffer.name in constant:
             continue
@@ -210,7 +206,7 @@ def _in_steps(op: Gemm, step: int, most: int | None = None) -> Iterable[Op]:
     at = inner if outer is None else outer * together + inner
     parts: dict[str, Region] = {}
     loads: list[Op] = []
-    for name, region, deep in _factors(op):
+    for name, region, deep in factors(op):
         dim = deep + region.buffer.rank - 2
         starts, extents = list(region.starts), list(region.extents)
         starts[dim], extents[dim] = starts[dim] + at * step, const(step)

@@ -433,10 +433,11 @@ def _wish(problem: Problem, key: Key) -> Wish:
 
 def _copied(op: Op, name: str, ranges: Ranges, anywhere: bool) -> Iterator[tuple[int, int]]:
     """How wide a copy moves a fragment from or to a tensor, and the bytes of its elements."""
-    if isinstance(op, Copy):
-        for held, memory in ((op.src, op.dst), (op.dst, op.src)):
-            if held.name == name and memory.buffer.is_global:
-                yield vector_width(memory, ranges, anywhere), _bytes(memory.buffer)
+    for held, memory in ((op.src, op.dst), (op.dst, op.src)) if isinstance(op, Copy) else ():
+        if held.name == name and memory.buffer.is_global:
+            last, first = memory.extents[-1], multiple_of(memory.starts[-1], ranges)
+            extent = int(last) if isinstance(last, Const) else 1
+            yield _widest(memory.buffer, ranges, anywhere, max(extent, 1), first)
 
 
 def _copies(problem: Problem, name: str) -> list[str]:
@@ -465,41 +466,26 @@ def _bytes(buffer: Buffer) -> int:
 
 
 def _widths(nest: Nest, anywhere: bool, *spaces: Space) -> Iterator[tuple[int, int]]:
-    """How wide a nest may move what it touches in `spaces`, and the bytes of an element."""
+    """How wide a nest may move what it touches in `spaces`, and the bytes of an element: what its
+    last variable runs along."""
+    last = nest.op.vars[-1]
     for inner in walk_ops(nest.op.body):
         for place, _ in elements_of(inner):
-            if place.buffer.space in spaces and place.indices:
-                width = element_width(place, nest.op, nest.ranges, anywhere)
-                if width:
-                    yield width, _bytes(place.buffer)
+            *others, index = place.indices or (const(0),)
+            along = stride_of(index, last) == 1 and not any(last in variables(i) for i in others)
+            if along and place.buffer.space in spaces:
+                first = multiple_of(index - last, nest.ranges)
+                yield _widest(place.buffer, nest.ranges, anywhere, first)
 
 
-def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
-    """Elements of a tensor's region that may move in one access: whole, aligned, contiguous."""
-    last = memory.extents[-1]
-    extent = int(last) if isinstance(last, Const) else 0
-    if extent <= 1:
-        return 1
-    return _widest(memory.buffer, ranges, anywhere, extent, multiple_of(memory.starts[-1], ranges))
-
-
-def _widest(buffer: Buffer, ranges: Ranges, anywhere: bool, *others: int) -> int:
-    """The widest vectors of elements that divide the distance of rows, and `others`. A tensor of
-    one row is in vectors by its size alone where it may begin `anywhere`."""
+def _widest(buffer: Buffer, ranges: Ranges, anywhere: bool, *others: int) -> tuple[int, int]:
+    """The widest vectors of elements that divide the distance of rows, and `others`, and the bytes
+    of an element. A tensor of one row is in vectors by its size alone where it may begin
+    `anywhere`."""
     sizes = [*others, row_pitch(buffer, ranges)]
     if anywhere and buffer.rank == 1 and buffer.strides is None:
         sizes.append(multiple_of(buffer.shape[-1], ranges))
-    return gcd(WIDEST // _bytes(buffer) or 1, *sizes)
-
-
-def element_width(place: Load, nest: Map, ranges: Ranges, anywhere: bool = False) -> int:
-    """Like `vector_width` for an element under a nest: 0 when its last index does not run with the
-    nest's last variable."""
-    last = nest.vars[-1]
-    *others, index = place.indices
-    if stride_of(index, last) != 1 or any(last in variables(i) for i in others):
-        return 0
-    return _widest(place.buffer, ranges, anywhere, multiple_of(index - last, ranges))
+    return gcd(WIDEST // _bytes(buffer) or 1, *sizes), _bytes(buffer)
 
 
 # ── the result ───────────────────────────────────────────────────────────────────────────────

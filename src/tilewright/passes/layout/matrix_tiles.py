@@ -62,6 +62,11 @@ def shape_of(op: Gemm) -> tuple[int, int, int]:
     return m, n, a[0 if op.transpose_a else 1]
 
 
+def factors(op: Gemm) -> tuple[tuple[str, Region, int], ...]:
+    """The factors, and which dimension of each is K."""
+    return ("a", op.a, int(not op.transpose_a)), ("b", op.b, int(bool(op.transpose_b)))
+
+
 def split_of(op: Gemm, threads: int, target: Target) -> Split | None:
     """The first instruction that can do `op`, fastest first, and how the warps share it."""
     rules = RULES if op.atom is None else {op.atom: RULES[op.atom]}

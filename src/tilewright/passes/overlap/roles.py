@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tilewright.ir.analysis.lifetimes import fragment_words
 from tilewright.ir.atoms import ATOMS
 from tilewright.passes.core import *
 from tilewright.passes.layout.matrix_tiles import operand_kind, shape_of
@@ -361,11 +362,7 @@ def registers_of(
         return None, None
     if not any(walk_ops(producer, Map)):
         return handed_over(groups, target.chip.registers)
-    held = [op.buffer for op in walk_ops(body, Alloc)]
-    words = sum(
-        -(-b.layout.values * b.dtype.bits // 32) for b in held if isinstance(b.layout, Fragment)
-    )
-    return gathering(groups, words)
+    return gathering(groups, sum(fragment_words(body).values()))
 
 
 def handed_over(consumers: int, registers: int = 65536) -> tuple[int | None, int | None]:

@@ -38,7 +38,7 @@ from math import ceil
 from tilewright.ir.gather import is_tile_load, loaded_ahead, loaded_tile
 from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import tile_count, worth_it
-from tilewright.passes.layout.matrix_tiles import shape_of, split_of
+from tilewright.passes.layout.matrix_tiles import factors, shape_of, split_of
 from tilewright.passes.overlap.prefetchable import MOST_SLOTS
 from tilewright.passes.overlap.roles import placed, warpgroups, why_not, why_not_worth
 from tilewright.passes.overlap.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
@@ -253,7 +253,7 @@ def split_stages(at: Facts) -> Kernel:
         for op in loop.body:
             if not isinstance(op, Gemm) or id(op) in counts:
                 continue
-            cut = {r.buffer: dim for r, dim in _operands(op) if r.buffer.name in loaded}
+            cut = {r.buffer: dim for _, r, dim in factors(op) if r.buffer.name in loaded}
             count = _count(op, loop.stages, asked)
             alone = all(_reads_alone(op, loop, *each) for each in cut.items())
             if not cut or count < 2 or not alone:
@@ -282,7 +282,7 @@ def split_stages(at: Facts) -> Kernel:
                 return tuple(rebuild(op, src=cut(op.src, k=k), dst=cut(op.dst, k=k)) for k in each)
             case Gemm() if id(op) in counts:
                 count = counts[id(op)]
-                a, b = (partial(part_of, *r, shape_of(op)[2] // count) for r in _operands(op))
+                a, b = (partial(part_of, *r, shape_of(op)[2] // count) for _, *r in factors(op))
                 clear = (op.clear, *(FALSE,) * (count - 1))
                 return tuple(rebuild(op, a=a(k), b=b(k), clear=clear[k]) for k in range(count))
         return None
@@ -304,7 +304,7 @@ def _loaded(kernel: Kernel, loop: For) -> set[str]:
 def _reads_alone(product: Gemm, loop: For, tile: Buffer, dim: int) -> bool:
     """Whether nothing in the loop reads the tile but this product, all of it, along `dim`."""
     readers = [op for op in walk_ops(loop.body) if tile in read_buffers(op)]
-    whole_of = [d for r, d in _operands(product) if r.buffer is tile and r.is_whole]
+    whole_of = [d for _, r, d in factors(product) if r.buffer is tile and r.is_whole]
     return readers == [product] and whole_of == [dim]
 
 
@@ -316,18 +316,13 @@ def _only_multiplies(loop: For) -> bool:
     return len(work) == len(loads) + 1 and any(isinstance(op, Gemm) for op in work)
 
 
-def _operands(op: Gemm) -> tuple[tuple[Region, int], tuple[Region, int]]:
-    """What a product multiplies, and which dimension of it K is."""
-    return (op.a, 0 if op.transpose_a else 1), (op.b, 1 if op.transpose_b else 0)
-
-
 def _count(op: Gemm, stages: int, asked: bool) -> int:
     """Boxes of a product's K, no more than it takes; 1 where it is not cut."""
     if op.meta is not None or op.atom is not None or not (_is_matrix(op.a) and _is_matrix(op.b)):
         return 1
     k, bits = shape_of(op)[2], max(op.a.dtype.bits, op.b.dtype.bits)
     # rows of 64 bytes are slow to load: worth it for one operand, not for both
-    narrow = asked or (stages <= FEW and sum(dim for _, dim in _operands(op)) < 2)
+    narrow = asked or (stages <= FEW and sum(dim for *_, dim in factors(op)) < 2)
     sizes = BOXES if narrow else BOXES[:1]
     counts = [k * bits // (8 * size) for size in sizes if k * bits % (8 * size) == 0]
     enough = [n for n in counts if n > 1 and stages * n >= ENOUGH]
