@@ -308,7 +308,8 @@ def test_what_does_not_fit_is_infeasible():
 
 def test_results_of_an_instruction_fit_the_registers_of_a_launch():
     """Those of 64×224 and a producer's threads do not: the assembler asks for 138 of 128."""
-    ranked = products.matmul.on(H200).calls.ranked({}, {"M": 1112, "N": 3000, "K": 2056})[0]
+    calls, sizes = products.matmul.on(H200).calls, {"M": 1112, "N": 3000, "K": 2056}
+    ranked = calls.opened({}, sizes, ranked=True).found[0]
     wide = {dict(each.tiles)["n"] for each in ranked if each.threads == 384}
     assert max(wide) == 192
 

@@ -178,9 +178,10 @@ def test_nothing_is_open():
 
 def test_on_a_gpu_the_model_says_what_to_measure_first():
     jit = product.on("cuda -arch=sm_90a")
-    ranked, opened = jit.calls.ranked({}, SIZES), jit.calls.opened({}, SIZES)
+    opened = jit.calls.opened({}, SIZES)
+    ranked = jit.calls.opened({}, SIZES, ranked=True).found
     assert set(ranked) == {0} and len(ranked[0]) > 20 and opened.found[0]
-    given = jit.calls.traced({}, SIZES, {0: ranked[0][3]})
+    given = jit.calls.trace({}, SIZES, given={0: ranked[0][3]}).program
     text, sizes = print_program(given), dict(ranked[0][3].tiles)
     assert f"threads tx in {ranked[0][3].threads}" in text
     assert f"alloc acc: float32[{sizes['m']}, {sizes['n']}]" in text

@@ -33,13 +33,13 @@ SIZES = {"M": 40, "N": 96, "L": 30}
 
 
 def job(times="2", **tiles):
-    program = picked.calls.traced({}, SIZES, {0: Candidate(tuple(tiles.items()), 0)})
+    program = picked.calls.trace({}, SIZES, given={0: Candidate(tuple(tiles.items()), 0)}).program
     text = print_program(program).replace("* 2.0", f"* {times}.0")
     return {"program": text, "lines": lines_of(program), "target": "cpu", "inputs": {}}
 
 
 def test_a_program_goes_through_its_text():
-    program = picked.calls.traced({}, SIZES, {0: Candidate((("l", 8), ("n", 32)), 0)})
+    program = picked.calls.trace({}, SIZES, given={0: Candidate((("l", 8), ("n", 32)), 0)}).program
     again = with_lines(tw.parse_ir(print_program(program)), lines_of(program))
     keys = [
         Kept(p, tw.Target.parse("cuda -arch=sm_90a"), {}, lines=True).key for p in (program, again)

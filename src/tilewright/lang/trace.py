@@ -513,7 +513,7 @@ def trace_direct(
     bound.apply_defaults()
     arguments = {n: bound.arguments.get(n, MISSING) for n in signature.parameters}
     annotations = _annotations(function, {})
-    arrays = {n: v for n, v in arguments.items() if v is MISSING or _is_array(v)}
+    arrays = {n: v for n, v in arguments.items() if v is MISSING or is_array(v)}
     loc = _loc_of(function)
 
     def fresh(probe: Builder | None = None) -> Builder:
@@ -576,5 +576,5 @@ def _find_sizes(
 MISSING = object()
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")

@@ -21,7 +21,7 @@ from tilewright.choose.roughly import Times, roughly
 from tilewright.ir.core import *
 from tilewright.lang.builder import Builder, Sizes
 from tilewright.lang.sizes import choose_sizes
-from tilewright.lang.trace import DirectTrace, trace_direct
+from tilewright.lang.trace import DirectTrace, Pick, is_array, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.content_key import Context, content_key
@@ -99,9 +99,7 @@ class Direct:
         """See `Jit.as_torch_op`."""
         from tilewright.runtime.torch_op import Form, define
 
-        sizes = {n: v for n, v in arguments.items() if n not in self.signature.parameters}
-        fixed = {n: v for n, v in arguments.items() if n not in sizes}
-        bound = self.bind((), fixed, partial=True)
+        bound, sizes = self.bind_some((), arguments)
 
         def form(traced: DirectTrace) -> Form:
             return Form(traced.program, traced.arguments, traced.outputs)
@@ -120,19 +118,19 @@ class Direct:
             }
             key = (self.context.key(), content_key(bound), *arrays.items())
             if key not in forms:
-                forms[key] = form(self._trace({**bound, **arrays}))
+                forms[key] = form(self.trace({**bound, **arrays}))
             return forms[key]
 
         return define(
             name,
             form(example),
-            lambda *args: self((), {**fixed, **dict(zip(example.arguments, args, strict=True))}),
+            lambda *args: self((), {**bound, **dict(zip(example.arguments, args, strict=True))}),
             device="cuda" if target.kind == "cuda" else "cpu",
             form_for=form_for,
             **formulas,
         )
 
-    def _trace(
+    def trace(
         self,
         bound: dict[str, Any],
         sizes: Mapping[str, int] | None = None,
@@ -140,16 +138,16 @@ class Direct:
         rank: int = 0,
         given: Mapping[int, Candidate] | None = None,
     ) -> DirectTrace:
-        """`rank`: of the choices for sizes that the text leaves open; `given`: these choices."""
-        target, chosen = self.target(), Choice()
+        """The text with what is chosen for it. `rank`: of the choices for sizes that it leaves
+        open; `given`: these choices."""
+        chosen = Choice()
 
         def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
             nonlocal chosen
-            chosen = choose(target, builder, traced, rank, given, self.choices)
+            chosen = choose(self.target(), builder, traced, rank, given, self.choices)
             return chosen.sizes
 
-        with compiled_for(target):
-            traced = trace_direct(self.fn, (), bound, sizes, stand_in, pick)
+        traced = self._first(bound, sizes, pick, stand_in)
         names = [kernel.name for kernel in traced.program.kernels]
         why = {names[number]: text for number, text in chosen.why.items()}
         return replace(
@@ -157,68 +155,55 @@ class Direct:
             sizes=chosen.sizes,
         )  # fmt: skip
 
-    def drafted(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> DirectTrace:
-        """The text with the first choice for what it leaves open."""
-        return self._trace(bound, sizes)
+    def _first(
+        self,
+        bound: dict[str, Any],
+        sizes: Mapping[str, int] | None,
+        pick: Pick,
+        stand_in: Any = None,
+    ) -> DirectTrace:
+        with compiled_for(self.target()):
+            return trace_direct(self.fn, (), bound, sizes, stand_in, pick)
 
-    def traced(
-        self, bound: dict[str, Any], sizes: Mapping[str, int], given: Mapping[int, Candidate]
-    ) -> Program:
-        """The text with these choices for its kernels."""
-        return self._trace(bound, sizes, given=given).program
-
-    def opened(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> Opened:
-        """What the text leaves open."""
-        target, found = self.target(), {}
-
-        def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
-            default = choose_sizes(builder)
-            found.update(open_choices(target, builder, default))
-            return default
-
-        with compiled_for(target):
-            return Opened(trace_direct(self.fn, (), bound, sizes, pick=pick).program, target, found)
-
-    def ranked(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> dict[int, list[Candidate]]:
-        """The candidates of each kernel that fit, the best by the model first."""
-        target, found = self.target(), {}
+    def opened(
+        self, bound: dict[str, Any], sizes: Mapping[str, int], ranked: bool = False
+    ) -> Opened:
+        """What the text leaves open; `ranked`: of each kernel the candidates that fit, the best by
+        the model first."""
+        target, found = self.target(), dict[int, Sequence[Candidate]]()
 
         def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
             default = choose_sizes(builder)
             for number, each in open_choices(target, builder, default).items():
-                if target.kind == "cuda":
+                if ranked and target.kind == "cuda":
                     each = [c for c, _ in ranked_all(target, builder, traced, default, number)]
-                found[number] = each
+                found.update({number: each} if each else {})
             return default
 
-        with compiled_for(target):
-            trace_direct(self.fn, (), bound, sizes, pick=pick)
-        return {number: each for number, each in found.items() if each}
+        return Opened(self._first(bound, sizes, pick).program, target, found)
 
     def chosen(self, bound: dict[str, Any]) -> list[tuple[str, Candidate]]:
         """The kernels of the text by name, and what is chosen for each."""
-        found = self._trace(bound)
+        found = self.trace(bound)
         names = [kernel.name for kernel in found.program.kernels]
         return [(name, candidate_of(found.sizes, number)) for number, name in enumerate(names)]
 
-    def estimated(self, bound: dict[str, Any], sizes: Mapping[str, int] = _NO_SIZES) -> list[Times]:
+    def estimated(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> list[Times]:
         """The kernels of the text by name, and how long each takes by the model, with the best of
         a few candidates."""
-        target, found = self.target(), list[Times]()
+        found = list[Times]()
 
         def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
-            chosen, times = roughly(target, builder, traced)
-            found[:] = times
+            chosen, found[:] = roughly(self.target(), builder, traced)
             return chosen
 
-        with compiled_for(target):
-            trace_direct(self.fn, (), bound, sizes, pick=pick)
+        self._first(bound, sizes, pick)
         return found
 
     def _example(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> DirectTrace:
         """A trace without arrays, for what does not depend on their sizes."""
         try:
-            return self._trace(bound, sizes, stand_in=_STAND_IN)
+            return self.trace(bound, sizes, stand_in=_STAND_IN)
         except CompileError as error:
             if sizes or "const" not in self.fn.__code__.co_names:
                 raise
@@ -264,6 +249,14 @@ class Direct:
         bound.apply_defaults()
         return dict(bound.arguments)
 
+    def bind_some(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Some arguments, and the sizes of `T.const` that are given by name among them."""
+        sizes = {n: v for n, v in kwargs.items() if n not in self.signature.parameters}
+        given = {n: v for n, v in kwargs.items() if n not in sizes}
+        return self.bind(args, given, partial=True), sizes
+
     def known(self, bound: dict[str, Any], sizes: Mapping[str, int] = _NO_SIZES) -> _Known:
         """The kernel for these arguments; arrays may be left out where `sizes` are given."""
         context = self.context.key()
@@ -289,7 +282,7 @@ class Direct:
         best: tuple[DirectTrace, CompiledKernel, list[Any]] | None = None
         wrong: CompileError | None = None
         for rank in count():
-            traced = self._trace(bound, sizes, rank=rank)
+            traced = self.trace(bound, sizes, rank=rank)
             try:
                 with _kept_back(traced.has_other) as said:
                     kernel = self.make(traced)
@@ -316,7 +309,7 @@ class Direct:
         kinds = self._kinds(bound, context)
         free = self._open.get((about, kinds), {})
         scalars = self._scalars.get(context, ())
-        arrays = {n: v for n, v in bound.items() if _is_array(v) and n not in scalars}
+        arrays = {n: v for n, v in bound.items() if is_array(v) and n not in scalars}
         sizes = [closed(v.shape, free.get(n, ())) for n, v in arrays.items()]
         if self._chosen.get((about, kinds)):
             shapes = zip((v.shape for v in arrays.values()), sizes, strict=True)
@@ -327,7 +320,7 @@ class Direct:
         """All that the kernel's text depends on, but sizes."""
         scalars = self._scalars.get(context, ())
         return tuple(
-            (n, ("array", len(v.shape), str(v.dtype)) if _is_array(v) else key_of(self.fn, n, v))
+            (n, ("array", len(v.shape), str(v.dtype)) if is_array(v) else key_of(self.fn, n, v))
             for n, v in bound.items()
             if n not in scalars
         )
@@ -381,11 +374,7 @@ def key_of(fn: Callable[..., Any], name: str, value: Any) -> Key:
 
 def outline(value: Any) -> Any:
     """An array as its outline, anything else as it is."""
-    return Outline(tuple(value.shape), str(value.dtype)) if _is_array(value) else value
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    return Outline(tuple(value.shape), str(value.dtype)) if is_array(value) else value
 
 
 def _look(value: Any) -> Any:
@@ -395,6 +384,6 @@ def _look(value: Any) -> Any:
         return kind, value.shape, value.dtype
     if kind is int or kind is str or value is None:
         return value
-    if kind not in LEAVES and _is_array(value):
+    if kind not in LEAVES and is_array(value):
         return kind, value.shape, value.dtype
     return content_key(value)

@@ -220,9 +220,7 @@ class Jit:
         was chosen.
         """
         if self.direct:
-            sizes = {n: v for n, v in kwargs.items() if n not in self.signature.parameters}
-            given = {n: v for n, v in kwargs.items() if n not in sizes}
-            return self.calls.known(self.calls.bind(args, given, partial=True), sizes).kernel
+            return self.calls.known(*self.calls.bind_some(args, kwargs)).kernel
         bound = self.calls.bind(args, kwargs)
         values = (key_of(self.fn, name, value) for name, value in bound.items())
         key = (self._traced_for(), self.context.key(), *values)
@@ -238,9 +236,7 @@ class Jit:
         what they were chosen from; not compiled."""
         if not self.direct:
             return self.prim_func(*args, **kwargs).program, {}
-        sizes = {n: v for n, v in kwargs.items() if n not in self.signature.parameters}
-        given = {n: v for n, v in kwargs.items() if n not in sizes}
-        traced = self.calls.drafted(self.calls.bind(args, given, partial=True), sizes)
+        traced = self.calls.trace(*self.calls.bind_some(args, kwargs))
         return traced.program, traced.why
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:

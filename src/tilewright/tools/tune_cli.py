@@ -63,11 +63,8 @@ def tune_command(
 
 
 def _tune(jit: Jit, sizes: str, most: int, again: bool, crew: Crew) -> None:
-    given = parse_arguments(sizes, {})
-    known = {n: v for n, v in given.items() if n in jit.signature.parameters}
-    bound = jit.calls.bind((), known, partial=True)
+    bound, rest = jit.calls.bind_some((), parse_arguments(sizes, {}))
     label = f"{jit.fn.__name__} {sizes}".strip()
-    rest = {n: v for n, v in given.items() if n not in known}
     try:
         with progress(label) as watch:
             found = tune(jit, bound, rest, most=most, again=again, crew=crew, watch=watch)

@@ -93,7 +93,7 @@ def tune(
         crew = LocalCrew()
         crew.begin(str(target))
     try:
-        ranked = jit.calls.ranked(bound, sizes)
+        ranked = jit.calls.opened(bound, sizes, ranked=True).found
         known = {n: each for n, each in found.times.items() if each}
         chosen = {n: known[n][0][0] if n in known else each[0] for n, each in ranked.items()}
         for number in missing:
@@ -185,9 +185,8 @@ class _Search:
             )
 
     def _job(self, chosen: Candidate) -> dict[str, Any]:
-        program = self.jit.calls.traced(
-            self.bound, self.sizes, {**self.chosen, self.number: chosen}
-        )
+        given = {**self.chosen, self.number: chosen}
+        program = self.jit.calls.trace(self.bound, self.sizes, given=given).program
         target = str(self.jit.compile_target)
         return {"program": print_program(program), "lines": lines_of(program), "target": target}
 

@@ -28,6 +28,6 @@ def modelled(program: TileProgram, formula: Formula, target: Target) -> Modelled
     kernel = load(program).on(target)
     bound = kernel.calls.bind(tuple(examples(formula)), {})
     try:
-        return Modelled(tuple(kernel.calls.estimated(bound)))
+        return Modelled(tuple(kernel.calls.estimated(bound, {})))
     except CompileError as error:  # the text is none for this chip
         return Modelled(((program.name, inf, error.diagnostic.message),))
