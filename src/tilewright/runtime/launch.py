@@ -19,7 +19,7 @@ from tilewright.ir.bind import (
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var
 from tilewright.ir.op import Program
-from tilewright.runtime.outputs import delivered, empty_like_library, maker, unpack
+from tilewright.runtime.outputs import delivered, empty_like_library, maker
 from tilewright.support.errors import LaunchError
 from tilewright.targets.arrays import (
     Array,
@@ -112,9 +112,12 @@ class Launcher:
         """As the kernel takes them: packed ones may come as bytes."""
         if array.dtype == param.dtype.numpy:
             return array
-        elements, pack = unpack(array, param.dtype)
+        from tilewright.machine.numbers import pack, unpack  # for few kernels: it takes a while
+
+        kind, raw = param.dtype, array.view(np.uint8)
+        elements: Array = unpack(raw, kind)
         if param.name in self.written:
-            after.append(lambda: pack(elements))
+            after.append(lambda: np.copyto(raw, pack(elements, kind)))
         return elements
 
 

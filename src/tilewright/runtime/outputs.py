@@ -152,34 +152,3 @@ def _ordinal(like: Any) -> int:
     if hasattr(like, "__dlpack_device__"):
         return int(like.__dlpack_device__()[1])
     return view_of(like, "an argument").device or 0
-
-
-# ── packed elements ──────────────────────────────────────────────────────────────────────────
-
-
-def unpack(packed: Array, dtype: DType) -> tuple[Array, Callable[[Array], None]]:
-    """Bytes that hold `8 / bits` elements each, low bits first → one element per item, and the
-    function that packs changed elements back."""
-    per = 8 // dtype.bits
-    raw = packed.view(np.uint8)
-    mask = (1 << dtype.bits) - 1
-    parts = [(raw >> (i * dtype.bits)) & mask for i in range(per)]
-    bits = np.stack(parts, axis=-1).reshape(*raw.shape[:-1], raw.shape[-1] * per)
-    elements = _from_bits(bits.astype(np.uint8), dtype)
-
-    def pack(changed: Array) -> None:
-        low = changed.view(np.uint8) & mask
-        grouped = low.reshape(*raw.shape, per)
-        total = np.zeros(raw.shape, np.uint8)
-        for i in range(per):
-            total |= grouped[..., i] << (i * dtype.bits)
-        raw[...] = total
-
-    return elements, pack
-
-
-def _from_bits(bits: Array, dtype: DType) -> Array:
-    if dtype.kind == "int":  # ml_dtypes keeps signed values sign-extended in their byte
-        sign = 1 << (dtype.bits - 1)
-        bits = ((bits.astype(np.int16) ^ sign) - sign).astype(np.int8).view(np.uint8)
-    return bits.view(dtype.numpy)
