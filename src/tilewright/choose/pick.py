@@ -27,6 +27,7 @@ from tilewright.choose.candidates import (
     steps_of,
 )
 from tilewright.choose.ranges import at_sizes, launch_sizes
+from tilewright.ir.analysis.effects import does_more
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.lang.builder import Builder, Sizes, TileLoop
@@ -250,11 +251,7 @@ def _writes_once(kernel: Kernel, body: Body) -> bool:
     for op in body:
         if isinstance(op, If) and op.cond is first and not op.orelse:
             continue
-        written = {region.buffer for region in regions(op, writes=True)}
-        written |= {op.buffer} if isinstance(op, Store) else set()
-        if any(b.is_global for b in written) or isinstance(op, (Atomic, Intrinsic)):
-            return False
-        if not all(_writes_once(kernel, inner) for inner in bodies(op)):
+        if does_more(op) or not all(_writes_once(kernel, inner) for inner in bodies(op)):
             return False
     return True
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from tilewright.ir.analysis.effects import does_more
 from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
 from tilewright.lang.builder import Builder, Position, Sizes
@@ -181,8 +182,7 @@ def add_rest(first: Builder, second: Builder) -> None:
 def _check_effects(builder: Builder) -> None:
     """What stands before a loop is done by all blocks of both kernels."""
     for op in (inner for each in builder.trail for inner in walk_ops(each)):
-        effects = [b for b in written_buffers(op) if b.is_global]
-        if effects or isinstance(op, (Atomic, Intrinsic)):
+        if does_more(op):
             raise CompileError(
                 "what stands before a loop whose steps blocks share is done more than once",
                 loc=op.loc,

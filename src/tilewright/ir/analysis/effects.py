@@ -31,7 +31,7 @@ def written_by(kernel: Kernel) -> set[str]:
     """Buffers that the kernel writes, tensors also under the names of their views."""
     found, roots = written_in(kernel.body), aliases(kernel)
     views = list(walk_ops(kernel, View))
-    tensors = {op.buffer.name for op in views if op.source.space is Space.GLOBAL}
+    tensors = {op.buffer.name for op in views if op.source.is_global}
     changed = found | {roots[name] for name in found & tensors}
     return changed | {view for view in tensors if roots[view] in changed}
 
@@ -59,6 +59,11 @@ def used_outside(body: Body, loops: Container[Var]) -> set[str]:
         if not (isinstance(op, For) and op.var in loops):
             found = found.union(*(used_outside(inner, loops) for inner in bodies(op)))
     return found
+
+
+def does_more(op: Op) -> bool:
+    """Whether an op does more than work on the memory of its block."""
+    return isinstance(op, (Atomic, Intrinsic)) or any(b.is_global for b in written_buffers(op))
 
 
 def leaves_early(body: Body, *ways: type[Op]) -> bool:
