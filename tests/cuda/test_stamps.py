@@ -19,7 +19,7 @@ import tilewright.language as T
 from devtools.host import build, judge
 from tests.cuda.fake import fake_driver, launch
 from tilewright import machine
-from tilewright.inspect.explain import explain
+from tilewright.inspect.explain import explanation, in_words
 from tilewright.inspect.measured import UNWRITTEN, about, read
 from tilewright.inspect.trace import trace_of
 from tilewright.ir.buffer import Buffer, Space
@@ -188,7 +188,7 @@ def test_the_trace_of_a_loop_stands_beside_the_modelled_one(tmp_path):
     assert "differs: consumer, waits for products: " in text
     assert {s.iteration for s in trace.spans if s.op.startswith("T.gemm")} == set(range(8))
     assert all(s.loc is not None and s.start < s.end for s in trace.spans)
-    told = explain("gemm", TRACED, steps, [], timelines=trace.timelines)
+    told = in_words(explanation("gemm", TRACED, steps, [], trace.timelines))
     assert told.count("clock   |") >= 2 and "differs: consumer" in told
     trace.save(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

@@ -12,7 +12,7 @@ import tilewright as tw
 import tilewright.language as T
 from tests.cuda.test_zoo import KERNELS as ZOO
 from tests.cuda.test_zoo import TARGETS, lowered
-from tilewright.inspect.explain import explain, explanation
+from tilewright.inspect.explain import explanation, in_words
 from tilewright.inspect.multiprocessor import Clock, Slots, sharing
 from tilewright.inspect.simulate import Simulation, simulate
 from tilewright.inspect.timeline import COLUMNS, drawing, interval, timeline
@@ -140,7 +140,7 @@ def test_zoo(name, arch):
         assert line["interval"] > 0 and line["limit"] and line["spans"]
         assert all(0 <= part <= 1 for part in line["utilisation"].values())
         assert all(len(text) < 100 for text in drawing(line))
-    text = explain(name, TARGETS[arch], trace, [])
+    text = in_words(explanation(name, TARGETS[arch], trace, []))
     assert text.count("timeline of loop") == sum(one["timeline"] is not None for one in found)
 
 

@@ -7,7 +7,6 @@ once; shared memory, and who lies over whom; and who works when in the main loop
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -138,7 +137,7 @@ def _as_dict(entry: Entry) -> dict[str, Any]:
         "op": entry.op,
         "file": loc.file if loc else None,
         "line": _line(loc),
-        "source": linecache.getline(loc.file, loc.line).strip() if loc else "",
+        "source": loc.source.strip() if loc else "",
         "text": entry.text,
         "choices": dict(entry.choices),
         "minor": entry.minor,
@@ -207,18 +206,9 @@ GRID = (
 # ── text ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def explain(
-    name: str,
-    target: Target,
-    trace: Trace,
-    figures: Figures,
-    more: str = "",
-    timelines: Mapping[str, Any] | None = None,
-    chosen: Mapping[str, str] | None = None,
-) -> str:
-    """The same in words; `more` is said at the end."""
-    told = explanation(name, target, trace, figures, timelines, chosen)
-    lines = [f"{name} for {target}"]
+def in_words(told: Mapping[str, Any], more: str = "") -> str:
+    """The same as text; `more` is said at the end."""
+    lines = [f"{told['name']} for {told['target']}"]
     for kernel in told["kernels"]:
         grid = " × ".join(kernel["grid"]) or "1"
         threads = " × ".join(str(t) for t in kernel["threads"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,7 +106,7 @@ def trace_of(
 
 def _source(op: Op) -> str:
     """The line of the kernel's text, or of the IR."""
-    line = linecache.getline(op.loc.file, op.loc.line).strip() if op.loc is not None else ""
+    line = op.loc.source.strip() if op.loc is not None else ""
     return line or first_line(op)
 
 

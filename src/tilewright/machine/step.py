@@ -6,7 +6,6 @@ Steps are wrapped while a kernel is compiled, so a run without a stepper pays no
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -46,7 +45,7 @@ class State:
     @property
     def source(self) -> str:
         """The line of the kernel's text."""
-        return linecache.getline(self.file, self.line).strip()
+        return self.loc.source.strip()
 
     @property
     def text(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from tilewright.ir.analysis.effects import check_deterministic
@@ -153,7 +152,7 @@ class CompiledKernel:
         what moves at once, sectors and bank conflicts, conversions and their cost; then registers
         and shared memory, and a timeline: modelled, and beside it as `trace` measured it last.
         `as_dict`: the same as plain data."""
-        from tilewright.inspect.explain import explain, explanation
+        from tilewright.inspect.explain import explanation, in_words
 
         figures: list[dict[str, Any]] = []
         if self.target.kind == "cuda":
@@ -161,17 +160,16 @@ class CompiledKernel:
 
             figures = by_kernel(self._cuda("occupancy"))
         measured = self._traced.timelines if self._traced is not None else None
+        told = explanation(
+            self.name, self.target, self.executable.trace, figures, measured, self.chosen
+        )
         if as_dict:
-            return explanation(
-                self.name, self.target, self.executable.trace, figures, measured, self.chosen
-            )
+            return told
         found = ", ".join(f"{key} {value}" for key, value in self.resources.items())
         more = f"a block takes: {found}"
         if missing := getattr(self.executable, "missing", None):
             more += f"; registers are known once it is compiled: {missing.diagnostic.fix}"
-        return explain(
-            self.name, self.target, self.executable.trace, figures, more, measured, self.chosen
-        )
+        return in_words(told, more)
 
     @entry
     def picture(self, of: str = "timeline") -> Picture:
@@ -265,7 +263,7 @@ class CompiledKernel:
                     sums[op.buffer.space] += op.buffer.bytes
             found["shared_bytes"] = max(found["shared_bytes"], sums[Space.SHARED])
             found["fragment_bytes"] = max(found["fragment_bytes"], sums[Space.FRAGMENT])
-            found["threads"] = max(found["threads"], prod(kernel.threads))
+            found["threads"] = max(found["threads"], kernel.thread_count)
         return found
 
     @property
