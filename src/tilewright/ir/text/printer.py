@@ -394,16 +394,6 @@ def print_expr(expr: Expr) -> str:
 arith.shown = print_expr
 
 
-def print_region(region: Region) -> str:
-    """The text of a region."""
-    return _Printer().region(region)
-
-
-def print_buffer(buffer: Buffer) -> str:
-    """The text that declares a buffer."""
-    return _Printer().declaration(buffer)
-
-
 def print_op(op: Op) -> str:
     """The text of an op, its bodies included, without a final newline."""
     printer = _Printer()
