@@ -176,7 +176,7 @@ def _copy(op: Copy, told: Told) -> Entry:
     names = f"{op.src.buffer.name} → {op.dst.buffer.name}"
     text = f"copy {names} {_shape(op.src.tile)}: {op.atom or 'by threads'}"
     how = _ENGINES.get(op.atom or "", "")
-    if op.src.buffer.space is op.dst.buffer.space is Space.FRAGMENT:
+    if op.src.buffer.space is op.dst.buffer.is_fragment:
         how = "registers of each thread"
     boxes = told.emitted(op, op.atom or "") if op.atom in ("bulk_load", "bulk_store") else 0
     if boxes:
@@ -218,14 +218,14 @@ def _why_copy(op: Copy, told: Told) -> str:
         reason = f"{told.target.arch} has no bulk engine, or it is switched off"
     else:
         reason = why_not_bulk(op, ranges) or "it fills no ring, where a bulk copy would pay"
-    if op.atom == "threads" and op.src.buffer.space is Space.GLOBAL:
+    if op.atom == "threads" and op.src.buffer.is_global:
         other = why_not_cp_async(op, ranges)
         reason += f"; not cp.async: {other}" if other and other != reason else ""
     return f"not bulk: {reason}"
 
 
 def _fill(op: Fill, told: Told) -> Entry:
-    where = "registers" if op.dst.buffer.space is Space.FRAGMENT else "memory"
+    where = "registers" if op.dst.buffer.is_fragment else "memory"
     text = f"fill {op.dst.buffer.name} {_shape(op.dst.tile)}: {where}"
     return _entry(op, text, *told.moved(op))
 
@@ -241,7 +241,7 @@ def _atomic(op: Atomic, told: Told) -> Entry:
 
 def _gemm(op: Gemm, told: Told) -> Entry:
     m, n, k = shape_of(op)
-    source = "registers" if op.a.buffer.space is Space.FRAGMENT else "shared memory"
+    source = "registers" if op.a.buffer.is_fragment else "shared memory"
     text = (
         f"gemm {m}×{n}×{k} {op.a.dtype} by {op.b.dtype} into {op.c.dtype}: "
         f"{op.atom or 'no instruction chosen'}, A from {source}"
@@ -249,7 +249,7 @@ def _gemm(op: Gemm, told: Told) -> Entry:
     if told.target.kind != "cuda":
         return _entry(op, text)
     held = op.c.buffer.layout  # by a role's threads, or the block's
-    threads = held.threads if isinstance(held, Fragment) else prod(told.kernel.threads)
+    threads = held.threads if isinstance(held, Fragment) else told.kernel.thread_count
     split = split_of(op, threads, told.target)
     how = dealt = ""
     if split is not None:

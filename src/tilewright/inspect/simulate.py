@@ -398,7 +398,7 @@ class Simulation(Multiprocessor):
     def members(self, block: int) -> Iterator[Who]:
         parts: list[tuple[str, int, int]] = [(r.name, r.warps, r.instances) for r in self.roles]
         if not parts:
-            parts = [("", max(1, prod(self.kernel.threads) // WARP), 1)]
+            parts = [("", max(1, self.kernel.thread_count // WARP), 1)]
         first = len(self.crew)
         for name, warps, instances in parts:
             each = max(1, warps // max(1, instances))

@@ -74,7 +74,7 @@ class _Walk:
 
     def __init__(self, kernel: Kernel, dims: Mapping[Var, Any]) -> None:
         self.kernel = kernel
-        self.threads = prod(kernel.threads)
+        self.threads = kernel.thread_count
         self.values: dict[Var, Any] = dict(dims)
         number = np.arange(self.threads)
         for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
@@ -235,7 +235,7 @@ class _Walk:
 
     def address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Any:
         """In bytes; tensors begin at 0."""
-        if buffer.space is Space.SHARED:
+        if buffer.is_shared:
             strides: list[Any] = [1]
         elif buffer.strides is not None:
             strides = [self.value(s) for s in buffer.strides]

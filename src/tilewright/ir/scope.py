@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
@@ -54,7 +53,7 @@ def entry(kernel: Kernel, dims: Iterable[Dim] = ()) -> Ranges:
     for var, count in zip(kernel.thread_vars, kernel.threads, strict=False):
         ranges = ranges.where(var, 0, count - 1)
     if kernel.rank is not None:
-        ranges = ranges.where(kernel.rank, 0, prod(kernel.cluster) - 1)
+        ranges = ranges.where(kernel.rank, 0, kernel.cluster_size - 1)
     return ranges
 
 
@@ -131,6 +130,6 @@ def _sizes(kernel: Kernel) -> list[Expr]:
     found: dict[Expr, None] = {}
     for op in walk_ops(kernel):
         for buffer in named_buffers(op):
-            if buffer.space is Space.GLOBAL:
+            if buffer.is_global:
                 found.update(dict.fromkeys(buffer.shape))
     return list(found)

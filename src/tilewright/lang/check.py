@@ -324,7 +324,7 @@ def _check_fragments(kernel: Kernel) -> None:
         if isinstance(op, Store):
             places.append((op.buffer, op.indices, op.loc))
         for buffer, indices, loc in places:
-            if buffer.space is not Space.FRAGMENT or buffer in pinned:
+            if not buffer.is_fragment or buffer in pinned:
                 continue
             source = next((v for i in indices for v in variables(i) if v in threads), None)
             if source is not None:
@@ -424,7 +424,7 @@ class _Check:
                 b: x.loc
                 for x in walk_ops(op.body)
                 for b in written_buffers(x)
-                if b.space is Space.LOCAL and b not in own and b not in self.viewed
+                if b.is_local and b not in own and b not in self.viewed
             }
             inner = (shared - fresh) | changed.keys()
             self.body(op.body, lost, frozenset(inner), frozenset())
@@ -442,7 +442,7 @@ class _Check:
         if isinstance(op, Alloc):
             written = [op.buffer]
         else:
-            written = [b for b in written_buffers(op) if b.space is Space.LOCAL]
+            written = [b for b in written_buffers(op) if b.is_local]
         if written:
             lost = {b: loc for b, loc in lost.items() if b not in written}
             fresh = fresh | frozenset(written)
@@ -452,7 +452,7 @@ class _Check:
         found = [(load.buffer, load.loc) for load in op_loads(op)]
         found += [(region.buffer, None) for region in regions(op, reads=True)]
         for buffer, loc in found:
-            if buffer.space is not Space.LOCAL:
+            if not buffer.is_local:
                 continue
             here = occurrence(loc, op.loc)
             if buffer in others:

@@ -388,7 +388,7 @@ def index_expr(buffer: Buffer, axis: int, key: Any) -> Expr:
             "`for i, j in T.Parallel(m, n)`",
         )
     expr = integer(key, f"an index of {buffer.name}", bools=True)
-    if buffer.space is not Space.GLOBAL:
+    if not buffer.is_global:
         in_range(buffer, axis, expr, const(1))
     return expr
 
@@ -446,7 +446,7 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
             fix="negative indices do not wrap: write A[i0:i1] with both counted from the front",
             code="index",
         )
-    if buffer.space is not Space.GLOBAL:
+    if not buffer.is_global:
         in_range(buffer, axis, start, extent)
     return start, extent
 

@@ -4,7 +4,6 @@ loops out of branches on the thread index."""
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.core import *
@@ -67,7 +66,7 @@ def _place_branches(ops: Body, kernel: Kernel) -> Body:
         if isinstance(op, If) and (
             any(isinstance(o, _TILE_OPS) for o in walk_ops(op)) or _meets_others(op, kernel)
         ):
-            placed = _place_branch(op, kernel, range(prod(kernel.threads)))
+            placed = _place_branch(op, kernel, range(kernel.thread_count))
         if placed is None:
             placed = [map_bodies(op, lambda inner: _place_branches(inner, kernel))]
         found += placed
@@ -82,7 +81,7 @@ def _meets_others(op: If, kernel: Kernel) -> bool:
     taken = len(threads_where(op.cond, kernel))
     return any(
         isinstance(o, Sync) and (o.arrive or (o.threads or 0) > count)
-        for side, count in zip(named, (taken, prod(kernel.threads) - taken), strict=True)
+        for side, count in zip(named, (taken, kernel.thread_count - taken), strict=True)
         for o in side
     )
 
@@ -129,7 +128,7 @@ def _as_roles(ops: Body, kernel: Kernel) -> Body:
             found.append(map_bodies(op, lambda inner: _as_roles(inner, kernel)))
         elif any(_is_collective(o) for o in walk_ops(op)):
             # all warps together
-            warps = -(-prod(kernel.threads) // WARP)
+            warps = -(-kernel.thread_count // WARP)
             last = found[-1] if found else None
             if isinstance(last, Role) and last.name == "all":
                 found[-1] = replace(last, body=(*last.body, op))
@@ -162,7 +161,7 @@ def on_threads(cond: Expr, kernel: Kernel) -> bool:
 def threads_where(cond: Expr, kernel: Kernel) -> list[int]:
     """The threads, in linear order, for which a condition holds."""
     found = []
-    for linear in range(prod(kernel.threads)):
+    for linear in range(kernel.thread_count):
         rest, values = linear, {}
         for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
             values[var] = const(rest % extent)
@@ -295,7 +294,7 @@ class _Lift:
                 "test for threads that follow each other: `if lo <= t < hi`, with constants",
             )
         touched = [b for op in walk_ops(loop) for b in (*read_buffers(op), *written_buffers(op))]
-        fragment = next((b for b in touched if b.space is Space.FRAGMENT), None)
+        fragment = next((b for b in touched if b.is_fragment), None)
         if fragment is not None:
             raise _refusal(
                 loop,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import reduce
-from math import prod
 from typing import Any
 
 from tilewright.ir.core import *
@@ -25,7 +24,7 @@ class Placement(Opened):
     def __enter__(self) -> None:
         builder = current("T.ws")
         kernel = builder.require_block("ws")
-        groups = prod(kernel.threads) // WARPGROUP
+        groups = kernel.thread_count // WARPGROUP
         for at in self.ids:
             if not 0 <= at < max(1, groups):
                 raise CompileError(
@@ -101,7 +100,7 @@ def _arrivals(builder: Builder) -> tuple[int, bool]:
     """How many threads run this place, for barriers count threads; and whether a condition chooses
     them."""
     kernel = builder.require_block()
-    threads = range(prod(kernel.threads))
+    threads = range(kernel.thread_count)
     for body in builder.bodies:
         if body.warps:
             first, count = body.warps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from tilewright.ir.core import *
@@ -172,7 +171,7 @@ def sync_threads(barrier_id: Any = None, arrive_count: int | None = None) -> Non
         builder.emit(Sync("block"))
         return
     kernel = builder.require_kernel()
-    count = prod(kernel.threads) if arrive_count is None else arrive_count
+    count = kernel.thread_count if arrive_count is None else arrive_count
     builder.emit(
         Sync("named", wrap(barrier_id), static_int(count, "arrive_count of T.sync_threads", 1))
     )

@@ -185,7 +185,7 @@ def run_map(b: Builder, op: Map) -> Run:
         (buf.name, buf in written_buffers(each))
         for each in walk_ops(op.body)
         for buf in named_buffers(each)
-        if buf.space is Space.LOCAL and buf.name not in own
+        if buf.is_local and buf.name not in own
     }
     private = sorted(name for name, written in locals_ if written)
     read_only = sorted({name for name, _ in locals_}.difference(private))
@@ -275,12 +275,12 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
         return found
 
     def run(fr: Frame) -> None:
-        block, registers = fr.agent.block, buffer.space is Space.FRAGMENT
+        block, registers = fr.agent.block, buffer.is_fragment
         # a fragment outside of roles is a tile over all threads of the block, whoever uses it
         if registers and (in_role or len(block.agents) == 1):
             found = make(fr)
             found.storage.touched = fr.agent.tick()
-        elif buffer.space is Space.LOCAL:
+        elif buffer.is_local:
             found = make(fr, fr.lanes if fr.in_map or family.viewed else ())
         else:
             found = block.own_memory(buffer, lambda: make(fr))

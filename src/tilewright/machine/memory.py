@@ -70,7 +70,7 @@ class Memory:
         self.name = buffer.name
         self.dtype = buffer.dtype
         self.space = buffer.space
-        self.is_global = self.pads = buffer.space is Space.GLOBAL  # zeros lie outside
+        self.is_global = self.pads = buffer.is_global  # zeros lie outside
         self.shape = shape
         self.lead = lead
         self.array = array

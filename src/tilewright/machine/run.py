@@ -49,7 +49,7 @@ def outer_roles(body: Body) -> Iterator[Role]:
 
 def find_crews(kernel: Kernel, explicit: bool, parts: Callable[[Role], int]) -> list[Crew]:
     """The block's warps, cut wherever an outermost role or one of its parts begins or ends."""
-    total = -(-prod(kernel.threads) // WARP)
+    total = -(-kernel.thread_count // WARP)
     roles = list(outer_roles(kernel.body))
     pieces = []  # the first warp of each, their number, what to call it
     for role in roles:
@@ -121,7 +121,7 @@ class CompiledKernel(Compiled):
     ) -> None:
         kernel = label_kernel(kernel)
         self.kernel, self.options = kernel, options
-        self.scheduled = is_scheduled(kernel) or prod(kernel.cluster) > 1
+        self.scheduled = is_scheduled(kernel) or kernel.cluster_size > 1
         explicit = options.explicit
         if explicit is None:
             explicit = self.scheduled and is_explicit(kernel)
@@ -187,7 +187,7 @@ class ThreadKernel(Compiled):
         self.kernel = kernel
         self.plan = Plan(kernel)
         self.scheduled = True
-        self.knowers = -(-prod(kernel.threads) // WARP) * WARP
+        self.knowers = -(-kernel.thread_count // WARP) * WARP
         evaluate = Evaluator()
         builder = Builder(kernel, evaluate, explicit=True, threads=True)
         intrinsics = list(walk_ops(kernel, Intrinsic))

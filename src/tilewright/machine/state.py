@@ -148,7 +148,7 @@ class Agent:
     def __init__(self, block: Block, crew: Crew) -> None:
         self.block, self.crew = block, crew
         self.first_warp, self.last_warp = crew.first, crew.first + crew.warps - 1
-        total = prod(block.cluster.compiled.kernel.threads)
+        total = block.cluster.compiled.kernel.thread_count
         self.ids: Array = np.arange(
             crew.first * WARP, min((crew.first + crew.warps) * WARP, total), dtype=np.int32
         )

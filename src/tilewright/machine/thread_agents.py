@@ -319,7 +319,7 @@ class Plan:
                 end = place + size_of(buffer)
             self.buffers[buffer.name], self.places[buffer.name] = buffer, place
         self.bytes = -(-max(end, 1) // _ALIGNMENT) * _ALIGNMENT
-        tiles = [b for b in self.buffers.values() if b.space is Space.SHARED]
+        tiles = [b for b in self.buffers.values() if b.is_shared]
         for buffer in tiles:
             if self.places[buffer.name] % buffer.dtype.bytes:
                 raise RunError(
@@ -333,7 +333,7 @@ class Plan:
         """The buffer at an address, in words."""
         for name, buffer in self.buffers.items():
             start = self.places[name]
-            if buffer.space is Space.SHARED and start <= address < start + size_of(buffer):
+            if buffer.is_shared and start <= address < start + size_of(buffer):
                 return f"{name}[{(address - start) // buffer.dtype.bytes}]"
         return f"shared memory at byte {address}"
 
@@ -351,7 +351,7 @@ class SharedBytes:
         self.bytes: Array = np.full(plan.bytes, POISON, np.uint8)
         self.memories: dict[str, Memory] = {}
         for name, buffer in plan.buffers.items():
-            if buffer.space is Space.SHARED:
+            if buffer.is_shared:
                 start = plan.places[name]
                 part = self.bytes[start : start + buffer.bytes].view(buffer.dtype.numpy)
                 shape = buffer.static_shape

@@ -67,8 +67,8 @@ class Accesses:
         for buffer, *what in accesses_of(op, general):
             kind, writes, box, pattern, block = what
             root = self.roots[buffer.name]
-            shared = buffer.space is Space.SHARED
-            tensor = buffer.space is Space.GLOBAL and kind not in ASYNC and root in self.changed
+            shared = buffer.is_shared
+            tensor = buffer.is_global and kind not in ASYNC and root in self.changed
             if not shared and not tensor:
                 continue
             root = self.sharing.get(root, root)

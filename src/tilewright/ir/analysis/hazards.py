@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from operator import or_
 from typing import NamedTuple
 
@@ -97,7 +96,7 @@ class Hazards(Flow[State]):
         self.accesses = Accesses(kernel)
         self.turning = multibuffer(kernel)
         self.role = role
-        self.block = prod(kernel.threads)
+        self.block = kernel.thread_count
         self.threads = self.block if role is None else role.warps * WARP
         self.known: list[tuple[Access, int]] = []  # accesses, and the ids of the ops that make them
         self.bits: dict[tuple[Access, int], int] = {}
@@ -235,7 +234,7 @@ class Hazards(Flow[State]):
         for access in new:
             state = self.record(access, state)
         for scalar in written_buffers(op):
-            if scalar.space is Space.LOCAL:
+            if scalar.is_local:
                 state = self.stale(state, scalar)
         return state
 

@@ -131,7 +131,7 @@ def _require(
     buffer: Buffer, axis: int, index: Expr, extent: int, place: _Place, loc: Loc | None
 ) -> None:
     size = buffer.shape[axis]
-    if buffer.space is Space.GLOBAL or isinstance(index, Const) or not isinstance(size, Const):
+    if buffer.is_global or isinstance(index, Const) or not isinstance(size, Const):
         return
     last = int(size.value) - extent
     index = place.resolved(index)

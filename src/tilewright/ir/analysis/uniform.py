@@ -155,7 +155,7 @@ class _Analysis:
                             self.mark(region.buffer, None, op, f"an operand of `{op.name}`")
         read = (r.buffer for r in regions(op, reads=True) if r.buffer in self.causes)
         for buffer in written_buffers(op):
-            if buffer.space is Space.LOCAL:
+            if buffer.is_local:
                 self.mark(buffer, _first(own, next(read, None), control), op)
         for inner_body in bodies(op):
             self.body(inner_body, control, loop)
@@ -219,7 +219,7 @@ def _tile_op(op: Op) -> str:
     if isinstance(op, Atomic):
         return "tile atomic" if op.src is not None else ""
     touched = [x.buffer for x in operands(op) if isinstance(x, Region)]
-    if isinstance(op, (Copy, Fill)) and all(b.space is Space.LOCAL for b in touched):
+    if isinstance(op, (Copy, Fill)) and all(b.is_local for b in touched):
         return ""
     return TILE_OPS.get(type(op), "")
 

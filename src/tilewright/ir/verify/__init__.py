@@ -49,7 +49,7 @@ def _verify(program: Program, stage: Stage) -> None:
     for var in (*(dim.var for dim in program.dims), *program.scalars):
         define(var, context)
     for tensor in (*program.tensors, *program.scratch):
-        if tensor.space is not Space.GLOBAL:
+        if not tensor.is_global:
             context.fail(
                 f"{tensor.name} is a parameter or scratch tensor, which live in global memory",
                 expected="global",

@@ -169,12 +169,8 @@ def _shown(value: Any) -> str:
     return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
-def block_threads(kernel: Kernel) -> int:
-    return prod(kernel.threads)
-
-
 def block_warps(kernel: Kernel) -> int:
-    return -(-block_threads(kernel) // WARP)
+    return -(-kernel.thread_count // WARP)
 
 
 # ── expressions, buffers and regions ─────────────────────────────────────────────────────────────
@@ -333,7 +329,7 @@ def _check_inside(
     buffer: Buffer, axis: int, start: Expr, extent: int, size: Expr, context: Context
 ) -> None:
     """Outside a global tensor reads zero; outside a tile is an error."""
-    if buffer.space is Space.GLOBAL or not (isinstance(start, Const) and isinstance(size, Const)):
+    if buffer.is_global or not (isinstance(start, Const) and isinstance(size, Const)):
         return
     if not 0 <= start.value <= size.value - extent:
         context.fail(
@@ -357,7 +353,7 @@ def check_buffer(buffer: Buffer, context: Context) -> None:
     for size in buffer.shape:
         if not size.dtype.is_int or (isinstance(size, Const) and size.value < 1):
             context.fail(f"{name}: sizes must be positive integers", got=size)
-    if buffer.space is not Space.GLOBAL and not buffer.is_static:
+    if not buffer.is_global and not buffer.is_static:
         context.fail(
             f"{name}: tiles have constant sizes",
             got=f"({', '.join(map(str, buffer.shape))})",
@@ -372,9 +368,7 @@ def check_buffer(buffer: Buffer, context: Context) -> None:
                 expected=f"a multiple of {per_byte}",
                 got=inner.value,
             )
-    if buffer.strides is not None and (
-        buffer.space is not Space.GLOBAL or len(buffer.strides) != buffer.rank
-    ):
+    if buffer.strides is not None and (not buffer.is_global or len(buffer.strides) != buffer.rank):
         context.fail(
             f"{name}: strides are for global tensors, one per dimension",
             got=f"{len(buffer.strides)} strides of rank {buffer.rank} in {buffer.space.value}",
@@ -397,7 +391,7 @@ def _check_layout(buffer: Buffer, context: Context) -> None:
             f"{buffer.name} has no layout at stage {context.stage.name}",
             fix='run layout inference, or give layout="…"',
         )
-    if buffer.space is Space.FRAGMENT:
+    if buffer.is_fragment:
         if not isinstance(layout, Fragment):
             context.fail(
                 f"{buffer.name}: a fragment's layout says which thread holds what",

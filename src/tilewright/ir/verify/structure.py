@@ -9,7 +9,6 @@ Barriers handed to an intrinsic are left alone, as it may do anything to them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.aliases import aliases
@@ -19,7 +18,6 @@ from tilewright.ir.gather import gather_of
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.verify.core import (
     Context,
-    block_threads,
     block_warps,
     rule,
 )
@@ -43,16 +41,16 @@ def _kernel(op: Kernel, context: Context) -> None:
             )
     for extent in op.grid:
         context.integer(extent, "a grid extent")
-    if min(op.threads, default=1) < 1 or block_threads(op) > MAX_THREADS:
+    if min(op.threads, default=1) < 1 or op.thread_count > MAX_THREADS:
         context.fail(
             "the number of threads is out of range",
             expected=f"1 … {MAX_THREADS}",
-            got=block_threads(op),
+            got=op.thread_count,
         )
     if op.rank is not None and not op.cluster:
         context.fail("rank= in a kernel without a cluster", fix="give cluster=(…)")
     if op.cluster and (
-        len(op.cluster) > max(1, len(op.grid)) or min(op.cluster) < 1 or prod(op.cluster) > 16
+        len(op.cluster) > max(1, len(op.grid)) or min(op.cluster) < 1 or op.cluster_size > 16
     ):
         context.fail(
             "the cluster does not fit",
@@ -69,7 +67,7 @@ def _registers(op: Kernel, context: Context) -> None:
     groups = block_warps(op) // GROUP
     if not roles or not groups:
         return
-    entry = min(REGISTERS_PER_BLOCK // block_threads(op) // 8 * 8, 256)
+    entry = min(REGISTERS_PER_BLOCK // op.thread_count // 8 * 8, 256)
     held = [entry] * groups
     for group in range(groups):
         moved = [r.registers or 0 for r in roles if r.first <= group * 4 < r.first + r.warps]
