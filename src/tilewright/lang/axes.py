@@ -121,7 +121,7 @@ def extent_axis(size: Any) -> Axis:
         return ONE
     name = size.name if isinstance(size, Extent) else str(expr.value)
     builder, total = current("a value"), int(expr.value)
-    key = (len(builder.kernels), name)
+    key = (builder.number, name)
     total = places_of(builder, name, said := total)
     split = builder.sizes.splits.get(key)
     found = Axis(name, total, ("extent", name), said=said)
@@ -152,6 +152,15 @@ def has_places(axis: Axis) -> bool:
     if axis.key in builder.axes and axis.key not in builder.pinned:
         return False
     return not axis.is_ragged or bool(axis.total)
+
+
+def inside(axes: Sequence[Axis], places: Sequence[Expr], counted: Sequence[Axis]) -> Expr:
+    """Whether places on `axes` count along those that are `counted`."""
+    found: Expr = TRUE
+    for axis, place in zip(axes, places, strict=True):
+        if axis in counted:
+            found = logical_and(found, axis.inside(place))
+    return found
 
 
 def shape_text(axes: Sequence[Axis]) -> str:

@@ -54,8 +54,6 @@ class Position(NamedTuple):
 
 
 TileLoop: TypeAlias = tuple[int, str]  # over tiles: the number of its kernel, and its variable
-
-
 Joined: TypeAlias = tuple[tuple[str, int], ...]
 
 
@@ -152,6 +150,11 @@ class Builder:
         self.kept: set[int] = set()  # those that are used by several passes
 
     @property
+    def number(self) -> int:
+        """Of the kernel that is open, or the next one."""
+        return len(self.kernels)
+
+    @property
     def multiplied(self) -> set[Any]:
         """The axes of operands of `@`."""
         return {axis.key for _, sides, _ in self.products for axis in sides}
@@ -197,14 +200,26 @@ class Builder:
             op = with_loc(op, locate())
         for expr in expressions(op):
             check_expression(expr)
-        op = self._settled(op)
-        op = self._counted(op, seen)
+        op = self._counted(self._settled(op), seen)
         self.bodies[-1].ops.append(op)
         self.trail.append(op)
 
+    def tile(
+        self,
+        name: str | None,
+        default: str,
+        shape: tuple[Expr, ...],
+        kind: DType,
+        space: Space = Space.FRAGMENT,
+    ) -> Buffer:
+        """Memory from here on."""
+        made = Buffer(self.fresh(name, default), shape, kind, space)
+        self.emit(Alloc(made))
+        return made
+
     def emit_once(self, op: Store | Atomic, buffer: Buffer) -> None:
         """An effect on one element: of the blocks of a cluster that have a row, one has it."""
-        number, rank = len(self.kernels), self.kernel.rank if self.kernel else None
+        number, rank = self.number, self.kernel.rank if self.kernel else None
         self.told |= {(number, buffer)} if buffer.is_global else set()
         if isinstance(op, Atomic) and op.result is not None:
             self.undivided.add(number)  # all need what was there
@@ -418,13 +433,8 @@ class Builder:
         """The value as it is now: loads are taken, large trees named."""
         expr = wrap(value)
         check_expression(expr)
-        if (
-            is_pure(expr)
-            and written_size(expr)[0] <= LARGE_WRITTEN
-            and sum(1 for _ in walk(expr)) <= LARGE
-        ):
-            return expr
-        return self.let(expr, name)
+        small = written_size(expr)[0] <= LARGE_WRITTEN and sum(1 for _ in walk(expr)) <= LARGE
+        return expr if small and is_pure(expr) else self.let(expr, name)
 
     def require_kernel(self, name: str = "") -> Kernel:
         """The kernel; `name` is the word that needs it where none runs."""

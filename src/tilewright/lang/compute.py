@@ -350,12 +350,8 @@ def _whole_tile(kind: str, src: Any) -> Expr:
         return _elementwise(kind, frm, extents)
     builder.require_block()
     # one flag per element first, so that every type and rank reduces the same way
-    flags = Buffer(
-        builder.fresh(None, f"{name}_flags"), (const(prod(extents)),), BOOL, Space.SHARED
-    )
-    found = Buffer(builder.fresh(None, name), (const(1),), BOOL, Space.SHARED)
-    builder.emit(Alloc(flags))
-    builder.emit(Alloc(found))
+    flags = builder.tile(None, f"{name}_flags", (const(prod(extents)),), BOOL, Space.SHARED)
+    found = builder.tile(None, name, (const(1),), BOOL, Space.SHARED)
     vars = tuple(builder.var(None, default="i") for e in extents if e != 1)
     sizes = tuple(const(e) for e in extents if e != 1)
     linear: Expr = const(0)

@@ -279,7 +279,7 @@ class Env(Logic, PythonWords):
         def declare(text: str) -> str | None:
             found = re.fullmatch(rf"{name}\s*=\s*([^=].*)", text)
             made = f'T.alloc_var("{dtype}", init={found.group(1)})' if found else ""
-            if found and len(own.kernels) in own.tiled and type(old.value) in (int, float):
+            if found and own.number in own.tiled and type(old.value) in (int, float):
                 kind = "" if dtype == "float32" else f', "{dtype}"'
                 made = f"T.full((), {found.group(1)}{kind})"
             return f"{name} = {made}" if found else None

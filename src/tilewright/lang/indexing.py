@@ -12,7 +12,7 @@ from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
 from tilewright.ir.marks import with_loc
 from tilewright.ir.simplify import simplify
-from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, has_places, shape_text
+from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, has_places, inside, shape_text
 from tilewright.lang.builder import Builder, TracedAgain, current, current_block
 from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
 from tilewright.lang.joined import check_joined, seen_joined
@@ -84,7 +84,7 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             starts.append(start)
             ends = axis.limit is None or is_same(axis.limit, buffer.shape[at])
             if not buffer.is_global:
-                current().uncut.add(len(current().kernels))
+                current().uncut.add(current().number)
             elif axis.shift is not None or not ends or axis.part != axis.size:
                 loose.append(axis)
         else:
@@ -149,7 +149,7 @@ def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, 
         builder.emit_at(begin, Let(axis.shift, first % axis.split.align))
     if known is not first:
         return None, ()
-    name = (len(builder.kernels), buffer.name)
+    name = (builder.number, buffer.name)
     if name not in builder.flat:
         size = reduce(lambda a, b: a * b, buffer.shape)
         flat = Buffer(builder.fresh(f"{buffer.name}_flat"), (size,), buffer.dtype, buffer.space)
@@ -225,7 +225,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
         return builder.let(at(()))  # type: ignore[return-value]
     value = Value(box.axes, buffer.dtype, at, box.parts)
     value.source, value.writes = buffer, builder.writes(buffer)
-    number = len(builder.kernels)
+    number = builder.number
     builder.reads_of.append((number, box))
     builder.lasts |= _last(box)
     if value.writes:  # perhaps by another block, where several have a row
@@ -268,7 +268,7 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     box = box_of(tile, keys)
     made = value_of(value)
     builder.lasts |= _last(box)
-    builder.stored |= {(len(builder.kernels), axis.key) for axis in box.axes}
+    builder.stored |= {(builder.number, axis.key) for axis in box.axes}
     _check_fits(box, made, f"a store to {tile.name}")
     _read_first(builder, box, made)
     with once(builder, box.axes), walking(builder, box.axes, made.goes_backward):
@@ -299,7 +299,7 @@ def _read_first(builder: Builder, box: Box, made: Value) -> None:
         same = part.region is not None and part.region == box.region and not part.is_turned
         if part.source is not box.buffer or same:
             continue
-        builder.undivided.add(len(builder.kernels))
+        builder.undivided.add(builder.number)
         if part.serial and part.serial not in builder.kept:
             builder.kept.add(part.serial)
             raise TracedAgain
@@ -357,11 +357,8 @@ def element_map(
     builder.footprints.append(tuple(axis for axis in box.axes if axis is not ONE))
     vars, places = over(builder, box.axes)
     op = make(*box.where(places), made.element(own_places(made, box.axes, places)))
-    inside: Expr = TRUE
-    for axis, place in zip(box.axes, places, strict=True):
-        if axis in box.loose:
-            inside = logical_and(inside, axis.inside(place))
-    body: Body = (op,) if inside is TRUE else (If(inside, (with_loc(op, locate()),)),)
+    counts = inside(box.axes, places, box.loose)
+    body: Body = (op,) if counts is TRUE else (If(counts, (with_loc(op, locate()),)),)
     for each in (Map(vars, spans(builder, box.axes), body),) if vars else body:
         builder.emit(each)
 
@@ -393,7 +390,7 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
             inner.append((len(axes), const(0)))
             axes.append(axis)
             continue
-        current().undivided.add(len(current().kernels))
+        current().undivided.add(current().number)
         if isinstance(key, slice):
             size = axis.total or axis.size
             start, stop = (0 if key.start is None else key.start, key.stop or size)

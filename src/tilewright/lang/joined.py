@@ -38,7 +38,7 @@ def find_joined(builder: Builder) -> dict[int, tuple[Joined, ...]]:
 
 def places_of(builder: Builder, name: str, size: int) -> int:
     """Of a whole dimension: those of all that are one with it, if it is their last, or one."""
-    for run in builder.sizes.joined.get(len(builder.kernels), ()):
+    for run in builder.sizes.joined.get(builder.number, ()):
         if name in dict(run):
             return _places(run) if name == run[-1][0] else 1
     return size
@@ -46,7 +46,7 @@ def places_of(builder: Builder, name: str, size: int) -> int:
 
 def check_joined(builder: Builder, keys: Sequence[Any]) -> None:
     """Those of a value's axes: of what is one, all in their order or none."""
-    for run in builder.sizes.joined.get(len(builder.kernels), ()):
+    for run in builder.sizes.joined.get(builder.number, ()):
         own = [("extent", name) for name, _ in run]
         at = [k for k, key in enumerate(keys) if key in own]
         if (at and [*keys[at[0] : at[0] + len(own)]] != own) or len(at) > len(own):
@@ -55,7 +55,7 @@ def check_joined(builder: Builder, keys: Sequence[Any]) -> None:
 
 def seen_joined(builder: Builder, buffer: Buffer, extents: Any, keys: Sequence[Any]) -> Buffer:
     """A tensor under the shape that its dimensions have as one."""
-    joined = builder.sizes.joined.get(len(builder.kernels), ())
+    joined = builder.sizes.joined.get(builder.number, ())
     runs = [run for run in _runs(extents, keys) if run in joined] if joined else []
     if not runs:
         return buffer
@@ -67,7 +67,7 @@ def seen_joined(builder: Builder, buffer: Buffer, extents: Any, keys: Sequence[A
         const(sizes.get(getattr(extent, "name", ""), size) if _is_whole(key) else size)
         for extent, key, size in dims
     )
-    key = len(builder.kernels), f"{buffer.name} {shape}"
+    key = builder.number, f"{buffer.name} {shape}"
     if key not in builder.flat:
         made = Buffer(builder.fresh(f"{buffer.name}_joined"), shape, buffer.dtype, buffer.space)
         builder.flat[key] = made

@@ -65,7 +65,7 @@ class KernelScope(Opened):
                 fix="put the branch or the loop inside T.Kernel, or choose at compile time",
             )
         kernel = builder.kernel = Op(
-            builder.name if not builder.kernels else f"{builder.name}_{len(builder.kernels)}",
+            builder.name if not builder.kernels else f"{builder.name}_{builder.number}",
             tuple(builder.var(name) for name in names),
             grid,
             tuple(builder.var(f"t{_AXES[at]}") for at in range(len(self.threads))),

@@ -67,7 +67,7 @@ def walking(builder: Builder, axes: Sequence[Axis], backward: bool = False) -> I
     for walk in reversed(opened):
         builder.walks.pop()
         body = builder.close()
-        stages = builder.sizes.stages.get((len(builder.kernels), walk.axis.name), 0)
+        stages = builder.sizes.stages.get((builder.number, walk.axis.name), 0)
         kind, body = (
             ("pipelined", loaded_ahead(body, builder.fresh)) if stages else ("serial", body)
         )
@@ -160,8 +160,7 @@ def exchanged(
     slots = _slots(builder, mine, (const(blocks), *mine.shape), kind, since)
     told = mine
     if mine.dtype != kind or not mine.is_fragment:
-        told = Buffer(builder.fresh(mine.name), mine.shape, kind, Space.FRAGMENT)
-        builder.emit(Alloc(told))
+        told = builder.tile(None, mine.name, mine.shape, kind)
         builder.emit(Copy(whole(mine), whole(told)))
     zeros, ones = tuple(const(0) for _ in mine.shape), (const(1), *mine.shape)
     for peer in range(blocks):

@@ -35,7 +35,7 @@ class Product(Value):
         sides = a.axes[0], b.axes[1], a.axes[1]
         self.precision = precision_of(a.kind)
         multiplied = dtype("tfloat32") if self.precision == "tf32" else a.kind
-        builder.products.append((len(builder.kernels), sides, multiplied))
+        builder.products.append((builder.number, sides, multiplied))
 
     def plus(self, other: Any) -> Value | None:
         """A sum that starts with `other`."""

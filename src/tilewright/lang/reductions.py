@@ -9,12 +9,12 @@ from typing import Any
 from tilewright.ir.core import *
 from tilewright.lang import math
 from tilewright.lang.alloc import alloc_var
-from tilewright.lang.axes import ONE, Axis, shape_text
+from tilewright.lang.axes import ONE, Axis, inside, shape_text
 from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.check import check_dim
 from tilewright.lang.pieces import blocks_of, exchanged, over, walk_of, walking
 from tilewright.lang.types import static_int
-from tilewright.lang.values import Places, Value, again, is_tile, lift, value_of
+from tilewright.lang.values import Value, again, is_tile, lift, value_of
 from tilewright.lang.where import locate
 from tilewright.support.errors import word
 
@@ -96,15 +96,6 @@ def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
     return buffer
 
 
-def _inside(axes: Sequence[Axis], places: Places, counted: Sequence[Axis]) -> Expr:
-    """Whether places on `axes` count along those that are `counted`."""
-    found: Expr = TRUE
-    for axis, place in zip(axes, places, strict=True):
-        if axis in counted:
-            found = logical_and(found, axis.inside(place))
-    return found
-
-
 def masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
     """x, with what changes nothing in its padding. A loop leaves that of values from before it, so
     that all of its turns find the same."""
@@ -121,7 +112,7 @@ def _selected(x: Value, counted: Sequence[Axis], unit: Expr) -> Value:
     return Value(
         x.axes,
         x.kind,
-        lambda places: select(_inside(x.axes, places, counted), x.element(places), unit),
+        lambda places: select(inside(x.axes, places, counted), x.element(places), unit),
         (x,),
     )
 
@@ -139,8 +130,7 @@ def _fold(builder: Builder, buffer: Buffer, op: str, at: Sequence[int], kind: DT
         rest = [size for k, size in enumerate(sizes) if k != where]
         space = Space.FRAGMENT if rest else Space.SHARED
         shape = tuple(map(const, rest)) or (const(1),)
-        dst = Buffer(builder.fresh(builder.hint, op), shape, kind, space)
-        builder.emit(Alloc(dst))
+        dst = builder.tile(builder.hint, op, shape, kind, space)
         if sizes[where] == 1:
             builder.emit(Copy(whole(buffer), whole(dst)))
         else:
@@ -154,15 +144,14 @@ def _accumulated(builder: Builder, x: Value, op: str, reduced: Sequence[Axis]) -
     shape = tuple(const(a.split.step if a.split and a.is_long else a.size) for a in x.real)
     rounds = x.kind.is_float and op not in ("max", "min")
     kind = _word(x.kind) if rounds else x.kind  # not rounded at every step
-    total = Buffer(builder.fresh(builder.hint, f"{op}_pieces"), shape, kind, Space.FRAGMENT)
-    builder.emit(Alloc(total))
+    total = builder.tile(builder.hint, f"{op}_pieces", shape, kind)
     builder.emit(Fill(whole(total), math.identity(op, kind)))
     with walking(builder, x.axes, x.goes_backward):
         vars, places = over(builder, x.axes)
         value = FOLDS[op](Load(total, vars), cast(x.element(places), kind))
         body: Op = Store(total, vars, value, loc=locate())
-        inside = _inside(x.axes, places, reduced)
-        builder.emit(Map(vars, shape, (body if inside is TRUE else If(inside, (body,)),)))
+        counts = inside(x.axes, places, reduced)
+        builder.emit(Map(vars, shape, (body if counts is TRUE else If(counts, (body,)),)))
     return total
 
 
@@ -171,8 +160,7 @@ def _folded_pieces(builder: Builder, x: Value, op: str, at: Sequence[int]) -> Bu
     reduced = [x.real[place] for place in at]
     rest = tuple(axis for place, axis in enumerate(x.real) if place not in at)
     shape = tuple(const(axis.size) for axis in rest)
-    found = Buffer(builder.fresh(builder.hint, op), shape, x.kind, Space.SHARED)
-    builder.emit(Alloc(found))
+    found = builder.tile(builder.hint, op, shape, x.kind, Space.SHARED)
     with walking(builder, rest, x.goes_backward):
         crossed = _any(axis.is_long for axis in reduced)
         source = (
@@ -358,16 +346,14 @@ def _first_of_pieces(builder: Builder, x: Value, op: str, axis: Axis) -> Buffer:
         ("best", kind, math.identity(op, kind)),
         ("pieces", INT32, nowhere),
     ):
-        name = builder.fresh(builder.hint, f"{op}_{what}")
-        made.append(Buffer(name, shape, of, Space.FRAGMENT))
-        builder.emit(Alloc(made[-1]))
+        made.append(builder.tile(builder.hint, f"{op}_{what}", shape, of))
         builder.emit(Fill(whole(made[-1]), start))
     best, pieces = made
     with walking(builder, x.axes):
         walk = walk_of(builder, axis)
         assert walk is not None
         vars, places = over(builder, x.axes)
-        known, inside = Load(best, vars), _inside(x.axes, places, [axis])
+        known, counts = Load(best, vars), inside(x.axes, places, [axis])
         new = FOLDS[op](cast(x.element(places), kind), known)
         hit = compare("!=", new, known)
         if kind.is_float:
@@ -376,7 +362,7 @@ def _first_of_pieces(builder: Builder, x: Value, op: str, axis: Axis) -> Buffer:
             Store(pieces, vars, select(hit, walk.step, Load(pieces, vars)), loc=locate()),
             Store(best, vars, new, loc=locate()),
         )
-        builder.emit(Map(vars, shape, body if inside is TRUE else (If(inside, body),)))
+        builder.emit(Map(vars, shape, body if counts is TRUE else (If(counts, body),)))
     dims = [k for k, each in enumerate(x.real) if each is axis]
     top = _fold(builder, best, op, dims, kind)
     blocks = blocks_of([axis])

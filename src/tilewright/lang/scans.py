@@ -209,7 +209,7 @@ def _prepared(
     that count, nor in the totals of a scan by name, nor in those asked for."""
     builder, axis = current_block(), values[0].axes[at]
     arrays = 2 * len(values) if callable(op) else 1
-    builder.scanned.append((len(builder.kernels), values[0].axes, axis, arrays))
+    builder.scanned.append((builder.number, values[0].axes, axis, arrays))
     if not callable(op):
         known = op == "sum" and axis in values[0].zeros and not values[0].padding
         return [values[0] if known else masked(values[0], op, [axis])], None
@@ -242,7 +242,8 @@ def _emitted(
         )
     given, by = _prepared(values, op, at, reverse, is_tuple, total)
     sources, real = [value.hold() for value in given], given[0].real
-    results = [_new("scan", source.shape, source.dtype) for source in sources]
+    hint = builder.hint
+    results = [builder.tile(hint, "scan", source.shape, source.dtype) for source in sources]
     position = builder.position()
     builder.emit(_scan_op("by" if by else op, by, sources, results, real, axis, reverse))
     made = builder.trail[-1]
@@ -252,13 +253,6 @@ def _emitted(
     if by is None or not axis.is_ragged:
         values[0].scans[op, at] = done
     return done
-
-
-def _new(name: str, shape: tuple[Expr, ...], kind: DType) -> Buffer:
-    builder = current_block()
-    made = Buffer(builder.fresh(builder.hint, name), shape, kind, Space.FRAGMENT)
-    builder.emit(Alloc(made))
-    return made
 
 
 def _scan_op(
@@ -309,9 +303,10 @@ class Pieces:
         lines = tuple(each for each in self.real if each is not self.axis)
         shape = tuple(const(each.size) for each in lines) or (const(1),)
         space = Space.FRAGMENT if lines else Space.SHARED
-        results = [_new("scan", source.shape, source.dtype) for source in sources]
+        hint = builder.hint
+        results = [builder.tile(hint, "scan", source.shape, source.dtype) for source in sources]
         totals, self.before = (
-            [Buffer(builder.fresh(builder.hint, name), shape, kind, space) for kind in kinds]
+            [Buffer(builder.fresh(hint, name), shape, kind, space) for kind in kinds]
             for name in ("total", "before")
         )
         for total, before in zip(totals, self.before, strict=True):

@@ -38,7 +38,7 @@ class Share:
 
     @staticmethod
     def of(builder: Builder, names: Sequence[str], trips: Sequence[Expr]) -> Share:
-        loop = len(builder.kernels), names[-1]
+        loop = builder.number, names[-1]
         memory = loop in builder.sizes.parts
         blocks = builder.sizes.parts.get(loop, builder.sizes.shares.get(loop, 1))
         if blocks == 1:
@@ -93,12 +93,7 @@ class Share:
     def _add_parts(self, builder: Builder, held: Buffer) -> None:
         """held = what it is and the sums of all blocks, as many at a time as registers hold."""
         together = self.blocks if prod(held.static_shape) <= MOST else 1
-        tiles = [
-            Buffer(builder.fresh("part"), held.shape, held.dtype, Space.FRAGMENT)
-            for _ in range(together)
-        ]
-        for tile in tiles:
-            builder.emit(Alloc(tile))
+        tiles = [builder.tile(None, "part", held.shape, held.dtype) for _ in range(together)]
         for first in range(0, self.blocks, together):
             vars = tuple(builder.var("i") for _ in held.shape)
             total: Expr = Load(held, vars)
@@ -109,7 +104,7 @@ class Share:
 
     def _place(self, builder: Builder, held: Buffer, block: Expr) -> Region:
         """Where the sum of a block lies among all of the grid."""
-        kernel, number = builder.require_kernel(), len(builder.kernels)
+        kernel, number = builder.require_kernel(), builder.number
         sides = [axes for at, axes, _ in builder.products if at == number]
         rows, columns, _ = sides[0]
         here = {axis.key for axis in (rows, columns)}

@@ -256,7 +256,7 @@ def reshape(src: Any, *shape: Any) -> Any:
     axes = tuple(map(axis_of, dims))
     changed = [a for a in (*src.axes, *axes) if a not in src.axes or a not in axes]
     if changed:
-        current().undivided.add(len(current().kernels))
+        current().undivided.add(current().number)
     if not _all(has_places(a) for a in changed):
         raise CompileError(
             "T.reshape of a tile whose size is open, or whose end may be ragged",

@@ -198,7 +198,7 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
 
 
 def _aligned(builder: Builder, name: str, span: _Range) -> _Range:
-    align = builder.sizes.aligns.get((len(builder.kernels), name), 1)
+    align = builder.sizes.aligns.get((builder.number, name), 1)
     return replace(span, align=align) if span.size and is_const(span.low, 0) else span
 
 
@@ -215,7 +215,7 @@ def _size(builder: Builder, name: str, pinned: Any) -> int:
                 code="too-large",
             )
         return int(chosen[name])
-    at = len(builder.kernels), name
+    at = builder.number, name
     builder.open_tiles.setdefault(at)
     return builder.sizes.tiles.get(at, PROBED)
 
@@ -227,13 +227,13 @@ MOST_BLOCKS = 65535  # along an axis of a grid but the last
 
 def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool = False) -> Any:
     if span.align > 1:
-        key = len(builder.kernels), name
+        key = builder.number, name
         shift = builder.shift_of.setdefault(key, builder.var("shift"))
         found = span.index_aligned(name, count, shift)
     else:
         found = (span.index_from_end if from_end else span.index)(name, count)
     if isinstance(found, TileIndex):
-        builder.axes[found.axis.key] = len(builder.kernels), name
+        builder.axes[found.axis.key] = builder.number, name
         builder.pinned |= {found.axis.key} if span.is_pinned else set()
         length = span.high - span.low
         if isinstance(length, Const):
@@ -256,7 +256,7 @@ def _grid(
     if any(isinstance(n, Const) and n.value > MOST_BLOCKS for n in _folded(counts, lead)[:-1]):
         lead = len(counts)
     folded = _folded(counts, lead)
-    number = len(builder.kernels)
+    number = builder.number
     builder.tiled.add(number)
     splits = [split for (kernel, _), split in builder.sizes.splits.items() if kernel == number]
     shares = [n for (kernel, _), n in builder.sizes.shares.items() if kernel == number]
@@ -334,7 +334,7 @@ def _sequential(
     lengths, label = ([_product(trips)], "_".join(names)) if known else (trips, "")
     share, since = Share.of(builder, names, lengths), builder.outermost()
     spans = [replace(span, is_padded=share.is_padded) for span in spans]
-    ahead = builder.sizes.stages.get((len(builder.kernels), names[-1]), -1)
+    ahead = builder.sizes.stages.get((builder.number, names[-1]), -1)
     opened: list[tuple[Var, Expr, int]] = []
     for name, length in zip((label,) if known else names, lengths, strict=True):
         var = builder.var(f"{name}_trip", INT32)

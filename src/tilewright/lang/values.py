@@ -18,7 +18,7 @@ from typing import Any
 from weakref import ref
 
 from tilewright.ir.core import *
-from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, shape_text
+from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, inside, shape_text
 from tilewright.lang.builder import Builder, Position, TracedAgain, current, current_block
 from tilewright.lang.handles import WORDS, Tile, Tiles, no_operator
 from tilewright.lang.joined import check_joined
@@ -184,7 +184,7 @@ class Value:
                 raise TracedAgain
             self.touched = builder.passes
         inner = in_piece(builder, self.axes, places)
-        number = len(builder.kernels)
+        number = builder.number
         ahead = self.serial and any((number, a.name) in builder.sizes.stages for a in self.axes)
         if inner is None or not (self.is_named or ahead):
             return self.at(places)
@@ -301,12 +301,9 @@ class Value:
         """Put a number where nobody looks."""
         builder, buffer = current(), self.hold()
         vars, places = over(builder, self.axes)
-        inside: Expr = TRUE
-        for axis, place in zip(self.axes, places, strict=True):
-            if axis in axes:
-                inside = logical_and(inside, axis.inside(place))
         at = self._real(places)
-        kept = Store(buffer, at, select(inside, Load(buffer, at), number))
+        counts = inside(self.axes, places, axes)
+        kept = Store(buffer, at, select(counts, Load(buffer, at), number))
         builder.emit(Map(vars, buffer.shape, (kept,)), seen=False)
         self.padding |= {axis.key: (number, builder.position()) for axis in axes}
 
@@ -593,7 +590,7 @@ def again(value: Value) -> Value:
 
 def _region(x: Any) -> Region:
     """A value as a tile that other words read."""
-    current().uncut.add(len(current().kernels))
+    current().uncut.add(current().number)
     return whole(value_of(x).hold())
 
 

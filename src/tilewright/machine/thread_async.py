@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable
 from functools import lru_cache, partial
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -124,12 +125,13 @@ def _box(
     return part, flat.reshape(box)
 
 
-def _note_part(fr: Frame, mem: Memory, found: TensorMap, box: Box, lane: int, kind: str) -> None:
+def _note_part(
+    fr: Frame, mem: Memory, part: Callable[[Array], Array], lane: int, kind: str
+) -> None:
     """The part of a tensor that a bulk copy of thread `lane` touches. It counts as touched when it
     is issued: its end is known by its group, or by its barrier."""
     if mem.name in agent_block(fr).written:
-        places = np.arange(mem.data.size).reshape(mem.data.shape)
-        units = found.seen(places)[box.where].reshape(-1)
+        units = part(np.arange(mem.data.size).reshape(mem.data.shape)).reshape(-1)
         note_elements(fr, mem, units, np.full(units.size, agent_of(fr).gids[lane]), kind)
 
 
@@ -153,7 +155,7 @@ def _load_box(builder: Builder, op: Intrinsic, args: list[Any], lane: int, fr: F
     for block in blocks:
         cells += yield from find_cells(builder, fr, barrier, lane, block)
     tensor, kind = fr.bufs[found.tensor.name], found.tensor.dtype
-    _note_part(fr, tensor, found, box, lane, READ)
+    _note_part(fr, tensor, lambda places: found.seen(places)[box.where], lane, READ)
 
     def fetch() -> Array:
         value = np.zeros(found.box, kind.numpy)
@@ -180,7 +182,7 @@ def bulk_row(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> Flo
         if taken and not 0 <= start <= tensor.data.shape[-1] - taken:
             raise RunError(f"out-of-range: a bulk copy leaves {of.buffer.name}")
         cells = yield from find_cells(builder, fr, barrier, lane, home(fr, barrier, lane))
-        _note_row(fr, tensor, where, lane)
+        _note_part(fr, tensor, itemgetter(where), lane, READ)
 
         def fetch(where: Any = where, taken: int = taken) -> Array:
             value = np.zeros(count, kind.numpy)
@@ -189,12 +191,6 @@ def bulk_row(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> Flo
 
         _send(fr, op, lane, cells, addresses, kind.bytes, fetch)
     yield None
-
-
-def _note_row(fr: Frame, mem: Memory, where: Any, lane: int) -> None:
-    if mem.name in agent_block(fr).written:
-        units = np.arange(mem.data.size).reshape(mem.data.shape)[where].reshape(-1)
-        note_elements(fr, mem, units, np.full(units.size, agent_of(fr).gids[lane]), READ)
 
 
 @thread_meaning("bulk_store")
@@ -209,7 +205,8 @@ def bulk_store(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> N
         units = block.shadow.units(addresses, kind.bytes)
         row = agent.clocks.common(ids)
         block.shadow.async_read(units, row, int(ids[0]), groups.entity, groups.number, op)
-        _note_part(fr, tensor, found, box, lane, WRITE if how is None else ATOMIC)
+        kept = WRITE if how is None else ATOMIC
+        _note_part(fr, tensor, lambda places, w=box.where: found.seen(places)[w], lane, kept)
 
         def store(value: Array, box: Box = box) -> None:
             new, data = value[box.inner], found.seen(tensor.data)

@@ -154,9 +154,7 @@ def _run_child(
     return running[0] + 1 if running else None
 
 
-def run_files(
-    jobs: Sequence[Job], *, command: str, out: Path | None = None, quiet: bool = False
-) -> int:
+def run_files(jobs: Sequence[Job], *, command: str, out: Path | None) -> int:
     """Run every job, print a table of each race, write the JSON after each. The exit status."""
     screen = Screen()
     report: Record = {"command": command, "when": time.strftime("%Y-%m-%d"), **machine()}
@@ -176,7 +174,7 @@ def run_files(
                 _write(out, report)
     report["clocks"]["after"] = clocks()
     _write(out, report)
-    if out is not None and not quiet:
+    if out is not None:
         screen.say(f"figures: {out}")
     if not races:
         screen.say("no race was run")
