@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from tilewright.choose.ranges import launch_sizes, lengths_at
 from tilewright.ir.atoms import MATRIX_TYPES, Feature
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP, WARPGROUP
 from tilewright.lang.builder import Builder, TileLoop
 
 PAIR = 2  # blocks of a cluster

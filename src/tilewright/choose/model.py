@@ -35,7 +35,6 @@ from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
 from tilewright.ir.gather import gather_of
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARPGROUP
 from tilewright.passes.grid.order_blocks import CACHED
 from tilewright.passes.grid.persist_blocks import asked_cluster, cluster_axis
 from tilewright.passes.layout.matrix_tiles import (
@@ -52,7 +51,6 @@ from tilewright.passes.overlap.ping_pong import ADDRESSES, PLAIN
 from tilewright.passes.overlap.roles import gathering, handed_over
 from tilewright.passes.overlap.stages import MOST as STAGES
 from tilewright.passes.overlap.stages import ROOM, STAGED
-from tilewright.support.errors import CompileError
 
 SAMPLES = 32  # blocks whose loops are looked at
 SPREAD = 0.8191725  # along the axes of a grid, so that blocks lie on no line (Roberts' sequence)

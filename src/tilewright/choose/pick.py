@@ -32,7 +32,6 @@ from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.lang.builder import Builder, Sizes, TileLoop
 from tilewright.lang.sizes import choose_sizes
-from tilewright.support.errors import CompileError
 
 if TYPE_CHECKING:
     from tilewright.choose.model import Estimate

@@ -9,7 +9,6 @@ from typing import Any
 
 from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
-from tilewright.ir.rewrite import map_operands
 from tilewright.ir.simplify import simplify
 from tilewright.lang.builder import Builder
 

@@ -17,7 +17,6 @@ from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
 from tilewright.ir.layout.banks import bank_conflicts
-from tilewright.ir.layout.layout import Layout, LayoutError
 
 WARP, SECTOR, ROW = 32, 32, 16
 LARGE = 1 << 16  # stands for a size known at launch: guards let whole tiles through

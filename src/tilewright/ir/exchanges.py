@@ -15,8 +15,6 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.core import *
-from tilewright.ir.layout.fragment import IDLE
-from tilewright.ir.layout.layout import Indices
 from tilewright.support.distinct import distinct
 
 

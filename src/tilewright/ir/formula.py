@@ -30,7 +30,6 @@ from typing import Any, TypeAlias
 from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.bind import bind_sizes, static_value
 from tilewright.ir.core import *
-from tilewright.ir.dtype import DType
 from tilewright.ir.simplify import simplify
 from tilewright.support.errors import VerifyError
 

@@ -12,10 +12,7 @@ from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.analysis.effects import mentioned, written_in
 from tilewright.ir.bind import given_sizes
 from tilewright.ir.core import *
-from tilewright.ir.expr import written_size
 from tilewright.ir.marks import with_loc
-from tilewright.ir.op import Parameter
-from tilewright.ir.rewrite import TakenNames
 from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
 from tilewright.ir.target import Target

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.ir.expr import Const, Expr, binary, compare, logical_not, select, truth, wrap
-from tilewright.ir.op import Body, If, Kernel
+from tilewright.ir.core import *
 from tilewright.lang import math
 from tilewright.lang.builder import Builder, word_of
 from tilewright.lang.handles import Tile, Variable
@@ -23,7 +22,7 @@ from tilewright.lang.state import Watch, refuse_change
 from tilewright.lang.values import is_tile, is_value, lift
 from tilewright.lang.where import BEHALF, locate, users_frame
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Loc, entry, swap
+from tilewright.support.errors import entry, swap
 
 
 @dataclass(eq=False)

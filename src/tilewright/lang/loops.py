@@ -7,9 +7,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.trips import downward, nth
-from tilewright.ir.buffer import AnyLayout
 from tilewright.ir.core import *
-from tilewright.ir.expr import ceildiv
 from tilewright.lang import math
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.scalar import is_runtime

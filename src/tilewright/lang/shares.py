@@ -16,7 +16,6 @@ from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
 from tilewright.lang.builder import Builder, Position, Sizes
 from tilewright.lang.pieces import gathered
-from tilewright.support.errors import CompileError
 
 WIDE = 128  # columns of the second kernel's tiles
 LEAST, MOST = 1024, 8192  # elements of one

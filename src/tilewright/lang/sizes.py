@@ -20,15 +20,12 @@ from typing import Any
 
 from tilewright.ir.atoms import MATRIX_TYPES, Feature
 from tilewright.ir.chips import CHIPS, Chip
-from tilewright.ir.expr import Const, variables
-from tilewright.ir.marks import walk_ops
-from tilewright.ir.op import Atomic, read_buffers
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
-from tilewright.ir.warps import WARP
 from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN, Builder, Sizes, TileLoop
 from tilewright.lang.cpu_sizes import product_sizes
-from tilewright.support.errors import CompileError, suggest
+from tilewright.support.errors import suggest
 
 MATRIX = 64  # along each side of a matrix product
 ROWS, COLUMNS, DEPTH = 16, 8, 256  # of an `mma`, of which DEPTH is in bits

@@ -9,7 +9,6 @@ from typing import Any
 
 from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.core import *
-from tilewright.ir.expr import ceildiv
 from tilewright.ir.gather import loaded_ahead
 from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN, Builder

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from types import FrameType, FunctionType
 from typing import Any, TypeAlias
 
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
 from tilewright.lang.builder import (
     NAME_PARTS,
     Builder,
@@ -38,15 +38,7 @@ from tilewright.lang.values import Value, again
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
 from tilewright.support.content_key import IMPORT, loaded
-from tilewright.support.errors import (
-    CompileError,
-    Loc,
-    TilewrightError,
-    at,
-    entry,
-    locating,
-    suggest,
-)
+from tilewright.support.errors import TilewrightError, at, entry, locating, suggest
 from tilewright.support.key_rules import Same
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.core import *
-from tilewright.ir.layout.layout import ComposedLayout, Layout, make_layout
+from tilewright.ir.layout.layout import make_layout
 from tilewright.machine.numbers import Array, from_bits, pack, poison, poison_fill, raw_bits, unpack
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from tilewright.ir.bind import static_value
 from tilewright.ir.core import *
-from tilewright.ir.dtype import dtype
 from tilewright.ir.target import Target
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.timing import measure

@@ -23,9 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Var
+from tilewright.ir.core import *
 from tilewright.runtime.launch import Call, Launcher
 from tilewright.runtime.outputs import torch_dtype
 from tilewright.support.errors import entry

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.choose.candidates import Candidate
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
 from tilewright.ir.schedule import HOME, Schedule
 from tilewright.ir.target import Target
 from tilewright.lang.trace import DirectTrace, PrimFunc, is_direct
@@ -23,7 +23,7 @@ from tilewright.runtime.backends import compiled_for, resolve, traced_for
 from tilewright.runtime.direct import Direct, key_of
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.content_key import Context, content_key
-from tilewright.support.errors import CompileError, entry, suggest, swap
+from tilewright.support.errors import entry, suggest, swap
 from tilewright.support.key_rules import at_home
 
 Tuner = Callable[["Jit", dict[str, Any], Mapping[str, int]], Any]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.core import *
-from tilewright.ir.dtype import dtype
 from tilewright.targets.arrays import Array, stream_handle, view_of
 from tilewright.targets.dlpack import CPU, export
 

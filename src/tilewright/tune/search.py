@@ -13,13 +13,11 @@ import numpy as np
 
 from tilewright.choose import measured
 from tilewright.choose.candidates import Candidate
-from tilewright.ir.expr import Var
-from tilewright.ir.op import Program
+from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
 from tilewright.runtime.direct import Outline
 from tilewright.runtime.jit import Jit
-from tilewright.support.errors import CompileError, LaunchError, RunError
 from tilewright.targets.cuda.detect import gpu_target
 from tilewright.targets.entries import lines_of
 from tilewright.tune.crew import Crew, LocalCrew

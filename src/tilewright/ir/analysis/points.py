@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.arith import CMP_OPS, FOLD
 from tilewright.ir.core import *
-from tilewright.support.errors import CompileError
 
 _quietly = np.errstate(divide="ignore")  # a quotient that is not asked for may divide by 0
 _NUMPY: dict[str, Callable[..., Any]] = {

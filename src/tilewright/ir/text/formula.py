@@ -19,7 +19,6 @@ from tilewright.ir.formula import (
     verify,
 )
 from tilewright.ir.text.parse import parse_expr, parse_operator
-from tilewright.support.errors import CompileError
 
 _HEAD = re.compile(r"formula (\w+)\((.*)\) -> (.*?)(?: where (.*))?")
 _INPUT = re.compile(r"(\w+): (\w+)\[([^\]]*)\]")
