@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang.axes import ONE
-from tilewright.lang.builder import Builder, current, current_kernel
-from tilewright.lang.handles import Tile, Variable, fitting
+from tilewright.lang.core import *
+from tilewright.lang.handles import fitting
 from tilewright.lang.params import check_addressable, check_packed, sizes
-from tilewright.lang.types import check_one_shape, one_of, shape_tuple, size_expr, static_int
+from tilewright.lang.types import check_one_shape, size_expr
 from tilewright.lang.values import TileIndex, axis_of
 from tilewright.support import limits
-from tilewright.support.errors import swap, word
 
 
 def new_buffer(builder: Builder, shape: Any, dtype: DType, space: Space, default: str) -> Buffer:

@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.ir.core import *
 from tilewright.lang.alloc import REDUCERS
-from tilewright.lang.builder import current, current_block, current_kernel
-from tilewright.lang.handles import (
-    WORDS,
-    Access,
-    Done,
-    Tile,
-    Tiles,
-    describe,
-    fitting,
-    region_of,
-    written_region,
-)
+from tilewright.lang.core import *
+from tilewright.lang.handles import Done, fitting
 from tilewright.lang.math import identity
 from tilewright.lang.move import tiles
-from tilewright.lang.types import named, one_of
-from tilewright.support.errors import word
+from tilewright.lang.types import named
 
 _ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 

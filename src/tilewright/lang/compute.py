@@ -7,8 +7,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tilewright.ir.core import *
-from tilewright.lang.builder import current, current_block, current_kernel, precision_of
+from tilewright.lang.builder import precision_of
 from tilewright.lang.check import (
     check_dim,
     check_gemm,
@@ -18,9 +17,8 @@ from tilewright.lang.check import (
     is_const,
     shape_text,
 )
-from tilewright.lang.handles import region_of, written_region
-from tilewright.lang.types import GemmWarpPolicy, named, one_of, static_int
-from tilewright.support.errors import word
+from tilewright.lang.core import *
+from tilewright.lang.types import GemmWarpPolicy, named
 
 
 def gemm(

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tilewright.ir.core import *
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Opened
 from tilewright.lang.carry import carry
 from tilewright.lang.carry import named as named_value
-from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
+from tilewright.lang.core import *
+from tilewright.lang.handles import store
 from tilewright.lang.hints import device_assert
 from tilewright.lang.logic import KINDS, Binding, Branch, Frame, Logic, PythonWords, condition
 from tilewright.lang.loops import Loop, serial
@@ -27,7 +27,6 @@ from tilewright.lang.params import declare_argument
 from tilewright.lang.scalar import Lost, is_number, is_runtime, not_lost, quoting, reads
 from tilewright.lang.types import ScalarType, TensorType
 from tilewright.lang.values import TileIndex, Value, again, value_of
-from tilewright.lang.where import locate
 
 
 class Old(NamedTuple):

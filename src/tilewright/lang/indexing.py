@@ -9,16 +9,14 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.bounds import bounds
-from tilewright.ir.core import *
 from tilewright.ir.marks import with_loc
 from tilewright.ir.simplify import simplify
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, has_places, inside, shape_text
-from tilewright.lang.builder import Builder, TracedAgain, current, current_block
-from tilewright.lang.handles import WORDS, Access, Tile, Tiles, Variable
+from tilewright.lang.builder import TracedAgain
+from tilewright.lang.core import *
 from tilewright.lang.joined import check_joined, seen_joined
 from tilewright.lang.pieces import once, over, spans, walking
 from tilewright.lang.products import Product
-from tilewright.lang.types import integer
 from tilewright.lang.values import (
     Box,
     Places,
@@ -30,7 +28,6 @@ from tilewright.lang.values import (
     own_places,
     value_of,
 )
-from tilewright.lang.where import locate
 
 
 def box_of(tile: Tile, keys: Sequence[Any]) -> Box:

@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.ir.core import *
 from tilewright.lang import math
-from tilewright.lang.builder import Builder, word_of
-from tilewright.lang.handles import Tile, Variable
+from tilewright.lang.builder import word_of
+from tilewright.lang.core import *
 from tilewright.lang.loops import Loop
 from tilewright.lang.operators import combine
 from tilewright.lang.scalar import concrete, is_number, is_runtime
 from tilewright.lang.state import Watch, refuse_change
 from tilewright.lang.values import is_tile, is_value, lift
-from tilewright.lang.where import BEHALF, locate, users_frame
+from tilewright.lang.where import BEHALF, users_frame
 from tilewright.support import limits
-from tilewright.support.errors import entry, swap
 
 
 @dataclass(eq=False)

@@ -7,14 +7,10 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.trips import downward, nth
-from tilewright.ir.core import *
 from tilewright.lang import math
-from tilewright.lang.builder import Builder, current
+from tilewright.lang.core import *
 from tilewright.lang.scalar import is_runtime
-from tilewright.lang.types import integer, shape_tuple, static_int
-from tilewright.lang.where import locate
 from tilewright.support import limits
-from tilewright.support.errors import at, swap
 
 Run = Callable[[Builder, tuple[str, ...], Loc | None], Iterator[Any]]
 

@@ -6,9 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.lang.builder import Builder, current, current_block, current_kernel
 from tilewright.lang.check import (
     check_apart,
     check_copy,
@@ -18,20 +16,9 @@ from tilewright.lang.check import (
     matrix_extents,
     shape_text,
 )
-from tilewright.lang.handles import (
-    WORDS,
-    Access,
-    Handle,
-    Tile,
-    Variable,
-    describe,
-    region_of,
-    usable,
-    written_region,
-)
+from tilewright.lang.core import *
+from tilewright.lang.handles import Handle, usable
 from tilewright.lang.roles import barrier_region
-from tilewright.lang.types import one_of, shape_tuple
-from tilewright.support.errors import entry, swap, word
 
 # how other dialects call them → ours
 _CACHE = {

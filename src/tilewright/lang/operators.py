@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
-from tilewright.ir.core import *
-from tilewright.lang.handles import WORDS, Tiles
+from tilewright.lang.core import *
 from tilewright.lang.scalar import is_number
 from tilewright.lang.values import Value, is_tile, lift, value_of
 

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from tilewright.ir.core import *
 from tilewright.lang import reductions
 from tilewright.lang.axes import ONE, Axis, shape_text
-from tilewright.lang.builder import Builder, Position, current, precision_of
-from tilewright.lang.handles import WORDS
+from tilewright.lang.builder import Position, precision_of
+from tilewright.lang.core import *
 from tilewright.lang.values import Places, Value, again, depends, is_same, lift, new_tile
 
 

@@ -6,17 +6,13 @@ import builtins
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilewright.ir.core import *
 from tilewright.lang import math
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.axes import ONE, Axis, inside, shape_text
-from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.check import check_dim
+from tilewright.lang.core import *
 from tilewright.lang.pieces import blocks_of, exchanged, over, walk_of, walking
-from tilewright.lang.types import static_int
 from tilewright.lang.values import Value, again, is_tile, lift, value_of
-from tilewright.lang.where import locate
-from tilewright.support.errors import word
 
 _any = builtins.any
 

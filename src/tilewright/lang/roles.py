@@ -6,13 +6,9 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from tilewright.ir.core import *
-from tilewright.lang.builder import Builder, Opened, current, current_block
-from tilewright.lang.handles import Access, Tile, describe, region_of
+from tilewright.lang.builder import Opened
+from tilewright.lang.core import *
 from tilewright.lang.place import Placed, on_threads, threads_where
-from tilewright.lang.types import integer, static_int
-from tilewright.lang.where import locate
-from tilewright.support.errors import word
 
 
 class Placement(Opened):

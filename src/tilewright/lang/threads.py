@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.ptx_text import OPERAND, named_operands, written_operands
-from tilewright.lang.builder import Builder, current, current_block, current_kernel
-from tilewright.lang.handles import Access, Tile, Variable, describe, region_of
-from tilewright.lang.types import static_int
-from tilewright.support.errors import word
+from tilewright.lang.core import *
 
 FULL = 0xFFFFFFFF
 

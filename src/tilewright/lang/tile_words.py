@@ -7,15 +7,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import math, move
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.axes import has_places, shape_text
-from tilewright.lang.builder import current, current_block
-from tilewright.lang.handles import Tile, Tiles
+from tilewright.lang.core import *
 from tilewright.lang.indexing import read
-from tilewright.lang.types import shape_tuple
 from tilewright.lang.values import (
     Places,
     Value,
@@ -23,7 +20,6 @@ from tilewright.lang.values import (
     is_tile,
     lift,
 )
-from tilewright.support.errors import word
 
 _any, _all = builtins.any, builtins.all
 inf = float("inf")

@@ -8,17 +8,15 @@ from functools import partial
 from typing import Any
 
 from tilewright.ir.analysis.bounds import multiple_of
-from tilewright.ir.core import *
 from tilewright.ir.gather import loaded_ahead
 from tilewright.lang.axes import Axis, Split
-from tilewright.lang.builder import CHOSEN, Builder
+from tilewright.lang.builder import CHOSEN
 from tilewright.lang.check import is_const
+from tilewright.lang.core import *
 from tilewright.lang.launch import Kernel as open_kernel
 from tilewright.lang.loops import Loop
 from tilewright.lang.shares import Share, blocks_of_steps, drop_rest
-from tilewright.lang.types import integer, shape_tuple, static_int
 from tilewright.lang.values import TileIndex
-from tilewright.support.errors import at
 
 
 @dataclass(frozen=True)

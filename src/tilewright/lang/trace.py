@@ -12,20 +12,11 @@ from itertools import zip_longest
 from types import FrameType, FunctionType
 from typing import Any, TypeAlias
 
-from tilewright.ir.core import *
-from tilewright.lang.builder import (
-    NAME_PARTS,
-    Builder,
-    Probed,
-    Sizes,
-    TracedAgain,
-    building,
-    current,
-)
+from tilewright.lang.builder import NAME_PARTS, Probed, Sizes, TracedAgain, building
 from tilewright.lang.carry import named
 from tilewright.lang.check import check_program
+from tilewright.lang.core import *
 from tilewright.lang.env import Env
-from tilewright.lang.handles import Access, Tile, Variable, describe
 from tilewright.lang.joined import find_joined
 from tilewright.lang.meanings import explained
 from tilewright.lang.params import Undeclared, add_parameter
@@ -35,10 +26,10 @@ from tilewright.lang.shares import add_rest, rest_sizes
 from tilewright.lang.sizes import beside_products, check_chosen, choose_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.values import Value, again
-from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
+from tilewright.lang.where import frames_of_theirs, locate_traceback, set_root
 from tilewright.support import limits
 from tilewright.support.content_key import IMPORT, loaded
-from tilewright.support.errors import TilewrightError, at, entry, locating, suggest
+from tilewright.support.errors import TilewrightError, locating, suggest
 from tilewright.support.key_rules import Same
 
 

@@ -17,15 +17,14 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from tilewright.ir.core import *
 from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, inside, shape_text
-from tilewright.lang.builder import Builder, Position, TracedAgain, current, current_block
-from tilewright.lang.handles import WORDS, Tile, Tiles, no_operator
+from tilewright.lang.builder import Position, TracedAgain
+from tilewright.lang.core import *
+from tilewright.lang.handles import no_operator
 from tilewright.lang.joined import check_joined
 from tilewright.lang.pieces import apart, in_piece, over, spans, walk_of, walking
 from tilewright.lang.scalar import Scalar
-from tilewright.lang.types import ScalarType, integer
-from tilewright.lang.where import locate
+from tilewright.lang.types import ScalarType
 
 Places = tuple[Expr, ...]
 At = Callable[[Places], Expr]

@@ -23,7 +23,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.ir.core import *
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Var
 from tilewright.runtime.launch import Call, Launcher
 from tilewright.runtime.outputs import torch_dtype
 from tilewright.support.errors import entry

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from tilewright.ir.analysis.effects import check_deterministic
-from tilewright.ir.core import *
+from tilewright.ir.buffer import Space
+from tilewright.ir.op import Alloc, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program, print_signature
 from tilewright.runtime.backends import InterpExecutable, build, resolve
 from tilewright.runtime.host_caller import Fixable, make_caller
 from tilewright.runtime.launch import Launcher, OutputMaker
 from tilewright.support import env
-from tilewright.support.errors import entry
+from tilewright.support.errors import CompileError, entry
 from tilewright.support.key_rules import Same
 from tilewright.targets.arrays import are_on_host
 
