@@ -28,7 +28,7 @@ from tilewright.ir.bind import written_params
 from tilewright.ir.dtype import FLOAT32, DType
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
-from tilewright.runtime.outputs import unpack
+from tilewright.machine.numbers import pack, unpack
 from tilewright.targets.arrays import ArrayView, ProgramCheck
 from tilewright.targets.cuda.backend import alignments, launch_spec, lower
 from tilewright.targets.cuda.emit import Source, emit_program
@@ -83,14 +83,16 @@ class Ready:
         scratch tensors that are shown, too."""
         given = {t.name: np.asarray(arguments[t.name]) for t in self.program.tensors}
         kinds = {t.name: t.dtype for t in self.program.tensors if _apart(given[t.name], t.dtype)}
-        packed = {name: _packed(given[name], kind) for name, kind in kinds.items()}
+        packed = {name: pack(given[name], kind) for name, kind in kinds.items()}
         call = _Call(self, {**given, **packed}, arguments)
         request = Path(self.folder.name) / "request"
         request.write_bytes(call.request(range(len(self.specs)) if only is None else only))
         answer = Path(self.folder.name) / "answer"
         _execute([str(self.executable), str(request), str(answer), str(seed)], seconds)
         found = call.results(answer.read_bytes(), scratch)
-        return found | {name: unpack(found[name], kind)[0] for name, kind in kinds.items()}
+        for name, kind in kinds.items():
+            found[name] = unpack(found[name].view(np.uint8), kind)
+        return found
 
 
 def run(
@@ -229,16 +231,6 @@ class _Call:
 def _apart(array: Array, kind: DType) -> bool:
     """Whether elements of less than a byte come one by one, not in bytes."""
     return kind.packed and array.dtype not in (np.uint8, np.int8)
-
-
-def _packed(array: Array, kind: DType) -> Array:
-    per = 8 // kind.bits
-    bits = array.view(np.uint8) & ((1 << kind.bits) - 1)
-    parts = bits.reshape(*array.shape[:-1], -1, per)
-    whole = np.zeros(parts.shape[:-1], np.uint8)
-    for i in range(per):
-        whole |= parts[..., i] << (i * kind.bits)
-    return whole
 
 
 def _bytes_of(array: Array) -> bytes:

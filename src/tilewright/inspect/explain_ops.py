@@ -176,7 +176,7 @@ def _copy(op: Copy, told: Told) -> Entry:
     names = f"{op.src.buffer.name} → {op.dst.buffer.name}"
     text = f"copy {names} {_shape(op.src.tile)}: {op.atom or 'by threads'}"
     how = _ENGINES.get(op.atom or "", "")
-    if op.src.buffer.space is op.dst.buffer.is_fragment:
+    if op.src.buffer.is_fragment and op.dst.buffer.is_fragment:
         how = "registers of each thread"
     boxes = told.emitted(op, op.atom or "") if op.atom in ("bulk_load", "bulk_store") else 0
     if boxes:

@@ -9,18 +9,13 @@ from typing import Any
 from tilewright.ir.core import *
 from tilewright.lang.builder import current
 from tilewright.lang.check import difference
-from tilewright.lang.scalar import Read, Scalar, not_lost
+from tilewright.lang.scalar import Read, Scalar, concrete, not_lost
 from tilewright.lang.types import Extent, ScalarType, integer
 from tilewright.lang.where import locate
 from tilewright.support.errors import swap, word
 
 # words of `move` and `atomics`, which import this file, that operators on handles call
 WORDS: dict[str, Callable[..., Any]] = {}
-
-
-def plain(expr: Expr) -> Any:
-    """A constant as its number, anything else as it is."""
-    return expr.value if isinstance(expr, Const) else expr
 
 
 class Handle:
@@ -44,25 +39,25 @@ class Tile(Handle):
         self, buffer: Buffer, kernel: Kernel | None = None, declared: tuple[Any, ...] | None = None
     ) -> None:
         self.buffer, self.kernel = buffer, kernel
-        self.extents = declared or tuple(map(plain, buffer.shape))  # sizes by name, where declared
+        self.extents = declared or tuple(map(concrete, buffer.shape))  # by name, where declared
 
     ndim = property(lambda self: len(self.axes))
 
     @property
     def shape(self) -> tuple[Any, ...]:
         """Sizes of `T.const` keep their names."""
-        sizes = [(plain(self.region.extents[axis]), self.extents[axis]) for axis in self.axes]
+        sizes = [(concrete(self.region.extents[axis]), self.extents[axis]) for axis in self.axes]
         return tuple(e if isinstance(e, Extent) and e == size else size for size, e in sizes)
 
     @property
     def strides(self) -> tuple[Any, ...]:
         """In elements, row-major unless declared."""
         if self.buffer.strides is not None:
-            return tuple(plain(s) for s in self.buffer.strides)
+            return tuple(concrete(s) for s in self.buffer.strides)
         found: list[Expr] = [const(1)]
         for size in reversed(self.buffer.shape[1:]):
             found.insert(0, found[0] * size)
-        return tuple(plain(s) for s in found[: self.buffer.rank])
+        return tuple(concrete(s) for s in found[: self.buffer.rank])
 
     @property
     def data(self) -> Memory:
@@ -399,7 +394,7 @@ def in_range(buffer: Buffer, axis: int, start: Expr, extent: Expr) -> None:
     negative = isinstance(start, Const) and start.value < 0
     if not negative and not all(isinstance(e, Const) for e in (start, extent, size)):
         return
-    low, limit = int(start) if isinstance(start, Const) else 0, plain(size)
+    low, limit = int(start) if isinstance(start, Const) else 0, concrete(size)
     high = low + int(extent) if isinstance(extent, Const) else low
     if low < 0 or (isinstance(limit, int) and high > limit):
         what = f"index {low}" if high == low + 1 else f"{low}:{high}"
@@ -416,10 +411,10 @@ def in_range(buffer: Buffer, axis: int, start: Expr, extent: Expr) -> None:
 
 def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
     """Start and extent of `i0:i1`."""
-    if key.step is not None and plain(wrap(key.step)) != 1:
+    if key.step is not None and concrete(wrap(key.step)) != 1:
         raise CompileError(
             f"a slice of {buffer.name} with a step",
-            got=f"step {plain(wrap(key.step))}",
+            got=f"step {concrete(wrap(key.step))}",
             fix="copy element by element with T.Parallel",
             code="index",
         )
@@ -430,7 +425,8 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
             f"a slice of {buffer.name} from the end",
             expected="a start that counts from the front",
             got=f"{start.value}:",
-            fix=f"negative indices do not wrap: write {plain(size)} - {-start.value} as the start",
+            fix="negative indices do not wrap: write "
+            f"{concrete(size)} - {-start.value} as the start",
             code="index",
             repair=swap(f"{start.value}:", f"{size.value + start.value}:")
             if isinstance(size, Const)
@@ -442,7 +438,7 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
         raise CompileError(
             f"an empty slice of {buffer.name}",
             expected=f"start < stop in dimension {axis}",
-            got=f"{plain(start)}:{plain(stop)}",
+            got=f"{concrete(start)}:{concrete(stop)}",
             fix="negative indices do not wrap: write A[i0:i1] with both counted from the front",
             code="index",
         )

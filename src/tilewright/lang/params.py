@@ -6,9 +6,13 @@ from dataclasses import replace
 from math import lcm, prod
 from typing import Any
 
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.dtype import DType
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.lang.builder import CHOSEN
-from tilewright.lang.core import *
+from tilewright.ir.expr import Bin, Const, Expr, Var, loads, variables, wrap
+from tilewright.ir.op import Dim
+from tilewright.lang.builder import CHOSEN, Builder, current
+from tilewright.lang.handles import Tile
 from tilewright.lang.scalar import OPERATORS
 from tilewright.lang.types import (
     Extent,
@@ -16,10 +20,12 @@ from tilewright.lang.types import (
     Size,
     TensorType,
     dynamic,
+    shape_tuple,
     size_expr,
     split_names,
+    static_int,
 )
-from tilewright.support.errors import Repair, current_loc
+from tilewright.support.errors import CompileError, Repair, current_loc, swap
 
 
 def sizes(builder: Builder, shape: tuple[Any, ...], name: str) -> tuple[Expr, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.ir.analysis.uniform import per_thread
+from tilewright.ir.analysis.uniform import TILE_OPS, per_thread
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import attr, body
@@ -19,9 +19,6 @@ class Placed(Op):
     first: int = attr()
     warps: int = attr()
     body: Body = body()
-
-
-_TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
 
 
 def _orders(op: Op) -> bool:
@@ -64,7 +61,7 @@ def _place_branches(ops: Body, kernel: Kernel) -> Body:
     for op in ops:
         placed: list[Op] | None = [op] if isinstance(op, Placed) else None
         if isinstance(op, If) and (
-            any(isinstance(o, _TILE_OPS) for o in walk_ops(op)) or _meets_others(op, kernel)
+            any(type(o) in TILE_OPS for o in walk_ops(op)) or _meets_others(op, kernel)
         ):
             placed = _place_branch(op, kernel, range(kernel.thread_count))
         if placed is None:
@@ -143,7 +140,7 @@ def _is_collective(op: Op) -> bool:
     """Whether `op` outside placements is one deed of all threads, not one of each."""
     if isinstance(op, (Atomic, Intrinsic)):
         return op.result is None
-    return isinstance(op, (*_TILE_OPS, Arrive))
+    return type(op) in TILE_OPS or isinstance(op, Arrive)
 
 
 def _role(op: Placed) -> Role:

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.ir.analysis.uniform import TILE_OPS
 from tilewright.machine import padding
 from tilewright.machine.core import *
 from tilewright.support.errors import SanitizerWarning
-
-TILE_OPS = (Copy, Fill, Gemm, Map, Reduce, Relayout, Scan)
 
 
 def _first(mem: Memory, where: Where, wrong: Any) -> str:
@@ -161,7 +160,7 @@ class Sanitizer(Watch):
         races = self.threads
         assert races is not None
         alone = t.owners is None and t.kind != READ
-        if fr.in_map or alone or isinstance(fr.op, TILE_OPS):
+        if fr.in_map or alone or type(fr.op) in TILE_OPS:
             return races.forget(t)
         if t.owners is None:
             return races.all_read(t)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -305,7 +304,7 @@ class Plan:
         self.buffers: dict[str, Buffer] = {}
         self.places: dict[str, int] = {}
         given = places(kernel)
-        end = max((place + size_of(buffer) for buffer, place in given.items()), default=0)
+        end = max((place + buffer.bytes for buffer, place in given.items()), default=0)
         for op in walk_ops(kernel, Alloc, View):
             buffer = op.buffer
             if buffer.space not in (Space.SHARED, Space.BARRIER):
@@ -316,7 +315,7 @@ class Plan:
                 place = op.place
             else:
                 place = -(-end // _ALIGNMENT) * _ALIGNMENT
-                end = place + size_of(buffer)
+                end = place + buffer.bytes
             self.buffers[buffer.name], self.places[buffer.name] = buffer, place
         self.bytes = -(-max(end, 1) // _ALIGNMENT) * _ALIGNMENT
         tiles = [b for b in self.buffers.values() if b.is_shared]
@@ -333,14 +332,9 @@ class Plan:
         """The buffer at an address, in words."""
         for name, buffer in self.buffers.items():
             start = self.places[name]
-            if buffer.is_shared and start <= address < start + size_of(buffer):
+            if buffer.is_shared and start <= address < start + buffer.bytes:
                 return f"{name}[{(address - start) // buffer.dtype.bytes}]"
         return f"shared memory at byte {address}"
-
-
-def size_of(buffer: Buffer) -> int:
-    count = prod(buffer.static_shape)
-    return 8 * count if buffer.space is Space.BARRIER else buffer.dtype.storage_bytes(count)
 
 
 class SharedBytes:

@@ -120,9 +120,14 @@ def _box(
             got=f"element {corner[-1]} of {found.tensor.name}",
         )
     flat = swizzled(start + np.arange(prod(box)) * size, found.swizzle)
-    if flat.min() < place or flat.max() + size > place + size_of(buffer):
+    if flat.min() < place or flat.max() + size > place + buffer.bytes:
         raise RunError(f"out-of-range: a bulk copy's box leaves {buffer.name}")
     return part, flat.reshape(box)
+
+
+def _inside(found: TensorMap, box: Box, data: Array) -> Array:
+    """What a box has of a tensor."""
+    return np.asarray(found.seen(data)[box.where])
 
 
 def _note_part(
@@ -155,11 +160,11 @@ def _load_box(builder: Builder, op: Intrinsic, args: list[Any], lane: int, fr: F
     for block in blocks:
         cells += yield from find_cells(builder, fr, barrier, lane, block)
     tensor, kind = fr.bufs[found.tensor.name], found.tensor.dtype
-    _note_part(fr, tensor, lambda places: found.seen(places)[box.where], lane, READ)
+    _note_part(fr, tensor, partial(_inside, found, box), lane, READ)
 
     def fetch() -> Array:
         value = np.zeros(found.box, kind.numpy)
-        value[box.inner] = found.seen(tensor.data)[box.where]
+        value[box.inner] = _inside(found, box, tensor.data)
         return value
 
     _send(fr, op, lane, cells, addresses, kind.bytes, fetch)
@@ -206,7 +211,7 @@ def bulk_store(builder: Builder, op: Intrinsic, args: list[Any], fr: Frame) -> N
         row = agent.clocks.common(ids)
         block.shadow.async_read(units, row, int(ids[0]), groups.entity, groups.number, op)
         kept = WRITE if how is None else ATOMIC
-        _note_part(fr, tensor, lambda places, w=box.where: found.seen(places)[w], lane, kept)
+        _note_part(fr, tensor, partial(_inside, found, box), lane, kept)
 
         def store(value: Array, box: Box = box) -> None:
             new, data = value[box.inner], found.seen(tensor.data)

@@ -16,8 +16,11 @@ from tilewright.ir.bind import (
     unused_params,
     written_params,
 )
-from tilewright.ir.core import *
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.expr import Var
+from tilewright.ir.op import Program
 from tilewright.runtime.outputs import delivered, empty_like_library, maker
+from tilewright.support.errors import LaunchError
 from tilewright.targets.arrays import (
     Array,
     ArrayView,

@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright.ir.bind import solve, unused_params, written_params
 from tilewright.ir.core import *
+from tilewright.runtime.outputs import stored_as
 from tilewright.targets.cuda.launch import (
     LaunchSpec,
     Param,
@@ -73,11 +74,6 @@ def per_item(dtype: DType) -> int:
     return 8 // dtype.bits if dtype.packed else 1
 
 
-def item_type(dtype: DType) -> str:
-    """The element type of the array that is passed."""
-    return "uint8" if dtype.packed else "float32" if dtype.name == "tfloat32" else dtype.name
-
-
 class Contract:
     """What a program's callers must keep."""
 
@@ -112,11 +108,11 @@ class Contract:
         program, places = self.program, self.places
         tensors, scalars, dims, bindings = [], [], [], []
         for t in program.tensors:
-            strides = "nullptr"
+            kind, strides = stored_as((1,), t.dtype)[1], "nullptr"
             if t.strides is not None:
                 strides = to.numbers("strides", t.strides, places)
             tensors.append(
-                f"{{{quoted(t.name)}, TW_{item_type(t.dtype).upper()}, {per_item(t.dtype)}, "
+                f"{{{quoted(t.name)}, TW_{kind.upper()}, {per_item(t.dtype)}, "
                 f"{t.rank}, {to.numbers('shape', t.shape, places)}, {strides}, "
                 f"{quoted(declared(t))}, {_c(t.name in self.written)}, "
                 f"{_c(t.name in self.unused)}}}"
