@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.inspect.multiprocessor import WAITS
-from tilewright.inspect.simulate import EACH_OTHER, MEMORY, PRODUCTS, TURNS, WARM, Simulation
-from tilewright.ir.core import *
+from tilewright.inspect.simulate import *
 from tilewright.passes.lower.stamp_ops import BACK, BLOCKS, END, Plan, computes, waits, warps_of
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import THREADS

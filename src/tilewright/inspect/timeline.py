@@ -12,17 +12,7 @@ from typing import Any
 
 from tilewright.inspect.explain_ops import first_line
 from tilewright.inspect.measured import Agent, Loop, drawn, longest, steady_window
-from tilewright.inspect.multiprocessor import COPIES, WAITS, Span, Who
-from tilewright.inspect.simulate import (
-    EACH_OTHER,
-    MEMORY,
-    PRODUCTS,
-    TURNS,
-    WARM,
-    Simulation,
-    simulate,
-)
-from tilewright.ir.core import *
+from tilewright.inspect.simulate import *
 from tilewright.ir.target import Target
 from tilewright.passes.lower.stamp_ops import planned, waits
 from tilewright.passes.overlap import unit_times as rates

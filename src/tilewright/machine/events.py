@@ -26,15 +26,7 @@ from tilewright.ir.atoms import ATOMS
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.gather import gather_of
 from tilewright.machine.core import *
-from tilewright.machine.ops import (
-    find_cells,
-    gemm_boxes,
-    gemm_value,
-    home,
-    moved,
-    ranks_of,
-    store_tile,
-)
+from tilewright.machine.ops import *
 from tilewright.machine.sanitizer import require_written
 from tilewright.machine.tile_agents import TileAgent, tile_agent
 

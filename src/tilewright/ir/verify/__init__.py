@@ -9,18 +9,8 @@ interpreter's to check.
 from __future__ import annotations
 
 from tilewright.ir.analysis.uniform import TILE_OPS as NAMES
-from tilewright.ir.core import *
 from tilewright.ir.verify import ops, structure
-from tilewright.ir.verify.core import (
-    RULES,
-    Context,
-    Stage,
-    check_buffer,
-    check_expr,
-    check_region,
-    define,
-    use_buffer,
-)
+from tilewright.ir.verify.core import *
 from tilewright.ir.verify.structure import check_sync, check_turns
 
 # importing them fills the table

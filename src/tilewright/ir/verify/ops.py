@@ -5,25 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.ir.atoms import ATOMS, GROUP_UNITS
-from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.ptx_text import written_operands
-from tilewright.ir.verify.core import (
-    DATA,
-    TILES,
-    Context,
-    block_warps,
-    check_buffer,
-    check_expr,
-    check_indices,
-    fits,
-    in_space,
-    need_cluster,
-    one_barrier,
-    rule,
-    same_tile,
-    shape_text,
-)
+from tilewright.ir.verify.core import *
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────
 

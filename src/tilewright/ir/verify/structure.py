@@ -13,14 +13,9 @@ from typing import Any
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.atoms import ATOMS, GROUP_UNITS
-from tilewright.ir.core import *
 from tilewright.ir.gather import gather_of
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.verify.core import (
-    Context,
-    block_warps,
-    rule,
-)
+from tilewright.ir.verify.core import *
 
 MAX_THREADS = 1024
 REGISTERS_PER_BLOCK = 65536
