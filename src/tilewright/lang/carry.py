@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.lang.axes import shape_text
 from tilewright.lang.builder import TracedAgain
-from tilewright.lang.core import *
-from tilewright.lang.pieces import over, spans, walking
 from tilewright.lang.products import Product
-from tilewright.lang.values import Value, again, depends, filled, live, value_of
+from tilewright.lang.values import *
 
 
 def named(value: Value, name: str | None) -> Value:

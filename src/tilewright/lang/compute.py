@@ -8,15 +8,7 @@ from math import prod
 from typing import Any
 
 from tilewright.lang.builder import precision_of
-from tilewright.lang.check import (
-    check_dim,
-    check_gemm,
-    check_reduce,
-    check_regions,
-    fits,
-    is_const,
-    shape_text,
-)
+from tilewright.lang.check import check_dim, check_gemm, check_reduce, shape_text
 from tilewright.lang.core import *
 from tilewright.lang.types import GemmWarpPolicy, named
 

@@ -9,6 +9,9 @@ from tilewright.lang.builder import Builder as Builder
 from tilewright.lang.builder import current as current
 from tilewright.lang.builder import current_block as current_block
 from tilewright.lang.builder import current_kernel as current_kernel
+from tilewright.lang.check import check_regions as check_regions
+from tilewright.lang.check import fits as fits
+from tilewright.lang.check import is_const as is_const
 from tilewright.lang.handles import WORDS as WORDS
 from tilewright.lang.handles import Access as Access
 from tilewright.lang.handles import Tile as Tile

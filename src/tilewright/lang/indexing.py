@@ -11,23 +11,10 @@ from typing import Any
 from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.marks import with_loc
 from tilewright.ir.simplify import simplify
-from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, has_places, inside, shape_text
 from tilewright.lang.builder import TracedAgain
-from tilewright.lang.core import *
 from tilewright.lang.joined import check_joined, seen_joined
-from tilewright.lang.pieces import once, over, spans, walking
 from tilewright.lang.products import Product
-from tilewright.lang.values import (
-    Box,
-    Places,
-    TileIndex,
-    Value,
-    is_same,
-    lift,
-    made_of,
-    own_places,
-    value_of,
-)
+from tilewright.lang.values import *
 
 
 def box_of(tile: Tile, keys: Sequence[Any]) -> Box:

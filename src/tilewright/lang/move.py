@@ -7,15 +7,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.lang.check import (
-    check_apart,
-    check_copy,
-    check_regions,
-    fits,
-    is_const,
-    matrix_extents,
-    shape_text,
-)
+from tilewright.lang.check import check_apart, check_copy, matrix_extents, shape_text
 from tilewright.lang.core import *
 from tilewright.lang.handles import Handle, usable
 from tilewright.lang.roles import barrier_region

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
-from tilewright.lang.core import *
 from tilewright.lang.scalar import is_number
-from tilewright.lang.values import Value, is_tile, lift, value_of
+from tilewright.lang.values import *
 
 
 def _computed(*exprs: Any) -> list[Any]:

@@ -8,10 +8,8 @@ from typing import Any
 from weakref import ref
 
 from tilewright.lang import reductions
-from tilewright.lang.axes import ONE, Axis, shape_text
 from tilewright.lang.builder import Position, precision_of
-from tilewright.lang.core import *
-from tilewright.lang.values import Places, Value, again, depends, is_same, lift, new_tile
+from tilewright.lang.values import *
 
 
 class Product(Value):

@@ -8,11 +8,8 @@ from typing import Any
 
 from tilewright.lang import math
 from tilewright.lang.alloc import alloc_var
-from tilewright.lang.axes import ONE, Axis, inside, shape_text
 from tilewright.lang.check import check_dim
-from tilewright.lang.core import *
-from tilewright.lang.pieces import blocks_of, exchanged, over, walk_of, walking
-from tilewright.lang.values import Value, again, is_tile, lift, value_of
+from tilewright.lang.values import *
 
 _any = builtins.any
 

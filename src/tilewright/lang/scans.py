@@ -8,13 +8,10 @@ from typing import Any
 from weakref import ref
 
 from tilewright.lang import compute, math
-from tilewright.lang.axes import ONE, Axis, shape_text
 from tilewright.lang.builder import Position
-from tilewright.lang.core import *
-from tilewright.lang.pieces import apart, in_piece, over, walk_of, walking
 from tilewright.lang.reductions import FOLDS, as_result, dims_of, masked, summed
 from tilewright.lang.sizes import MOST_SCANNED
-from tilewright.lang.values import Places, Value, again, new_tile, value_of
+from tilewright.lang.values import *
 
 NAMED = ("sum", "prod", "max", "min")
 

@@ -10,16 +10,8 @@ from typing import Any
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import math, move
 from tilewright.lang.alloc import alloc_var
-from tilewright.lang.axes import has_places, shape_text
-from tilewright.lang.core import *
 from tilewright.lang.indexing import read
-from tilewright.lang.values import (
-    Places,
-    Value,
-    axis_of,
-    is_tile,
-    lift,
-)
+from tilewright.lang.values import *
 
 _any, _all = builtins.any, builtins.all
 inf = float("inf")

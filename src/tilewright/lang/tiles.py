@@ -11,7 +11,6 @@ from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.gather import loaded_ahead
 from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN
-from tilewright.lang.check import is_const
 from tilewright.lang.core import *
 from tilewright.lang.launch import Kernel as open_kernel
 from tilewright.lang.loops import Loop

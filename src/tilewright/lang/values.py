@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from tilewright.lang.axes import ONE, Axis, broadcast, extent_axis, inside, shape_text
+from tilewright.lang.axes import *
 from tilewright.lang.builder import Position, TracedAgain
 from tilewright.lang.core import *
 from tilewright.lang.handles import no_operator
 from tilewright.lang.joined import check_joined
-from tilewright.lang.pieces import apart, in_piece, over, spans, walk_of, walking
+from tilewright.lang.pieces import *
 from tilewright.lang.scalar import Scalar
 from tilewright.lang.types import ScalarType
 
