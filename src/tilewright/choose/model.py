@@ -19,16 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.choose.lines import (
-    ACROSS,
-    LINE,
-    UNKNOWN,
-    crossing,
-    inner_part,
-    size_of,
-    thread_load,
-    whole_lines,
-)
+from tilewright.choose.lines import *
 from tilewright.ir.analysis.lifetimes import lifetimes
 from tilewright.ir.analysis.points import at_most, evaluate
 from tilewright.ir.atoms import Feature

@@ -13,19 +13,7 @@ from functools import partial
 from math import log, prod
 from typing import TYPE_CHECKING, Any
 
-from tilewright.choose.candidates import (
-    PAIR,
-    Candidate,
-    Opened,
-    around,
-    candidates,
-    clustered,
-    numbered,
-    open_numbers,
-    parted,
-    shared,
-    steps_of,
-)
+from tilewright.choose.candidates import *
 from tilewright.choose.ranges import at_sizes, launch_sizes
 from tilewright.ir.analysis.effects import does_more
 from tilewright.ir.core import *

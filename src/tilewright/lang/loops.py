@@ -101,6 +101,19 @@ def _nest(extents: tuple[Any, ...]) -> str:
     return "nest" if len(extents) > 1 else "for"
 
 
+def check_names(names: tuple[str, ...], count: int, what: str, loc: Loc | None) -> None:
+    """As many names as a loop has extents or axes."""
+    if len(names) != count:
+        raise CompileError(
+            f"the loop's names do not fit its {'axes' if what == 'axis' else 'extents'}",
+            loc=loc,
+            expected=f"{count} name{'s' * (count != 1)}",
+            got=f"{len(names)}: {', '.join(names)}",
+            fix=f"give one {what} per name",
+            code="shape",
+        )
+
+
 def _indices(
     builder: Builder, names: tuple[str, ...], loc: Loc | None, name: str, given: tuple[Any, ...]
 ) -> tuple[list[Expr], tuple[Var, ...]]:
@@ -109,15 +122,8 @@ def _indices(
     extents = _bounds(builder, loc, f"an extent of T.{name}", *given)
     if len(names) == 1 and len(extents) > 1:
         names = tuple(f"{names[0]}_{at}" for at in range(len(extents)))
-    if names and len(names) != len(extents):
-        raise CompileError(
-            "the loop's names do not fit its extents",
-            loc=loc,
-            expected=f"{len(extents)} name{'s' * (len(extents) != 1)}",
-            got=f"{len(names)}: {', '.join(names)}",
-            fix="give one extent per name",
-            code="shape",
-        )
+    if names:
+        check_names(names, len(extents), "extent", loc)
     return extents, tuple(
         builder.var(name, _index_type(extent), "i")
         for name, extent in zip(names or "ijklmn", extents, strict=False)

@@ -13,7 +13,7 @@ from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN
 from tilewright.lang.core import *
 from tilewright.lang.launch import Kernel as open_kernel
-from tilewright.lang.loops import Loop
+from tilewright.lang.loops import Loop, check_names
 from tilewright.lang.shares import Share, blocks_of_steps, drop_rest
 from tilewright.lang.values import TileIndex
 
@@ -147,15 +147,7 @@ def tile(*axes: Any, size: Any = None) -> Loop:
             names = ()
         if len(names) == 1 and len(axes) > 1:
             names = tuple(f"{names[0]}_{k}" for k in range(len(axes)))
-        if len(names) != len(axes):
-            raise CompileError(
-                "the loop's names do not fit its axes",
-                loc=loc,
-                expected=f"{len(axes)} name{'s' * (len(axes) != 1)}",
-                got=", ".join(names),
-                fix="give one axis per name",
-                code="shape",
-            )
+        check_names(names, len(axes), "axis", loc)
         body = _grid if builder.kernel is None else partial(_sequential, backward)
         yield from body(builder, names, axes, pinned, loc)
 

@@ -13,16 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.core import *
-from tilewright.machine.lanes import (
-    NOTHING,
-    TileRegion,
-    gather,
-    lazy_and,
-    lazy_or,
-    narrow,
-    narrow_not,
-    pick,
-)
+from tilewright.machine.lanes import *
 from tilewright.machine.numbers import Value, bin_fn, call_fn, cast_fn, cmp_fn
 from tilewright.machine.state import Frame, in_lane
 

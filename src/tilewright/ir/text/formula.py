@@ -6,18 +6,7 @@ import re
 
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.formula import (
-    MONOIDS,
-    Array,
-    Axis,
-    Extent,
-    Formula,
-    Monoid,
-    array,
-    tensor,
-    together,
-    verify,
-)
+from tilewright.ir.formula import *
 from tilewright.ir.text.parse import parse_expr, parse_operator
 
 _HEAD = re.compile(r"formula (\w+)\((.*)\) -> (.*?)(?: where (.*))?")

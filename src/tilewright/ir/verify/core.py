@@ -244,8 +244,7 @@ def _same_type(e: Expr, a: Expr, b: Expr, context: Context) -> DType:
 
 
 def _check_select(e: Select, context: Context) -> None:
-    if not e.cond.dtype.is_bool:
-        context.fail(f"the condition of {e} must be a bool", got=e.cond.dtype)
+    context.boolean(e.cond, f"the condition of {e}")
     _same_type(e, e.a, e.b, context)
 
 
@@ -317,11 +316,7 @@ def check_indices(buffer: Buffer, indices: tuple[Expr, ...], context: Context) -
             got=f"{len(indices)}",
         )
     for axis, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
-        if not index.dtype.is_int:
-            context.fail(
-                f"index {axis} of {buffer.name} must be an integer",
-                got=f"{index} of type {index.dtype}",
-            )
+        context.integer(index, f"index {axis} of {buffer.name}")
         _check_inside(buffer, axis, index, 1, size, context)
 
 
@@ -424,11 +419,8 @@ def check_region(region: Region, context: Context) -> None:
     ):
         check_expr(start, context)
         check_expr(extent, context)
-        if not (start.dtype.is_int and extent.dtype.is_int):
-            context.fail(
-                f"index {axis} of {buffer.name} must be an integer",
-                got=f"{start}:+{extent} of types {start.dtype}, {extent.dtype}",
-            )
+        context.integer(start, f"index {axis} of {buffer.name}")
+        context.integer(extent, f"extent {axis} of {buffer.name}")
         if isinstance(extent, Const):
             if extent.value < 1:
                 context.fail(
