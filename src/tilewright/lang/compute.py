@@ -192,20 +192,8 @@ def reduce(
     batch: int = 1,
     nan_propagate: bool = True,
 ) -> None:
-    """dst = `kind` over dimension `dim` of src; folds into dst when not `clear`. Keeps NaN.
-
-    `kind` is sum, max, min, abssum, absmax, bitand, bitor, bitxor, any or all.
-    `nan_propagate=False` skips NaN in max, min and absmax; where all elements are NaN, the result
-    is the neutral one: -∞, ∞ or 0. `batch` is accepted for porting.
-
-    Example:
-        x = T.alloc_fragment((64, 64), "float32")
-        top = T.alloc_fragment((64,), "float32")
-        T.copy(X, x)
-        T.reduce(x, top, "max", dim=1)
-        T.copy(top, Y[0, 0:64])
-        # Y[0]: 63 62 61
-    """
+    """`T.reduce` of tiles: dst = `kind` over dimension `dim` of src, and what was there if not
+    `clear`. `nan_propagate=False` skips NaN."""
     builder = current_block()
     fix = "a mean is a sum that is divided afterwards" if kind in ("mean", "avg") else ""
     op = one_of(kind, KINDS, f"T.{word()}: unknown kind", fix)

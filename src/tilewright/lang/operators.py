@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
+from tilewright.lang.math import OPERATORS
 from tilewright.lang.scalar import is_number
 from tilewright.lang.values import *
 
@@ -45,14 +46,6 @@ def logical(op: str) -> Callable[[Any, Any], Any]:
         return wrap(OPERATORS[op](*_computed(x, y)))
 
     return compute
-
-
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b, "//": lambda a, b: a // b, "%": lambda a, b: a % b,
-    "**": lambda a, b: a**b, "<<": lambda a, b: a << b, ">>": lambda a, b: a >> b,
-    "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b,
-}  # fmt: skip
 
 
 def combine(op: str, a: Any, b: Any) -> Any:

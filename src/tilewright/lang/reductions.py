@@ -9,6 +9,7 @@ from typing import Any
 from tilewright.lang import math
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.check import check_dim
+from tilewright.lang.types import named
 from tilewright.lang.values import *
 
 _any = builtins.any
@@ -249,27 +250,24 @@ def var(x: Any, *, dim: Any, keepdim: bool = False, correction: int = 0) -> Any:
 
 
 def _folding(name: str) -> Callable[..., Any]:
-    elementwise_name = f"T.{name}imum(a, b)"
-
+    @named(name, getattr(math, name).__doc__)
     def word(*values: Any, dim: Any = None, keepdim: bool = False) -> Any:
         if dim is None:
             if _any(map(is_tile, values)):
                 raise CompileError(
                     f"T.{name} of tiles folds along a dimension",
                     expected=f"T.{name}(x, dim=1)",
-                    fix=f"give dim=; the {name}imum of two tiles is {elementwise_name}",
+                    fix=f"give dim=; the {name}imum of two tiles is T.{name}imum(a, b)",
                     code="arguments",
                 )
             return getattr(math, name)(*values)
         value = value_of(values[0])
         return _reduced(value, name, dims_of(value, dim), keepdim)
 
-    word.__name__ = word.__qualname__ = name
     return word
 
 
 max, min = _folding("max"), _folding("min")
-max.__doc__, min.__doc__ = math.max.__doc__, math.min.__doc__
 
 
 def _tested(x: Any) -> Any:

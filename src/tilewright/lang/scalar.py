@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from tilewright.ir import arith
 from tilewright.ir.core import *
-from tilewright.ir.dtype import dtype
 from tilewright.lang.where import ORIGINS, by_theirs
 
 OPERATORS = (

@@ -11,6 +11,7 @@ from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import math, move
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.indexing import read
+from tilewright.lang.types import named
 from tilewright.lang.values import *
 
 _any, _all = builtins.any, builtins.all
@@ -194,11 +195,10 @@ def _activation(
 ) -> Callable[..., Any]:
     """A word of one element; `shown` is what it makes of -1, 0, 1."""
 
+    @named(name, f"{doc}\n\nExample:\n    Y[:, :] = T.{name}(X[:, :] - 1)\n    # Y[0]: {shown}\n")
     def word(x: Any, **options: Any) -> Any:
         return elementwise(function)(x, **options)
 
-    word.__name__ = word.__qualname__ = name
-    word.__doc__ = f"{doc}\n\nExample:\n    Y[:, :] = T.{name}(X[:, :] - 1)\n    # Y[0]: {shown}\n"
     return word
 
 
