@@ -136,6 +136,13 @@ def alloc_var(dtype: Any, *args: Any, init: Any = None, scope: str = "local.var"
     return Variable(buffer)
 
 
+def scalar_value(dtype: Any, init: Any) -> Variable:
+    """A value of rank 0, which loops and branches may change."""
+    made = alloc_var(dtype, init=init)
+    made.is_value = True
+    return made
+
+
 def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> Tile:
     """Scratch in global memory for the length of the call, uninitialised; it carries data from
     one kernel of the function to the next.

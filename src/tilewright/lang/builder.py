@@ -117,6 +117,7 @@ class Builder:
         self.values: list[Any] = []  # weak references to tile values
         self.sizes, self.is_sized = Sizes(), False  # whether all are chosen
         self.carried: set[str] = set()  # names whose values loops change
+        self.carried_scalars: set[str] = set()  # those of numbers that had no memory
         self.making: list[Position] = []  # of values that are being put into memory
         self.open_tiles: dict[TileLoop, None] = {}  # loops over tiles whose size was left open
         self.numbers: dict[str, int] = {}  # of `T.chosen`: what they are at most

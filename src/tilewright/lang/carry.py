@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.lang.builder import TracedAgain
+from tilewright.ir.core import *
+from tilewright.lang.alloc import scalar_value
+from tilewright.lang.axes import shape_text
+from tilewright.lang.builder import Builder, TracedAgain, current, current_block
+from tilewright.lang.handles import Variable
+from tilewright.lang.logic import Binding, Frame
+from tilewright.lang.pieces import over, spans, walking
 from tilewright.lang.products import Product
-from tilewright.lang.values import *
+from tilewright.lang.scalar import Scalar, is_number
+from tilewright.lang.values import Value, again, depends, filled, live, value_of
+from tilewright.lang.where import locate
 
 
 def named(value: Value, name: str | None) -> Value:
@@ -68,6 +76,48 @@ def carry(name: str, old: Value, new: Any) -> Value:
     if not made.is_named and not isinstance(made, Product):  # what it was made of may change
         made.at, made.parts, made.pad_of = held.element, (held,), None
     return held
+
+
+# ── numbers ──
+
+
+def carry_scalar(builder: Builder, name: str, old: Binding, value: Any) -> None:
+    """`name` is a number that the kernel computed, and a loop or a branch gives it another one: it
+    has memory from the start, when the text is traced again. Elsewhere that is `T.alloc_var`."""
+    over_tiles = builder.kernel is not None and len(builder.kernels) in builder.tiled
+    computed = isinstance(old.value, Expr) and not old.loop and is_number(value)
+    if over_tiles and computed and not builder.in_map and name not in builder.carried_scalars:
+        builder.carried_scalars.add(name)
+        raise TracedAgain
+
+
+def scalar_memory(value: Any) -> Variable:
+    number = wrap(value)
+    made = scalar_value(str(number.dtype), number)
+    made.named = True
+    return made
+
+
+def keeps_type(name: str, old: Binding, value: Any, top: Frame | None) -> bool:
+    """Whether a number fits the memory of a value of rank 0. In the loop or branch where the name
+    was bound it may have another type; inside of those it may not."""
+    kind = old.value.buffer.dtype
+    if not isinstance(value, (Expr, Scalar)):  # a literal takes the type
+        made = FLOAT32 if isinstance(value, float) else INT32
+        fits = kind.is_float or not made.is_float
+    else:
+        made = wrap(value).dtype
+        fits = made == kind
+    if fits or old.frame is top:
+        return fits
+    raise CompileError(
+        f"{name!r} changes its type inside a run-time loop or branch",
+        expected=f"{kind}, as before it",
+        got=str(made),
+        fix=f'start with the same type: {name} = T.full((), …, "{made}"); or cast it: '
+        f'{name} = T.cast(…, "{kind}")',
+        code="rebinding",
+    )
 
 
 def _elementwise(builder: Builder, value: Value, buffer: Buffer) -> None:

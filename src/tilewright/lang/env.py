@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Opened
-from tilewright.lang.carry import carry
+from tilewright.lang.carry import carry, carry_scalar, keeps_type, scalar_memory
 from tilewright.lang.carry import named as named_value
 from tilewright.lang.core import *
 from tilewright.lang.handles import store
@@ -211,6 +211,8 @@ class Env(Logic, PythonWords):
 
     def parameters(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
+            if name in self.builder.carried_scalars and isinstance(value, Expr):
+                value = self.held(value, name)
             self._set(name, value)
             self.bindings[name] = Binding(value, None, None)
 
@@ -235,8 +237,10 @@ class Env(Logic, PythonWords):
             fresh = not same
         if old is not None and isinstance(old.value, Variable) and not fresh and is_number(value):
             self._assignable(name, old)
-            old.value.assign(value)
-            return old.value
+            if not old.value.is_value or keeps_type(name, old, value, self.top()):
+                old.value.assign(value)
+                return old.value
+            old = None  # as a value of another type it is another one
         if old is not None and name in self.refs and is_number(value):
             store(old.value, value)
             return old.value
@@ -253,6 +257,7 @@ class Env(Logic, PythonWords):
             self.bindings[name] = replace(old, value=carry(name, old.value, value))
             return self.bindings[name].value
         if old is not None and old.frame is not top and value is not old.value and name != "_":
+            carry_scalar(self.builder, name, old, value)
             self._refuse_rebinding(name, old, top)
         if isinstance(annotation, ScalarType) and is_number(value):
             value = annotation(value)  # `x: T.int32 = v` is `v` as that type
@@ -315,14 +320,14 @@ class Env(Logic, PythonWords):
             )
         if isinstance(value, Loop) and value.index is not None:
             return value.index(self.builder)
-        if isinstance(value, Variable):
-            if value.named:
-                return self.builder.let(value.as_expr(), name)
+        if isinstance(value, Variable) and not value.named:
             value.named = True
             return value
-        if isinstance(value, Access):
-            if value.buffer.space is Space.BARRIER:
-                return value
+        if isinstance(value, Access) and value.buffer.space is Space.BARRIER:
+            return value
+        if name in self.builder.carried_scalars and isinstance(value, (Variable, Access, Expr)):
+            return scalar_memory(value)
+        if isinstance(value, (Variable, Access)):
             return self.builder.let(value.as_expr(), name)
         if isinstance(value, Expr):
             return self.builder.snapshot(value, name)
@@ -392,7 +397,10 @@ class Env(Logic, PythonWords):
     def augment(self, name: str, value: Any, op: str, other: Any) -> Any:
         """`name op= other`."""
         if isinstance(not_lost(value), Old):
-            self._assignable(name, self.bindings.get(name))
+            old = self.bindings.get(name)
+            self._assignable(name, old)
+            if value.variable.is_value:
+                return self.bind(name, OPERATORS[op](value.read, other))
             value.variable.assign(OPERATORS[op](value.read, other))
             return value.variable
         return self.bind(name, OPERATORS[op](value, other))

@@ -275,12 +275,13 @@ class Variable(Handle, Scalar):
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
         self.named = False
+        self.is_value = False  # a value of rank 0, which keeps its type: no `T.alloc_var`
         self.kept: tuple[str, int] | None = None
 
     def as_kept(self, name: str, writes: int) -> Variable:
         """The variable as something else holds it, when it has seen `writes` writes."""
         found = Variable(self.buffer)
-        found.named, found.kept = True, (name, writes)
+        found.named, found.kept, found.is_value = True, (name, writes), self.is_value
         return found
 
     shape = (1,)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.lang import math
-from tilewright.lang.alloc import alloc_var
+from tilewright.lang.alloc import scalar_value
+from tilewright.lang.axes import ONE, Axis, shape_text
+from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.check import check_dim
 from tilewright.lang.types import named
 from tilewright.lang.values import *
@@ -47,7 +49,7 @@ def as_result(x: Value, dims: list[int], keepdim: bool, buffer: Buffer, op: str)
     number = builder.let(Load(buffer, (const(0),)), builder.hint or op)
     if axes:
         return Value(axes, buffer.dtype, lambda _: number)
-    return alloc_var(str(buffer.dtype), init=number)
+    return scalar_value(str(buffer.dtype), number)
 
 
 FOLDS: dict[str, Callable[[Expr, Expr], Expr]] = {

@@ -9,7 +9,10 @@ from typing import Any
 
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import math, move
-from tilewright.lang.alloc import alloc_var
+from tilewright.lang.alloc import scalar_value
+from tilewright.lang.axes import has_places, shape_text
+from tilewright.lang.builder import current, current_block
+from tilewright.lang.handles import Tile, Tiles
 from tilewright.lang.indexing import read
 from tilewright.lang.types import named
 from tilewright.lang.values import *
@@ -101,7 +104,7 @@ def full(shape: Any, value: Any, dtype: Any = "float32") -> Any:
     kind = find_dtype(dtype)
     dims = shape if isinstance(shape, (tuple, list)) else (shape,)
     if not dims:
-        return alloc_var(dtype, init=value)
+        return scalar_value(dtype, value)
     number = current_block().snapshot(cast(wrap(value, kind), kind))
     made = Value(tuple(map(axis_of, dims)), kind, lambda _: number)
     made.is_formula = False  # mostly where a sum starts

@@ -269,6 +269,7 @@ def _with_sizes(
             builder = fresh()
             if last is not None:
                 builder.carried, builder.kept = last.carried, last.kept
+                builder.carried_scalars = last.carried_scalars
             if sizes is not None:
                 builder.sizes, builder.is_sized = sizes, is_sized
             try:
