@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math as numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,15 @@ _any = builtins.any
 def dims_of(x: Value, dim: Any) -> list[int]:
     given = dim if isinstance(dim, (tuple, list)) else (dim,)
     what = f"a value of shape {shape_text(x.axes)}"
-    return sorted({check_dim(static_int(d, f"dim of T.{word()}"), x.ndim, what) for d in given})
+    found = [check_dim(static_int(d, f"dim of T.{word()}"), x.ndim, what) for d in given]
+    if len({*found}) < len(found):
+        raise CompileError(
+            f"T.{word()}: dim names a dimension twice",
+            got=f"{dim!r} of {what}",
+            fix="name each dimension once",
+            code="arguments",
+        )
+    return sorted(found)
 
 
 def _reduced(x: Value, op: str, dims: list[int], keepdim: bool) -> Any:
@@ -222,6 +231,14 @@ def _count(value: Value, dims: list[int]) -> Expr:
     return cast(total, FLOAT32)
 
 
+def _averaged(x: Any) -> Value:
+    """x in the type that means have: sums of integers would wrap."""
+    value = value_of(x)
+    if value.kind.is_int:
+        value = lift(lambda e: cast(e, FLOAT32), value)
+    return summed(value)
+
+
 def mean(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
     """The mean along one or several dimensions.
 
@@ -229,7 +246,7 @@ def mean(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
         Y[0, :] = T.mean(X[:, :], dim=1)
         # Y[0]: 31.5 30.5 29.5
     """
-    value = summed(x)
+    value = _averaged(x)
     dims = dims_of(value, dim)
     count = _count(value, dims)
     return _reduced(value, "sum", dims, keepdim) / count
@@ -242,7 +259,7 @@ def var(x: Any, *, dim: Any, keepdim: bool = False, correction: int = 0) -> Any:
         Y[0, :] = T.var(X[:, :], dim=1)
         # Y[0]: 341.25 341.25
     """
-    value = summed(x)
+    value = _averaged(x)
     dims = dims_of(value, dim)
     if not value.is_named:
         value.is_named = True  # it is read twice
@@ -301,21 +318,20 @@ def all(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
 def _first(name: str) -> Callable[..., Any]:
     """argmax and argmin: the first place of the extreme; a NaN wins."""
 
-    def word(x: Any, *, dim: int, keepdim: bool = False) -> Any:
+    def word(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
         value = value_of(x)
         dims = dims_of(value, dim)
         axis = value.axes[dims[0]]
-        alone = not _any(a.is_long for a in value.real if a is not axis)
+        alone = len(dims) == 1 and not _any(a.is_long for a in value.real if a is not axis)
         if axis.is_long and alone and not value.goes_backward:
             buffer = _first_of_pieces(current_block(), value, name, axis)
             return as_result(value, dims, keepdim, buffer, f"arg{name}")
         if not value.is_named:
             value.is_named = True  # it is read twice
         top = _reduced(value, name, dims, True)
-        last = const(axis.total or axis.size)
-        at = [ONE] * value.ndim
-        at[dims[0]] = axis
-        places = Value(tuple(at), INT32, lambda p: axis.index(p[dims[0]]))
+        last = const(numbers.prod(a.total or a.size for a in _along(value, dims)))
+        at = tuple(a if k in dims else ONE for k, a in enumerate(value.axes))
+        places = Value(at, INT32, lambda p: _place(value, dims, p))
 
         def found(element: Any, best: Any, place: Any) -> Expr:
             hit = compare("==", element, best)
@@ -326,6 +342,19 @@ def _first(name: str) -> Callable[..., Any]:
         return _reduced(lift(found, value, top, places), "min", dims, keepdim)
 
     return word
+
+
+def _along(value: Value, dims: Sequence[int]) -> list[Axis]:
+    return [value.axes[k] for k in dims]
+
+
+def _place(value: Value, dims: Sequence[int], places: Places) -> Expr:
+    """Which element along several dimensions that is, row by row."""
+    axes = _along(value, dims)
+    found = axes[0].index(places[dims[0]])
+    for k, axis in zip(dims[1:], axes[1:], strict=True):
+        found = found * axis.count + axis.index(places[k])
+    return found
 
 
 def _first_of_pieces(builder: Builder, x: Value, op: str, axis: Axis) -> Buffer:
@@ -382,8 +411,9 @@ def _first_of_pieces(builder: Builder, x: Value, op: str, axis: Axis) -> Buffer:
     return first
 
 
-def argmax(x: Any, *, dim: int, keepdim: bool = False) -> Any:
+def argmax(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
     """The first place of the largest element along a dimension, as int32; NaN counts as largest.
+    Along several dimensions places count row by row.
 
     Example:
         M[:] = T.argmax(X[:, :], dim=1)
@@ -392,8 +422,9 @@ def argmax(x: Any, *, dim: int, keepdim: bool = False) -> Any:
     return _first("max")(x, dim=dim, keepdim=keepdim)
 
 
-def argmin(x: Any, *, dim: int, keepdim: bool = False) -> Any:
+def argmin(x: Any, *, dim: Any, keepdim: bool = False) -> Any:
     """The first place of the smallest element along a dimension, as int32; NaN counts as smallest.
+    Along several dimensions places count row by row.
 
     Example:
         M[:] = T.argmin(X[:, :], dim=1)
