@@ -303,6 +303,7 @@ SHAPES = {
     "concat": lambda m, x, y: m.concat([x, y, x[:, :1, :]], axis=1),
     "concat flat": lambda m, x, y: m.concat([x, y], axis=None),
     "diff": lambda m, x, y: m.diff(x, axis=1, n=2),
+    "diff longer": lambda m, x, y: m.diff(x, axis=1, prepend=y[:, :1, :], append=y[:, -2:, :]),
     "expand_dims": lambda m, x, y: m.expand_dims(x, axis=-2),
     "flip": lambda m, x, y: m.flip(x, axis=(0, 2)),
     "flip all": lambda m, x, y: m.flip(x),

@@ -188,6 +188,32 @@ def repeated_columns(x):
     return tm.repeat(tm.cumulative_sum(x, axis=0).T, 3, axis=-1)
 
 
+@found(((9, 33), "float32"), ((33, 17), "float32"))
+def product_of_rows_and_columns_as_small_integers(x, w):
+    s = tm.max(tm.abs(x), axis=-1, keepdims=True) / 100.3
+    t = tm.max(tm.abs(w), axis=0, keepdims=True) / 100.3
+    a, b = (tm.astype(tm.round(each), tm.int8) for each in (x / s, w / t))
+    return tm.matmul(tm.astype(a, tm.int32), tm.astype(b, tm.int32)) * s * t
+
+
+@found(((8, 16), "int8"), ((16, 9), "float32"))
+def product_of_integers_and_rounded_numbers(x, w):
+    return tm.matmul(tm.astype(x, tm.int32), tm.astype(tm.round(w * 2), tm.int32)) * 0.5
+
+
+@found(((9, 16), "float32"), ((13, 16), "float32"), ((21, 16), "float32"), ((9,), "float32"))
+def attention_of_two_tables_and_a_sink(q, k, m, z):
+    s = tm.concat([q @ k.T, q @ m.T, z[:, None]], axis=-1) * 0.25
+    p = tm.softmax(s, axis=-1)
+    return p[:, :13] @ k + p[:, 13:-1] @ m
+
+
+@found(((9, 16), "float32"), ((16, 16), "float32"))
+def softmax_and_minimum_of_joined(x, y):
+    s = tm.concat([x @ y, x], axis=-1)
+    return tm.softmax(s, axis=-1), tm.min(s, axis=-1)
+
+
 @pytest.mark.parametrize("target", ["cpu", "interp -sanitize"])
 @pytest.mark.parametrize("name", FOUND)
 def test_it_computes_what_it_says(name, target):
@@ -238,3 +264,29 @@ def test_a_vector_for_all_heads_leaves_them_in_groups():
     s = np.exp(q @ k.repeat(3, 0).transpose(0, 2, 1))
     want = s / s.sum(-1, keepdims=True) @ v.repeat(3, 0) * scale[:, None, None]
     np.testing.assert_allclose(made(q, k, v, scale), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [None, {"q": {0: "n"}, "k": {0: "m"}}])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_sink_beside_the_scores_is_no_array_in_memory(dynamic, last):
+    """Scores joined with a column are folded where they are: one loop, as without the column."""
+
+    def attention(q, k, sink):
+        s = [q @ k.T, tm.broadcast_to(sink, (q.shape[0], 1))]
+        p = tm.softmax(tm.concat(s if last else s[::-1], axis=-1), axis=-1)
+        return (p[:, :-1] if last else p[:, 1:]) @ k
+
+    q, k, sink = (drawn(shape, "float32", 1) for shape in ((9, 8), (33, 8), ()))
+    f = tw.math(attention, dynamic=dynamic)
+    assert "alloc_global" not in f.tile(q, k, sink)
+    assert f.plan(q, k, sink).laws[0] == "folds_of_joined"
+    e = np.exp(q.astype(float) @ k.T)
+    want = e @ k / (e.sum(-1, keepdims=True) + np.exp(sink))
+    np.testing.assert_allclose(f(q, k, sink), want, rtol=1e-5, atol=1e-5)
+
+
+def test_integers_of_8_bits_are_multiplied_as_such():
+    f = tw.math(lambda a, b: tm.matmul(tm.astype(a, tm.int32), tm.astype(b, tm.int32)))
+    a, b = drawn((40, 64), "int8", 0), drawn((64, 48), "int8", 1)
+    assert "A[i, k] @ B[k, j]" in f.tile(a, b)
+    np.testing.assert_array_equal(f(a, b), a.astype(int) @ b.astype(int))

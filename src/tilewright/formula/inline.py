@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.formula.laws import LAWS
 from tilewright.formula.merge import merged
-from tilewright.formula.views import ranges_of, split_views
+from tilewright.formula.views import plainer, ranges_of, split_views
 from tilewright.ir.analysis.bounds import prove
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Extent, Formula, extents, reads, tensor
@@ -144,13 +144,7 @@ def _inlined(
 
     body = transform(transform(a.body, rule), _root)
 
-    def indexed(node: Expr) -> Expr | None:
-        if not isinstance(node, Load):
-            return None
-        indices = tuple(simplify(i, ranges) for i in node.indices)
-        return Load(node.buffer, indices, node.loc)
-
-    return replace(a, body=transform(body, indexed))
+    return replace(a, body=transform(body, lambda node: plainer(node, ranges)))
 
 
 def _root(node: Expr) -> Expr | None:

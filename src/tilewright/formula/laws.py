@@ -11,6 +11,7 @@ from math import inf, prod
 from tilewright.formula.factors import common_divisors, exchanged_sums, factors_behind_sums
 from tilewright.formula.masks import known_without
 from tilewright.formula.matrices import MOST_COMBINED, MOST_FOLDED, product_of
+from tilewright.formula.parts import folds_of_joined
 from tilewright.formula.views import ranges_of
 from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
@@ -231,6 +232,7 @@ def _parted(a: Array, axis: Axis) -> tuple[tuple[Axis, ...], Axis, Expr]:
 
 # in the order in which they are applied: a mask that is gone does not hide a factor
 LAWS = (
+    folds_of_joined,
     masks_once,
     scales_of_sums,
     scales_behind_maxima,

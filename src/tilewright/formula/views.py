@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.ir.analysis.bounds import Ranges
+from tilewright.ir.analysis.bounds import Ranges, prove
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula, extents, reads, tensor, within_sizes
 from tilewright.ir.simplify import simplify
@@ -34,6 +34,16 @@ def split_views(formula: Formula) -> Formula:
 def ranges_of(a: Array, sizes: tuple[Dim, ...] = ()) -> Ranges:
     """What is known of the axes of an array."""
     return within_sizes(sizes, (*a.axes, *a.over))
+
+
+def plainer(node: Expr, known: Ranges) -> Expr | None:
+    """An element at simple indices, or the side of a choice that is always taken."""
+    match node:
+        case Load(buffer=buffer, indices=indices):
+            return Load(buffer, tuple(simplify(i, known) for i in indices), node.loc)
+        case Select(cond=cond, a=a, b=b) if not loads(cond):
+            return a if prove(cond, known) else b if prove(logical_not(cond), known) else None
+    return None
 
 
 def _split_axis(formula: Formula) -> Formula | None:
@@ -140,8 +150,6 @@ def _simpler(a: Array) -> Expr:
         match node:
             case Bin(op="//" | "%") if node.dtype.is_int:
                 return simplify(node, known)
-            case Load(buffer=buffer, indices=indices):
-                return Load(buffer, tuple(simplify(i, known) for i in indices), node.loc)
-        return None
+        return plainer(node, known)
 
     return transform(a.body, rule)

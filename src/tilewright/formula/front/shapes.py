@@ -436,9 +436,14 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Value]:
     ]
 
 
-def diff(x: Value, /, *, axis: int = -1, n: int = 1) -> Value:
-    """The differences of neighbours along an axis, `n` times."""
+def diff(
+    x: Value, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None
+) -> Value:
+    """The differences of neighbours along an axis, `n` times, of what `prepend` and `append` make
+    longer."""
     x = array_of(x, "diff")
+    if prepend is not None or append is not None:
+        x = concat([a for a in (prepend, x, append) if a is not None], axis=axis)
     along = [slice(None)] * axis_of(axis, x.ndim)
     for _ in range(n):
         x = getitem(x, (*along, slice(1, None))) - getitem(x, (*along, slice(None, -1)))

@@ -458,6 +458,9 @@ class Writer:
             given = isinstance(inner, Load) and inner.buffer.name in self.given
             return inner.dtype if given else None
 
+        if a.dtype.is_int:
+            narrow = {_narrowed(a).dtype, _narrowed(b).dtype}
+            return narrow.pop() if len(narrow) == 1 else a.dtype
         kinds = [k for k in (stored(a), stored(b)) if k is not None]
         if not kinds:
             reading = (*loads(a), *loads(b))
@@ -492,8 +495,8 @@ class Writer:
         return Piece(f"{word}({', '.join(texts)})", dims)
 
     def _operand(self, expr: Expr, dims: tuple[Var, Var], kind: DType) -> Piece:
-        if isinstance(expr, Cast) and isinstance(expr.a, Load) and expr.a.dtype == kind:
-            expr = expr.a
+        narrow = _narrowed(expr)
+        expr = narrow if narrow.dtype == kind else expr
         has = self._type_of(expr)
         piece = self.value(expr)
         if set(piece.dims) != set(dims):
@@ -551,6 +554,15 @@ def _widens(expr: Expr) -> TypeGuard[Cast]:
         isinstance(expr, Cast) and expr.dtype == FLOAT32 and expr.a.dtype.is_float
         and expr.a.dtype.bits < 32
     )  # fmt: skip
+
+
+def _narrowed(expr: Expr) -> Expr:
+    """What a cast takes from memory, or makes 8-bit integers wide that are multiplied as such."""
+    if isinstance(expr, Cast):
+        small = expr.a.dtype.is_int and expr.a.dtype.bits == 8 and expr.dtype == INT32
+        if isinstance(expr.a, Load) or (small and isinstance(expr.a, Cast)):
+            return expr.a
+    return expr
 
 
 def _choices(expr: Expr) -> tuple[Expr, ...]:
