@@ -8,12 +8,13 @@ KEY  := $(shell { cat pyproject.toml; pwd; } | cksum | cut -d' ' -f1)
 CORE := $(VENV)/.core-$(KEY)
 DEV  := $(VENV)/.dev-$(KEY)
 WEB  := $(VENV)/.web-$(KEY)
+SITE := $(VENV)/.site-$(KEY)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Checks run one after the other, so that the first failure is the last thing printed.
 .NOTPARALLEL:
-.PHONY: help demo test test-torch quick lint types size gates fix bench-cpu docs nightly studio test-studio chromium test-gpu bench-gpu clean
+.PHONY: help demo test test-torch quick lint types size gates fix bench-cpu docs site nightly studio test-studio chromium test-gpu bench-gpu clean
 
 # $(call step,title,command,what to do when it fails)
 define step
@@ -71,6 +72,16 @@ docs: $(CORE) ## rewrite what is generated: reference, tutorial pages, the READM
 	@$(PY) -m devtools reference
 	@$(PY) examples/tutorial/pages.py
 	@$(PY) benchmarks/tables.py
+
+# Everything is read again: the menu of one page is a list on another.
+site: $(SITE) build/gallery.html ## the documentation as a site in build/site; links that lead nowhere fail
+	$(call step,site,$(PY) -m sphinx -q -W --keep-going -E -b html -c docs -d build/doctrees . build/site,)
+	@cp build/gallery.html build/site && echo "open build/site/index.html"
+
+GALLERY := $(wildcard examples/gallery/*.py examples/tutorial/*.py)
+build/gallery.html: $(GALLERY) $(shell find src/tilewright -name '*.py' -o -path '*/page/*' -type f) | $(SITE)
+	@mkdir -p build
+	$(call step,gallery,$(PY) -m tilewright studio --gallery all --export $@ >build/gallery.log 2>&1,The log is build/gallery.log.)
 
 # The page is built ahead and committed: only who changes it needs Node, and only its tests a browser.
 MODULES := studio/node_modules/.package-lock.json
@@ -183,7 +194,7 @@ INSTALL := $(PY) -m pip install --disable-pip-version-check -qq --progress-bar o
 # The pip of early Python 3.10 cannot install a pyproject.toml package editable.
 define install
 @echo "==> pip install -e $(1) (into $(VENV))"
-@rm -f $(VENV)/.core-* $(VENV)/.dev-*
+@find $(VENV) -maxdepth 1 -name '.[a-z]*-*' ! -name '*-$(KEY)' -delete
 @$(INSTALL) 'pip>=21.3' && $(INSTALL) -e '$(1)' || { \
   echo "FAILED: pip install -e $(1). The full log is $(VENV)/pip.log" >&2; exit 1; }
 endef
@@ -194,6 +205,10 @@ $(CORE): | $(PY)
 
 $(DEV): | $(PY)
 	$(call install,.[dev])
+	@touch $(CORE) $@
+
+$(SITE): | $(PY)
+	$(call install,.[site])
 	@touch $(CORE) $@
 
 $(WEB): | $(PY)
