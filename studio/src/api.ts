@@ -70,17 +70,37 @@ async function asked(what: string, work: (signal: AbortSignal) => Promise<void>)
   }
 }
 
-const HEAVY = ["values", "levels", "layouts"] as const;
+/** What is asked for, one after the other, with what the page says meanwhile. */
+const SECTIONS: [told: string, want: string[]][] = [
+  ["compiling", []],
+  ["running on small data", ["values", "layouts"]],
+  ["assembling", ["levels"]],
+];
 
-/** What was not asked for yet stands as it was, where it is the same kernel. */
-function filled(next: Recording, before: Recording | null): Recording {
+/** What was not asked for stands as it was, where it is the same kernel. */
+function filled(next: Recording, before: Recording | null, want: string[]): Recording {
   if (!before || before.kernel !== next.kernel || before.file !== next.file) return next;
+  const failed = next.errors.length > 0 && !next.parts.length;
+  const known = new Map(before.parts.map((p) => [p.name, p.layouts]));
+  const ran = before.errors.filter((e) => e.stage !== "compile");
   return {
     ...next,
-    values: next.values ?? before.values,
-    levels: next.levels?.length ? next.levels : before.levels,
+    values: next.values ?? (failed || want.includes("values") ? null : before.values),
+    levels: next.levels?.length || failed ? next.levels : before.levels,
+    parts: next.parts.map((p) =>
+      p.layouts?.length ? p : { ...p, layouts: known.get(p.name) ?? p.layouts },
+    ),
+    errors: want.includes("levels") ? [...next.errors, ...ran] : next.errors,
   };
 }
+
+const PAUSE = 300; // milliseconds
+
+const pause = (time: number, signal: AbortSignal) =>
+  new Promise<void>((done, dropped) => {
+    setTimeout(done, time);
+    signal.addEventListener("abort", () => dropped(signal.reason));
+  });
 
 const same = (a: Request, b: Request) => JSON.stringify(a) === JSON.stringify(b);
 
@@ -94,20 +114,21 @@ export function record(wanted: Request, keepTime = false): Promise<void> {
   }
   const from = screen.value;
   return asked("compiling", async (signal) => {
-    const first = (await (
-      await post("record", { ...wanted, want: [] }, signal)
-    ).json()) as Recording;
-    batch(() => {
-      request.value = { ...wanted, ...first.request, text: wanted.text ?? null };
-      if (screen.value === from) screen.value = "kernel"; // nobody has gone elsewhere
-      comparison.value = null;
-      show(filled(first, recording.value), keepTime);
-    });
-    busy.value = "running on small data";
-    const whole = (await (
-      await post("record", { ...wanted, want: [...HEAVY] }, signal)
-    ).json()) as Recording;
-    show(whole, true);
+    for (const [told, want] of SECTIONS) {
+      busy.value = told;
+      if (want.length) await pause(PAUSE, signal); // somebody may choose something else
+      const reply = await post("record", { ...wanted, want }, signal);
+      const next = (await reply.json()) as Recording;
+      batch(() => {
+        if (!want.length) {
+          request.value = { ...wanted, ...next.request, text: wanted.text ?? null };
+          if (screen.value === from) screen.value = "kernel"; // nobody has gone elsewhere
+          comparison.value = null;
+        }
+        show(filled(next, recording.value, want), keepTime || want.length > 0);
+      });
+      if (want.length && !next.parts.length) break; // nothing that the assembler could take
+    }
   });
 }
 
@@ -119,7 +140,10 @@ export function compare(a: Request, b: Request): Promise<void> {
     return Promise.resolve();
   }
   return asked("comparing", async (signal) => {
-    comparison.value = (await (await post("compare", { a, b }, signal)).json()) as Comparison;
+    for (const want of [[], ["levels"]]) {
+      const pair = { a: { ...a, want }, b: { ...b, want } };
+      comparison.value = (await (await post("compare", pair, signal)).json()) as Comparison;
+    }
   });
 }
 

@@ -94,8 +94,12 @@ export class Model {
   readonly rows: Row[];
   readonly slots: Slot[];
   readonly visits: Map<string, Visit[]>;
+  /** Loads and stores of a tensor as they end, and its longest visit. */
+  readonly ended: Map<string, { visits: Visit[]; longest: number }>;
   /** Of each op, as a reader knows it. */
   readonly labels: string[];
+  private readonly phases = new Map<string, Flip[]>();
+  private readonly byLine = new Map<number, Set<number>>();
   private readonly moved: { copies: Running; stores: Running };
 
   constructor(part: Part, timeline: Timeline, source?: Recording["source"]) {
@@ -112,6 +116,22 @@ export class Model {
     this.moments = this.makeMoments();
     this.slots = this.makeSlots();
     this.visits = this.makeVisits();
+    this.ended = new Map();
+    for (const [name, all] of this.visits) {
+      const visits = all.filter((v) => v.kind !== "use").sort((a, b) => a.end - b.end);
+      const longest = Math.max(0, ...all.map((v) => v.end - v.start));
+      this.ended.set(name, { visits, longest });
+    }
+    for (const flip of this.flips) {
+      const key = `${flip.barrier} ${flip.slot}`;
+      this.phases.set(key, [...(this.phases.get(key) ?? []), flip]);
+    }
+    timeline.ops.forEach((op, i) => {
+      for (const line of op.lines) {
+        const ops = this.byLine.get(line) ?? new Set();
+        this.byLine.set(line, ops.add(i));
+      }
+    });
     this.moved = { copies: this.running("copies"), stores: this.running("stores") };
   }
 
@@ -121,6 +141,11 @@ export class Model {
 
   op(span: Span): Op {
     return this.timeline.ops[span.op]!;
+  }
+
+  /** The ops of a line. */
+  opsOf(line: number): Set<number> | null {
+    return this.byLine.get(line) ?? null;
   }
 
   region(index: number): Region {
@@ -166,16 +191,26 @@ export class Model {
     return this.moved[unit].at(time) + (unit === "copies" ? this.leftOut(time) : 0);
   }
 
+  /** Visits of a tensor that are under way. */
+  visiting(name: string, time: number): Visit[] {
+    const visits = this.visits.get(name) ?? [];
+    const since = time - (this.ended.get(name)?.longest ?? 0);
+    const found: Visit[] = [];
+    for (let i = lastAtMost(visits, time, (v) => v.start); i >= 0; i--) {
+      const visit = visits[i]!;
+      if (visit.start < since) break;
+      if (visit.end > time) found.push(visit);
+    }
+    return found.reverse();
+  }
+
   slotAt(slot: Slot, time: number): SlotChange | null {
     return slot.changes[lastAtMost(slot.changes, time, (c) => c.time)] ?? null;
   }
 
   phaseAt(barrier: string, slot: number, time: number): Flip | null {
-    for (let i = lastAtMost(this.flips, time, (f) => f.time); i >= 0; i--) {
-      const flip = this.flips[i]!;
-      if (flip.barrier === barrier && flip.slot === slot) return flip;
-    }
-    return null;
+    const own = this.phases.get(`${barrier} ${slot}`) ?? [];
+    return own[lastAtMost(own, time, (f) => f.time)] ?? null;
   }
 
   /** The name of the tensor's own shape, and what a tile of it is called. */

@@ -1,6 +1,6 @@
 /** Small parts that the views are made of. */
 import { effect, type Signal } from "@preact/signals";
-import type { ComponentChildren } from "preact";
+import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { theme } from "./store";
 
@@ -64,8 +64,29 @@ export function Empty({ children }: { children: ComponentChildren }) {
   return <p class="empty">{children}</p>;
 }
 
+/** Keeps what was made for a key while its signature is the same: Preact leaves such parts alone.
+ * All are made anew when `given` changes. */
+export function useKept(...given: unknown[]) {
+  const kept = useRef({ given, nodes: new Map<unknown, [string, VNode]>() });
+  if (given.some((each, i) => each !== kept.current.given[i]))
+    kept.current = { given, nodes: new Map() };
+  const { nodes } = kept.current;
+  return (key: unknown, signature: string, make: () => VNode): VNode => {
+    const known = nodes.get(key);
+    if (known?.[0] === signature) return known[1];
+    const made = make();
+    nodes.set(key, [signature, made]);
+    return made;
+  };
+}
+
 export interface Brush {
   context: CanvasRenderingContext2D;
+  /** Shows what was drawn for an equal key; `draw` may add to it, or begin anew where it is fresh. */
+  layer: (
+    key: unknown[],
+    draw: (context: CanvasRenderingContext2D, fresh: boolean) => void,
+  ) => void;
   width: number;
   height: number;
   ratio: number;
@@ -105,6 +126,23 @@ export function Canvas(props: {
       colours.set(name, found);
       return found;
     };
+    let sheet: HTMLCanvasElement | null = null;
+    let drawn: unknown[] = [];
+    const layer: Brush["layer"] = (key, draw) => {
+      const made = sheet ?? (sheet = document.createElement("canvas"));
+      const { width, height } = canvas;
+      const whole = [...key, width, height, scale, dressed];
+      const fresh = whole.length !== drawn.length || whole.some((each, i) => each !== drawn[i]);
+      drawn = whole;
+      if (fresh) [made.width, made.height] = [width, height]; // which clears it
+      const own = made.getContext("2d")!;
+      if (fresh) own.setTransform(context.getTransform());
+      draw(own, fresh);
+      context.save();
+      context.setTransform(1, 0, 0, 1, 0, 0);
+      context.drawImage(made, 0, 0);
+      context.restore();
+    };
     const paint = () => {
       void theme.value;
       const now = document.documentElement.dataset.theme ?? "";
@@ -116,7 +154,7 @@ export function Canvas(props: {
       if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
       context.setTransform(ratio, 0, 0, ratio, 0, 0);
       context.clearRect(0, 0, width, height);
-      if (width && height) draw.current({ context, width, height, ratio, css });
+      if (width && height) draw.current({ context, layer, width, height, ratio, css });
     };
     let scale = zoomOf(canvas);
     let stop = effect(paint);

@@ -6,9 +6,11 @@ import asyncio
 import json
 import socket
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.studio import speed
 from tilewright.support.errors import CompileError, TilewrightError
 from tilewright.tools.cli import main
 from tilewright.tools.studio import export, server
@@ -132,6 +134,25 @@ def test_edited_text(studio):
     status, found = ask(studio, "/api/record", {**SMALL, "text": ADD.replace("B[n]", "Z[n]")})
     error = found["error"] if status == 400 else found["errors"][0]
     assert "Z" in error["message"] and error["line"] == 12
+
+
+def test_another_schedule_takes_less_than_a_second_of_a_core():
+    _, cores = speed.measured(5, busy=False)
+    assert np.median(cores) < 1
+
+
+def test_what_nobody_waits_for_is_not_run(studio):
+    with pytest.raises(Refused, match="nobody waits"):
+        studio.record(SMALL, wanted=lambda: False)
+
+
+def test_text_from_the_page_has_a_process_that_waits_for_it(tmp_path):
+    made = Studio(None, {"gallery": "gemm"})
+    made.warm()
+    spare = made.spare
+    found = made.record({**SMALL, "text": ADD, "want": []})
+    assert found["parts"] and spare in made.children.values() and made.spare is not spare
+    made.close()
 
 
 def test_edits_may_be_switched_off(tmp_path):

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import type { Decision, Level } from "../contract";
 import { pieces } from "../highlight";
 import { boot, go, goLine, line, model, part, recording } from "../store";
-import { Empty, Line, Panel, Tabs } from "../ui";
+import { Empty, Line, Panel, Tabs, useKept } from "../ui";
 import { Editor } from "./editor";
 
 const ROW = 18;
@@ -45,15 +45,28 @@ const weight = computed(() => {
   return sums;
 });
 
-function lines(level: Level | null): Level {
-  if (level) return level;
-  const { source } = recording.value!;
-  return {
-    name: "source",
-    language: "python",
-    lines: source.lines,
-    links: source.lines.map((_, i) => [source.first + i]),
-  };
+/** The text itself, as a level. */
+const text = computed<Level>(() => {
+  const { lines, first } = recording.value!.source;
+  return { name: "source", language: "python", lines, links: lines.map((_, i) => [first + i]) };
+});
+
+const indexed = new WeakMap<number[][], Map<number, number[]>>();
+
+/** The rows of a level that come from a line of the text. */
+function rowsOf(level: Level, wanted: number | null): number[] {
+  let found = indexed.get(level.links);
+  if (!found) {
+    found = new Map();
+    for (const [i, links] of level.links.entries())
+      for (const link of links) {
+        const rows = found.get(link);
+        if (rows) rows.push(i);
+        else found.set(link, [i]);
+      }
+    indexed.set(level.links, found);
+  }
+  return wanted === null ? [] : (found.get(wanted) ?? []);
 }
 
 /** Lines of one height: only those in sight are in the page. */
@@ -61,9 +74,8 @@ function Listing({ level, offset }: { level: Level; offset: number | null }) {
   const place = useRef<HTMLDivElement>(null);
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(600);
-  const wanted = line.value;
-  const marked =
-    wanted === null ? [] : level.links.flatMap((links, i) => (links.includes(wanted) ? [i] : []));
+  const keep = useKept(level, decisions.value, broken.value, weight.value, slow.value);
+  const marked = rowsOf(level, line.value);
   const target = marked[0];
   useEffect(() => {
     const box = place.current!;
@@ -108,7 +120,7 @@ function Listing({ level, offset }: { level: Level; offset: number | null }) {
             const fault = offset === null ? undefined : broken.value.get(number);
             const kind = `${on.has(i) ? "row on" : "row"}${fault ? " fault" : ""}${link === undefined ? "" : " linked"}`;
             const heavy = offset === null ? 0 : (weight.value.get(number) ?? 0);
-            return (
+            return keep(i, `${kind} ${digits} ${i === target}`, () => (
               <div
                 key={i}
                 role="listitem"
@@ -132,7 +144,7 @@ function Listing({ level, offset }: { level: Level; offset: number | null }) {
                   <span class="note bad">slow</span>
                 ) : null}
               </div>
-            );
+            ));
           })}
         </div>
       </div>
@@ -234,7 +246,7 @@ export function CodeView({ which }: { which: 1 | 2 }) {
       {own === "edit" ? (
         <Editor />
       ) : (
-        <Listing key={own} level={lines(level)} offset={level ? null : known.source.first} />
+        <Listing key={own} level={level ?? text.value} offset={level ? null : known.source.first} />
       )}
       {which === 1 && own !== "edit" ? <Decisions /> : null}
     </Panel>

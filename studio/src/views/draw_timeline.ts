@@ -97,14 +97,44 @@ export interface Drawn {
   flags: { time: number; track: number; text: string }[];
 }
 
-export function paint({ context: c, width, height, ratio, css }: Brush, d: Drawn): void {
+/** What a step changes is drawn over what stays: the playhead, and what it points at. */
+export function paint(brush: Brush, d: Drawn): void {
+  const { context: c, width, height, css } = brush;
   const { fold, view } = d;
   const plot = width - GUTTER - 6;
   const x = (time: number) =>
     GUTTER + ((fold.fold(time) - view.from) / (view.to - view.from)) * plot;
-  const [text, muted, lineColour, accent] = ["--text", "--muted", "--line", "--accent"].map(
-    css,
-  ) as [string, string, string, string];
+  const key = [d.model, fold, view, d.looks, d.lanes, d.flags];
+  brush.layer(key, (layer, fresh) => fresh && ground({ ...brush, context: layer }, d, x));
+  c.save();
+  c.beginPath();
+  c.rect(GUTTER, 0, plot + 6, height);
+  c.clip();
+  for (const lane of d.lanes) marks(c, d, lane, x, css);
+  if (d.now >= 0) {
+    const head = x(d.now);
+    c.fillStyle = css("--accent");
+    c.fillRect(head - 0.75, 14, 1.5, height);
+    c.beginPath();
+    c.moveTo(head - 5, 12);
+    c.lineTo(head + 5, 12);
+    c.lineTo(head, 20);
+    c.fill();
+  }
+  c.restore();
+}
+
+function ground(
+  { context: c, width, height, ratio, css }: Brush,
+  d: Drawn,
+  x: (time: number) => number,
+): void {
+  const plot = width - GUTTER - 6;
+  const [text, muted, lineColour] = ["--text", "--muted", "--line"].map(css) as [
+    string,
+    string,
+    string,
+  ];
   c.font = `11px ${css("--sans")}`;
   c.textBaseline = "middle";
   c.save();
@@ -135,14 +165,6 @@ export function paint({ context: c, width, height, ratio, css }: Brush, d: Drawn
     c.fillText(flag.text, late ? at - 6 : at + 16, AXIS - 3);
     c.textAlign = "left";
   }
-  const head = x(d.now);
-  c.fillStyle = accent;
-  c.fillRect(head - 0.75, 14, 1.5, height);
-  c.beginPath();
-  c.moveTo(head - 5, 12);
-  c.lineTo(head + 5, 12);
-  c.lineTo(head, 20);
-  c.fill();
   c.restore();
   c.textAlign = "left";
   for (const lane of d.lanes) {
@@ -238,8 +260,6 @@ function spans(
     if (span.end < from) continue;
     const [a, b] = [x(span.start), x(span.end)];
     const wide = Math.max(1.2, b - a - (b - a > 4 ? 1 : 0));
-    const op = d.model.op(span);
-    const marked = d.line !== null && op.lines.includes(d.line);
     c.font = `10px ${css("--sans")}`;
     if (span.unit === "waits") {
       c.fillStyle = fill(c, css("--wait-soft"), 1, ratio);
@@ -270,11 +290,29 @@ function spans(
         c.fillText(words, a + 3, lane.y + 1 + h / 2);
       }
     }
-    if (marked || span === d.current) {
-      c.strokeStyle = span === d.current ? css("--text") : css("--mark-edge");
-      c.lineWidth = span === d.current ? 2 : 1.25;
-      c.strokeRect(a + 0.5, lane.y + 1, Math.max(1, wide - 1), h);
-    }
+  }
+}
+
+/** Outlines of the spans of the current line, and of the one that is under way. */
+function marks(
+  c: CanvasRenderingContext2D,
+  d: Drawn,
+  lane: Lane,
+  x: (t: number) => number,
+  css: (n: string) => string,
+): void {
+  const [from, to] = [d.fold.unfold(d.view.from), d.fold.unfold(d.view.to)];
+  const own = d.line === null ? null : d.model.opsOf(d.line);
+  let i = Math.max(0, lastAtMost(lane.spans, from, (s) => s.start) - 3);
+  for (; i < lane.spans.length; i++) {
+    const span = lane.spans[i]!;
+    if (span.start > to) break;
+    if (span.end < from || (span !== d.current && !own?.has(span.op))) continue;
+    const [a, b] = [x(span.start), x(span.end)];
+    const wide = Math.max(1.2, b - a - (b - a > 4 ? 1 : 0));
+    c.strokeStyle = span === d.current ? css("--text") : css("--mark-edge");
+    c.lineWidth = span === d.current ? 2 : 1.25;
+    c.strokeRect(a + 0.5, lane.y + 1, Math.max(1, wide - 1), LANE - 4);
   }
 }
 

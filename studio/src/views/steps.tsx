@@ -2,10 +2,11 @@
  * error or a deadlock stands among them. */
 import { colour, ink, letter } from "../color";
 import { goLine, goValue, recording, valueStep } from "../store";
-import { Empty } from "../ui";
+import { Empty, useKept } from "../ui";
 
 export function StepsView() {
   const known = recording.value;
+  const keep = useKept(known);
   const steps = known?.values?.steps ?? [];
   const errors = known?.errors ?? [];
   const waiting = errors.flatMap((e) => e.waiting ?? []);
@@ -38,19 +39,20 @@ export function StepsView() {
                 const k = lines.indexOf(s.line);
                 const base = colour(k);
                 const stop = stops.get(i);
-                return (
+                const is = `${i === valueStep.value ? "at" : ""} ${stop ? "stop" : ""}`;
+                return keep(i, is, () => (
                   <button
                     key={i}
                     type="button"
                     style={{ background: base, color: ink(base), gridColumn: i + 1 }}
-                    class={`${i === valueStep.value ? "at" : ""} ${stop ? "stop" : ""}`}
+                    class={is}
                     aria-label={`step ${i + 1}, line ${s.line}`}
                     title={`line ${s.line}: ${s.op}${met.has(s.line) ? `; ${met.get(s.line)}` : ""}`}
                     onClick={() => goValue(i)}
                   >
                     {stop ? "✕" : letter(k)}
                   </button>
-                );
+                ));
               })}
             </div>
             {stands.map((w, i) => (

@@ -2,7 +2,7 @@
 import { computed } from "@preact/signals";
 import { fill, ink } from "../color";
 import type { Region } from "../contract";
-import { type Visit, regionText } from "../model";
+import { type Model, regionText } from "../model";
 import { bufferLook } from "../names";
 import { buffer, go, model, now } from "../store";
 import { lastAtMost } from "../tables";
@@ -45,35 +45,66 @@ function outer([, starts]: Region): string {
   return starts.slice(0, -2).join(",");
 }
 
+/** Of each tensor, how many visits are drawn already, and where along its outer axes. */
+let drawn: { time: number; turn: number; of: unknown; counts: number[] } = {
+  time: 0,
+  turn: 0,
+  of: null,
+  counts: [],
+};
+
+/** Where the last visit is along the outer axes. */
+function here(known: Model, name: string, time: number): string {
+  const visits = known.visits.get(name) ?? [];
+  const last = visits[lastAtMost(visits, time, (v) => v.start)];
+  return last ? outer(known.region(last.region)) : "";
+}
+
+/** Tiles that were visited: each is drawn once, as the playhead passes its end. */
+function drawVisited(brush: Brush, places: Place[], time: number): void {
+  const known = model.value!;
+  if (time < drawn.time || drawn.of !== known)
+    drawn = { time, turn: drawn.turn + 1, of: known, counts: [] };
+  drawn.time = time;
+  const at = places.map((place) => here(known, place.name, time));
+  brush.layer([known, drawn.turn, ...at], (c, fresh) => {
+    if (fresh) drawn.counts = places.map(() => 0);
+    places.forEach((place, i) => {
+      if (fresh) {
+        c.fillStyle = brush.css("--raised");
+        c.fillRect(place.x, place.y, place.w, place.h);
+      }
+      const visits = known.ended.get(place.name)?.visits ?? [];
+      const done = lastAtMost(visits, time, (v) => v.end) + 1;
+      c.globalAlpha = 0.3;
+      c.fillStyle = bufferLook(place.name).colour;
+      for (let n = drawn.counts[i]!; n < done; n++) {
+        const region = known.region(visits[n]!.region);
+        if (outer(region) === at[i]) c.fillRect(...box(place, region));
+      }
+      drawn.counts[i] = Math.max(drawn.counts[i]!, done);
+      c.globalAlpha = 1;
+    });
+  });
+}
+
 function drawTensor({ context: c, css, ratio }: Brush, place: Place, time: number): void {
   const known = model.value!;
   const look = bufferLook(place.name);
-  const visits = known.visits.get(place.name) ?? [];
-  const last = lastAtMost(visits, time, (v) => v.start);
-  c.fillStyle = css("--raised");
-  c.fillRect(place.x, place.y, place.w, place.h);
-  const here = last >= 0 ? outer(known.region(visits[last]!.region)) : "";
-  const under: Visit[] = [];
-  c.globalAlpha = 0.3;
-  c.fillStyle = look.colour;
-  for (let i = 0; i <= last; i++) {
-    const visit = visits[i]!;
-    const region = known.region(visit.region);
-    if (outer(region) !== here) continue;
-    if (visit.end > time) under.push(visit);
-    else if (visit.kind !== "use") c.fillRect(...box(place, region));
-  }
-  c.globalAlpha = 1;
+  const at = here(known, place.name, time);
+  const under = known
+    .visiting(place.name, time)
+    .filter((v) => outer(known.region(v.region)) === at);
   for (const visit of under) {
-    const at = box(place, known.region(visit.region));
-    const [x, y, w, h] = at;
+    const area = box(place, known.region(visit.region));
+    const [x, y, w, h] = area;
     c.fillStyle = fill(
       c,
       look.colour,
       visit.kind === "load" ? 1 : visit.kind === "store" ? 2 : 0,
       ratio,
     );
-    c.fillRect(...at);
+    c.fillRect(...area);
     c.strokeStyle = css("--text");
     c.lineWidth = visit.kind === "use" ? 2 : 1;
     c.setLineDash(visit.kind === "use" ? [] : [3, 2]);
@@ -100,7 +131,7 @@ function drawTensor({ context: c, css, ratio }: Brush, place: Place, time: numbe
   const used = c.measureText(place.name).width;
   c.fillStyle = css("--muted");
   c.font = `10px ${css("--sans")}`;
-  const words = `${known.part.buffers[place.name]!.shape.join(" × ")}${here ? `, at [${here}]` : ""}`;
+  const words = `${known.part.buffers[place.name]!.shape.join(" × ")}${at ? `, at [${at}]` : ""}`;
   if (used + c.measureText(words).width < Math.max(place.w + 10, 90))
     c.fillText(words, place.x + used + 6, place.y - 8);
 }
@@ -148,8 +179,9 @@ export function TensorsView() {
         onPointerDown={click}
         draw={(brush) => {
           brush.context.textBaseline = "middle";
-          for (const place of placed(tensors.value, brush.width, brush.height))
-            drawTensor(brush, place, now.value);
+          const places = placed(tensors.value, brush.width, brush.height);
+          drawVisited(brush, places, now.value);
+          for (const place of places) drawTensor(brush, place, now.value);
         }}
       />
       <Now />
@@ -162,9 +194,7 @@ function Now() {
   const known = model.value!;
   const words: string[] = [];
   for (const [name] of tensors.value) {
-    const own = (known.visits.get(name) ?? []).filter(
-      (v) => v.start <= now.value && v.end > now.value,
-    );
+    const own = known.visiting(name, now.value);
     for (const kind of ["load", "use", "store"] as const) {
       const found = own.filter((v) => v.kind === kind);
       if (found.length)

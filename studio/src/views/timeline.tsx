@@ -125,7 +125,7 @@ export function TimelineView() {
         <StepsView />
       </Panel>
     );
-  return (
+  const panel = (
     <Panel title="Timeline" name="timeline" tools={tools} flush>
       <div class="lanes">
         <Canvas
@@ -180,8 +180,13 @@ export function TimelineView() {
         />
       </div>
       <Legend />
-      <Tip />
     </Panel>
+  );
+  return (
+    <>
+      {panel}
+      <Tip />
+    </>
   );
 }
 

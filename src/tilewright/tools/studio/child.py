@@ -1,7 +1,6 @@
 """Processes that run a file's code for the studio: one that has loaded a file answers requests
-until it is told to stop, takes too long, or needs more memory than it may.
-
-    python -m tilewright.tools.studio.child FILE [MEGABYTES]
+until it is told to stop, takes too long, or needs more memory than it may. A spare one has imported
+what recordings need, so that text from the page is compiled at once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
+from collections.abc import Callable
+from time import process_time
 from typing import Any
 
 from tilewright.support.errors import RunError, TilewrightError
@@ -31,30 +31,43 @@ class Refused(Exception):
 
 
 class Child:
-    """A process that has loaded `file`. Requests come one after the other."""
+    """A process that has loaded `file`, or will. Requests come one after the other."""
 
-    def __init__(self, file: str, megabytes: int = 0, seconds: float = SECONDS) -> None:
-        self.file, self.megabytes, self.seconds = file, megabytes, seconds
+    def __init__(
+        self, file: str = "", megabytes: int = 0, seconds: float = SECONDS, how: str = ""
+    ) -> None:
+        """`how`: `warm` compiles a kernel before it is asked; `later` lets other processes go
+        first."""
+        self.file, self.megabytes, self.seconds, self.how = file, megabytes, seconds, how
         self.lock = threading.Lock()
         self.process: subprocess.Popen[str] | None = None
+        self.cpu = 0.0  # seconds of a core that the last answer took
 
-    def ask(self, do: str, *requests: Any) -> Any:
-        """`record` or `compare`. `Refused` when it fails, takes too long, or dies."""
+    def start(self) -> Child:
+        if self.process is None or self.process.poll() is not None:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", __name__, self.how],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        return self
+
+    def ask(self, do: str, *requests: Any, wanted: Callable[[], bool] = lambda: True) -> Any:
+        """`record` or `compare`. `Refused` when it fails, takes too long, or dies, or when it is
+        not `wanted` any more as its turn comes."""
+        about = {"file": self.file, "megabytes": self.megabytes}
         with self.lock:
-            if self.process is None or self.process.poll() is not None:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, self.file, str(self.megabytes)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            process = self.process
+            if not wanted():
+                raise Refused(error_told(RunError("nobody waits for this any more")))
+            process = self.start().process
+            assert process is not None
             late = threading.Timer(self.seconds, process.kill)
             late.start()
             line = ""
             try:
                 assert process.stdin is not None and process.stdout is not None
-                process.stdin.write(json.dumps({"do": do, "requests": requests}) + "\n")
+                process.stdin.write(json.dumps({**about, "do": do, "requests": requests}) + "\n")
                 process.stdin.flush()
                 line = process.stdout.readline()
             except OSError:
@@ -69,6 +82,7 @@ class Child:
         answer = json.loads(line)
         if "error" in answer:
             raise Refused(answer["error"])
+        self.cpu = answer["cpu"]
         return answer["result"]
 
     def _died(self, is_late: bool) -> dict[str, Any]:
@@ -92,46 +106,49 @@ class Child:
             self.process = None
 
 
-def main(file: str, megabytes: int) -> None:
+def main(how: str) -> None:
     """Answers go where standard output was; what the file prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    if megabytes:
-        import resource
+    from tilewright.tools.collect import file_names
+    from tilewright.tools.studio import compare, gallery, recording
+    from tilewright.tools.studio.subject import Request
 
-        resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+    if how == "later":
+        os.nice(5)
+    if how == "warm":
+        path, asked = str(gallery.LESSONS["gemm"].path), gallery.LESSONS["gemm"].request
+        recording.record(file_names(path), Request.of({**asked, "want": []}), path)
     names: dict[str, Any] | None = None
+    gc.disable()  # while somebody waits
     gc.freeze()  # what was imported stays
     for line in sys.stdin:
-        asked = json.loads(line)
+        start, asked = process_time(), json.loads(line)
+        file, megabytes = asked["file"], asked["megabytes"]
         try:
             if names is None:
-                names = _loaded(file)
-            answer = {"result": _answer(asked, names, file)}
+                _limit(megabytes)
+                names = file_names(file)
+            found = [recording.record(names, Request.of(each), file) for each in asked["requests"]]
+            answer = {"result": compare.compare(*found) if asked["do"] == "compare" else found[0]}
         except MemoryError:
             fix = f"smaller sizes; text from the page may take {megabytes} MB"
             error = RunError("the file needs more memory than it may have", fix=fix, code="memory")
             answer = {"error": {**error_told(error), "stage": "server"}}
         except (TilewrightError, Exception) as caught:
             answer = {"error": error_told(caught)}
+        answer["cpu"] = process_time() - start
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+        gc.collect()
 
 
-def _loaded(file: str) -> dict[str, Any]:
-    from tilewright.tools.collect import file_names
+def _limit(megabytes: int) -> None:
+    if megabytes:
+        import resource
 
-    return file_names(file)
-
-
-def _answer(asked: Any, names: dict[str, Any], file: str) -> Any:
-    from tilewright.tools.studio.compare import compare
-    from tilewright.tools.studio.recording import record
-    from tilewright.tools.studio.subject import Request
-
-    found = [record(names, Request.of(each), file) for each in asked["requests"]]
-    return compare(*found) if asked["do"] == "compare" else found[0]
+        resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
 
 
 if __name__ == "__main__":
-    main(str(Path(sys.argv[1])), int(sys.argv[2]))
+    main(sys.argv[1])

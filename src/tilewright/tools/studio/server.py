@@ -1,7 +1,7 @@
 """The studio's server: the page and its recordings, for this machine alone.
 
 It runs no code itself. The file of the command line, the gallery's, and text that was edited in the
-page each have a process of their own (`child`); the last one has limits.
+page have processes of their own (`child`); the last one has limits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.support.errors import CompileError, TilewrightError
-from tilewright.tools.studio.child import MEGABYTES, Child, Refused
+from tilewright.tools.studio.child import MEGABYTES, SECONDS, Child, Refused
 from tilewright.tools.studio.errors import error_told
 from tilewright.tools.studio.export import PAGE, page, static
 from tilewright.tools.studio.gallery import LESSONS, told_of
@@ -26,7 +26,7 @@ from tilewright.tools.studio.subject import Request
 HOST = "127.0.0.1"
 EDITED = 20.0  # seconds that text from the page may take
 BODY = 1 << 20  # bytes of a request
-KEPT = 4  # processes
+KEPT = 6  # processes
 MEASURED = ("sizes", "args", "schedule")  # that decide whether a result is one of this kernel
 
 
@@ -35,14 +35,22 @@ class Studio:
 
     def __init__(self, file: str | None, first: Mapping[str, Any], edit: bool = True) -> None:
         self.file, self.first, self.edit = file, dict(first), edit
-        self.children: dict[str, Child] = {}
+        self.children: dict[tuple[str, bool], Child] = {}
+        self.spare: Child | None = None
         self.folder = tempfile.TemporaryDirectory(prefix="tilewright-studio-")
         self.lock = threading.Lock()
 
-    def record(self, asked: Any) -> Any:
-        return self._told(self._child(asked).ask("record", _plain(asked)), asked)
+    def record(self, asked: Any, wanted: Callable[[], bool] = lambda: True) -> Any:
+        return self._told(self._child(asked).ask("record", _plain(asked), wanted=wanted), asked)
 
-    def compare(self, asked: Any) -> Any:
+    def warm(self) -> None:
+        """Processes for what is asked first, and for the first text from the page."""
+        for want in ([], None):
+            self._child({**self.first, "want": want}).start()
+        if self.edit and self.spare is None:
+            self.spare = Child(how="warm").start()
+
+    def compare(self, asked: Any, wanted: Callable[[], bool] = lambda: True) -> Any:
         if not isinstance(asked, Mapping) or not {"a", "b"} <= asked.keys():
             raise CompileError("a comparison has two requests", expected="{'a': …, 'b': …}")
         from tilewright.tools.studio.compare import compare
@@ -50,7 +58,7 @@ class Studio:
         first, second = asked["a"], asked["b"]
         child = self._child(first)
         if child is self._child(second):
-            found = child.ask("compare", _plain(first), _plain(second))
+            found = child.ask("compare", _plain(first), _plain(second), wanted=wanted)
             return {**found, "a": self._told(found["a"], first),
                     "b": self._told(found["b"], second)}  # fmt: skip
         return compare(self.record(first), self.record(second))
@@ -81,9 +89,10 @@ class Studio:
         return found
 
     def _child(self, asked: Any) -> Child:
-        """The process that has the code which a request is about."""
+        """The process that has the code which a request is about. Drafts have one of their own:
+        the assembler keeps the other one busy for seconds."""
         request = Request.of(asked)
-        key, megabytes, seconds = self.file or "", 0, 60.0
+        key, megabytes, seconds = self.file or "", 0, SECONDS
         if request.gallery is not None:
             if request.gallery not in LESSONS:
                 raise CompileError(f"the gallery has no {request.gallery!r}",
@@ -101,15 +110,20 @@ class Studio:
         if not key:
             raise CompileError("the studio was started without a file",
                                fix="choose a kernel of the gallery")  # fmt: skip
+        which = key, request.text is None and not request.want
+        how = "" if request.text is not None or not request.want else "later"
         with self.lock:
-            child = self.children.pop(key, None) or Child(key, megabytes, seconds)
-            self.children[key] = child
+            child = self.children.pop(which, None)
+            if child is None and request.text is not None and self.spare is not None:
+                child, self.spare = self.spare, Child(how="warm").start()
+                child.file, child.megabytes, child.seconds = key, megabytes, seconds
+            self.children[which] = child = child or Child(key, megabytes, seconds, how)
             for old in list(self.children)[:-KEPT]:
                 self.children.pop(old).close()
         return child
 
     def close(self) -> None:
-        for child in self.children.values():
+        for child in (*self.children.values(), *filter(None, [self.spare])):
             child.close()
         self.folder.cleanup()
 
@@ -125,6 +139,7 @@ def _plain(asked: Mapping[str, Any]) -> dict[str, Any]:
 def app(studio: Studio, token: str, host: str) -> Any:
     """What answers; `host` is how the page's address must be written, against other sites that
     have names for this machine."""
+    from anyio import from_thread
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request as Asked
@@ -149,15 +164,18 @@ def app(studio: Studio, token: str, host: str) -> Any:
         kind = "text/css" if name.endswith(".css") else "text/javascript"
         return Response((PAGE / name).read_bytes(), media_type=kind)
 
-    def answering(work: Callable[[Any], Any]) -> Callable[[Asked], Any]:
+    def wanted(asked: Asked) -> Callable[[], bool]:
+        return lambda: not from_thread.run(asked.is_disconnected)
+
+    def answering(work: Callable[..., Any], waits: bool = False) -> Callable[[Asked], Any]:
         async def answer(asked: Asked) -> Response:
             if (no := refused(asked)) is not None:
                 return no
             try:
                 if int(asked.headers.get("content-length") or 0) > BODY:
                     raise CompileError(f"a request has at most {BODY} bytes")
-                told = await asked.json() if asked.method == "POST" else None
-                found = await run_in_threadpool(work, told)
+                told = [await asked.json()] if asked.method == "POST" else []
+                found = await run_in_threadpool(work, *told, *([wanted(asked)] if waits else ()))
             except Refused as error:
                 return JSONResponse({"error": error.told}, 400)
             except EditsOff as error:
@@ -174,14 +192,14 @@ def app(studio: Studio, token: str, host: str) -> Any:
         routes=[
             Route("/", index),
             *(Route(f"/{name}", asset) for name in ("studio.js", "studio.css")),
-            Route("/api/state", answering(lambda _: studio.state(token))),
-            Route("/api/gallery", answering(lambda _: [told_of(name) for name in LESSONS])),
+            Route("/api/state", answering(lambda: studio.state(token))),
+            Route("/api/gallery", answering(lambda: [told_of(name) for name in LESSONS])),
             *(
-                Route(f"/api/{name}", answering(work), methods=["POST"])
-                for name, work in (
-                    ("record", studio.record),
-                    ("compare", studio.compare),
-                    ("export", studio.export),
+                Route(f"/api/{name}", answering(work, waits), methods=["POST"])
+                for name, work, waits in (
+                    ("record", studio.record, True),
+                    ("compare", studio.compare, True),
+                    ("export", studio.export, False),
                 )
             ),
         ]
@@ -219,6 +237,7 @@ def serve(studio: Studio, port: int, say: Callable[[str], None]) -> None:
         raise TilewrightError(
             f"the studio needs {error.name}", fix="pip install 'tilewright[studio]'"
         ) from None
+    studio.warm()
     say(f"http://{host}/?token={token}")
     try:
         uvicorn.Server(uvicorn.Config(made, log_level="warning")).run(sockets=[own])

@@ -114,6 +114,7 @@ class WholeWalk(Simulation):
         self.flips: list[tuple[float, int, str, int, int]] = []  # time, block, barrier, slot, phase
         self.seen: dict[Any, int] = {}
         self.inside: dict[int, list[For]] = {}  # loops around an op that are told of
+        self.makes: dict[int, list[Any]] = {}  # what an op's indices are made of
         self.boxes: dict[Any, tuple[tuple[Box, ...], tuple[Box, ...]]] = {}
         self.cut = self.guessed = False  # some agent was stopped; went where data say
 
@@ -201,20 +202,28 @@ class WholeWalk(Simulation):
         self.notes.append((iteration, tile, *self.touched(span.op, env)))
 
     def touched(self, op: Op, env: Env) -> tuple[tuple[Box, ...], tuple[Box, ...]]:
+        """Once for all turns in which what the op's indices are made of is the same."""
+        if id(op) not in self.makes:
+            told = [e for inner in walk_ops(op) for e in expressions(inner)]
+            names = {v for e in told for v in variables(e)} | {
+                load.buffer.name for e in told for load in loads(e) if load.buffer.is_local
+            }
+            self.makes[id(op)] = sorted(names, key=str)
+        key = id(op), *(env.get(v) for v in self.makes[id(op)])
+        if key not in self.boxes:
+            self.boxes[key] = self.find(op, env)
+        return self.boxes[key]
+
+    def find(self, op: Op, env: Env) -> tuple[tuple[Box, ...], tuple[Box, ...]]:
         if isinstance(op, (Wait, Arrive)):
             return (self.box(op.barrier, env),), ()
         if isinstance(op, (Map, For, If)):
-            inner = list(walk_ops(op))
-            names = {v for i in inner for e in expressions(i) for v in variables(e)}
-            key = id(op), *(env.get(v) for v in sorted(names, key=lambda v: v.name))
-            if key not in self.boxes:
-                self.boxes[key] = self.points(op, env)
-            return self.boxes[key]
-        found = [
+            return self.points(op, env)
+        reads, writes = (
             tuple(self.box(r, env) for r in regions(op, reads=not w, writes=w))
             for w in (False, True)
-        ]
-        return found[0], found[1]
+        )
+        return reads, writes
 
     def box(self, region: Region, env: Env) -> Box:
         starts = tuple(int(value(e, env)) if _known(e, env) else None for e in region.starts)
