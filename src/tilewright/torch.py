@@ -11,8 +11,9 @@ from torch._dynamo import register_backend as _register
 
 from tilewright.frameworks.torch.backend import backend
 from tilewright.frameworks.torch.explain import Report, explain
+from tilewright.frameworks.torch.random import random_numbers
 
 if "tilewright" not in _known(exclude_tags=()):
     _register(backend, name="tilewright")
 
-__all__ = ["Report", "backend", "explain"]
+__all__ = ["Report", "backend", "explain", "random_numbers"]

@@ -145,16 +145,82 @@ def test_autocast():
     check(function, torch.randn(4, 8))
 
 
-def test_dropout_has_the_numbers_of_eager():
-    def function(x):
-        return F.dropout(F.dropout(x * 2, 0.5) + 1, 0.25)
+def drawn(fn, *args, seed=1):
+    """What compiled code gives, and eager code with our random numbers; the compiled graphs."""
+    found = []
+    call = torch.compile(fn, backend=lambda m, x: backend(m, x, found=found))
+    torch.manual_seed(seed)
+    ours = call(*args)
+    torch.manual_seed(seed)
+    with tilewright.torch.random_numbers():
+        compare(ours, fn(*args))
+    assert not any(each.facts.stays for each in found)
+    return call, ours
 
-    call = torch.compile(function, backend="tilewright")
-    x = torch.randn(64)
-    torch.manual_seed(1)
-    found = call(x)
-    torch.manual_seed(1)
-    compare(found, function(x))
+
+def test_dropout_counts():
+    def function(x):
+        return F.dropout(F.dropout(x * 2, 0.5) + 1, 0.25), F.dropout(x, 0.0), F.dropout(x, 1.0)
+
+    call, found = drawn(function, torch.randn(64, 33))
+    assert (call(torch.ones(64, 33))[0] > 5).float().mean() == pytest.approx(0.375, abs=0.03)
+    with pytest.raises(AssertionError):  # another seed, another mask
+        torch.manual_seed(2)
+        compare(found, call(torch.randn(64, 33)))
+
+
+def test_gradients_of_dropout():
+    """The mask of the forward pass, also where it is computed again."""
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.randn(40, 50, requires_grad=True)
+
+    def function(x):
+        return checkpoint(lambda x: F.dropout(x.exp(), 0.5).sin(), x, use_reentrant=False)
+
+    for fn in (lambda x: F.dropout(x, 0.3), function):
+        call, _ = drawn(fn, x)
+        torch.manual_seed(3)
+        (ours,) = torch.autograd.grad(call(x).sum(), x)
+        torch.manual_seed(3)
+        with tilewright.torch.random_numbers():
+            (theirs,) = torch.autograd.grad(fn(x).sum(), x)
+        compare(ours, theirs)
+        torch._dynamo.reset()
+
+
+def test_random_numbers():
+    def function(x):
+        return (
+            torch.rand_like(x),
+            torch.randn_like(x),
+            torch.rand(3, 5),
+            x.bernoulli(),
+            torch.randn(7),
+            torch.empty(5, 5).uniform_(-1, 3),
+            torch.bernoulli(x, p=0.2),
+        )
+
+    x = torch.rand(200, 100)
+    _, (u, z, *_, b) = drawn(function, x)
+    assert u.min() >= 0 and u.max() < 1
+    assert u.mean() == pytest.approx(0.5, abs=0.01) and u.std() == pytest.approx(12**-0.5, abs=0.01)
+    assert z.mean() == pytest.approx(0, abs=0.03) and z.std() == pytest.approx(1, abs=0.03)
+    assert z.isfinite().all() and b.mean() == pytest.approx(0.2, abs=0.02)
+    drawn(function, x.bfloat16())
+
+
+def test_philox_is_philox():
+    """The known answers of the paper's authors."""
+    from tilewright.frameworks.torch.random import MULTIPLIER, WORD, philox
+
+    def product(a):
+        return a * MULTIPLIER >> 32, a * MULTIPLIER & WORD
+
+    known = {(0, 0, 0): 0xFF1DAE59, (WORD, WORD, WORD): 0x2C3F628B}
+    known[0x243F6A88, 0x85A308D3, 0x13198A2E] = 0xDD7CE038
+    for (a, b, key), bits in known.items():
+        assert philox(a, key, b, product) == bits
 
 
 def test_what_pytorch_keeps():

@@ -7,8 +7,9 @@ from functools import cache
 from operator import getitem
 from typing import Any
 
+from tilewright.frameworks.torch import random
 from tilewright.frameworks.torch.formula import Unsaid
-from tilewright.frameworks.torch.graph import Facts
+from tilewright.frameworks.torch.graph import Facts, is_seed
 from tilewright.frameworks.torch.group import Runner
 from tilewright.frameworks.torch.partition import groups_of
 from tilewright.support.errors import TilewrightError
@@ -18,7 +19,7 @@ _WHOLE = """
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
     nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
     embedding_dense_backward _softmax_backward_data _log_softmax_backward_data _safe_softmax
-    _fused_rms_norm clamp_min clamp_max nan_to_num native_dropout
+    _fused_rms_norm clamp_min clamp_max nan_to_num
 """.split()
 # and these it keeps, though their parts are what formulas say
 _APART = """
@@ -38,7 +39,8 @@ def decompositions() -> dict[Any, Any]:
     table = dict(core_aten_decompositions())
     apart = [getattr(aten, name) for name in _APART if hasattr(aten, name)]
     table |= get_decompositions(apart)
-    return {op: rule for op, rule in table.items() if _opname(op) not in _WHOLE}
+    table = {op: rule for op, rule in table.items() if _opname(op) not in _WHOLE}
+    return table | random.DECOMPOSITIONS
 
 
 def _opname(op: Any) -> str:
@@ -140,6 +142,17 @@ def compiler(found: list[Compiled], name: str) -> Callable[..., Any]:
     return compile
 
 
+def _parted(joint: Any, *given: Any, **more: Any) -> Any:
+    """Forward and backward; seeds are kept for the second, as drawn again they would be others."""
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    for node in joint.graph.nodes:
+        if is_seed(node):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return min_cut_rematerialization_partition(joint, *given, **more)
+
+
 def backend(
     module: Any,
     inputs: Sequence[Any],
@@ -154,7 +167,6 @@ def backend(
             f"the backend has no option {next(iter(options))!r}",
             fix="leave options= out: schedules are chosen",
         )
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
     kept: list[Compiled] = [] if found is None else found
@@ -163,6 +175,6 @@ def backend(
         bw_compiler=compiler(kept, "backward"),
         inference_compiler=compiler(kept, "forward"),
         decompositions=decompositions(),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_parted,
     )
     return made(module, inputs)

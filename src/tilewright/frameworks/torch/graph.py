@@ -66,9 +66,14 @@ def wanted(node: Any) -> Any:
 
 def is_compute(node: Any) -> bool:
     """Whether a node is an operator on tensors: no argument, no size, no part of a tuple."""
-    if node.op != "call_function" or node.target is getitem:
+    if node.op != "call_function" or node.target is getitem or is_seed(node):
         return False
     return has_tensors(node)
+
+
+def is_seed(node: Any) -> bool:
+    """Whether a node takes a seed of random numbers from PyTorch's generator."""
+    return str(node.target) == "tilewright.seed.default"
 
 
 def is_size(value: Any) -> bool:

@@ -30,6 +30,7 @@ class Kernels:
 
     def __init__(self, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         self.nodes, self.inputs, self.outputs = nodes, inputs, outputs
+        self.name = _name_of(nodes)
         self.why_special = ""  # why there is a kernel for each set of sizes
         self.refused = ""  # why PyTorch computes it after all
         self.by_sizes: dict[tuple[int, ...], Made] = {}
@@ -37,8 +38,7 @@ class Kernels:
         self.made = self._general()
 
     def _made(self, sizes: Sizes) -> Made:
-        name = _name_of(self.nodes)
-        formula = formula_of(name, self.nodes, self.inputs, self.outputs, sizes)
+        formula = formula_of(self.name, self.nodes, self.inputs, self.outputs, sizes)
         made = Made(formula, None, {})
         if made.has_kernel:
             made.program  # noqa: B018 what has no tile program says so here

@@ -9,6 +9,7 @@ from tilewright.frameworks.torch.lowerings import (  # noqa: F401
     pointwise,
     pooling,
     products,
+    random,
     shapes,
 )
 from tilewright.frameworks.torch.lowerings.table import ALONE as ALONE

@@ -38,8 +38,8 @@ def lower(names: str, kind: str) -> Callable[[Say], Say]:
     def enter(say: Say) -> Say:
         wants = "out" in inspect.signature(say).parameters
         for name in names.split():
-            LOWERINGS[name if name.startswith("prims.") else f"aten.{name}"] = Lowering(
-                say, kind, wants
+            LOWERINGS[name if name.startswith(("prims.", "tilewright.")) else f"aten.{name}"] = (
+                Lowering(say, kind, wants)
             )
         return say
 

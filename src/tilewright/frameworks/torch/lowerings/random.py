@@ -1,0 +1,36 @@
+"""Random numbers as formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.frameworks.torch.lowerings.table import POINTWISE, lower
+from tilewright.frameworks.torch.lowerings.words import tm
+from tilewright.frameworks.torch.random import MULTIPLIER, WORD, philox
+
+
+def _word(x: Any) -> Any:
+    return tm.astype(x & WORD, "uint32")
+
+
+def _wide(x: Any) -> Any:
+    return tm.astype(x, "uint64")
+
+
+def _product(a: Any) -> tuple[Any, Any]:
+    found = _wide(a) * tm.full((), MULTIPLIER, dtype="uint64")
+    return tm.astype(found >> tm.full((), 32, dtype="uint64"), "uint32"), tm.astype(found, "uint32")
+
+
+@lower("tilewright.uniform.default", POINTWISE)
+def uniform(seed: Any, stream: int, size: Any, *, out: Any) -> Any:
+    """Element `i` of the flattened tensor has the counter i."""
+    shape = out.shape
+    seed = tm.reshape(seed, ())
+    key, high = _word(seed), _word(seed >> 32 ^ stream)
+    at: Any = tm.zeros(shape, dtype="uint32")
+    for d, n in enumerate(shape):
+        size_of_axis = tm.astype(tm.full((), 0, dtype="int64") + n, "uint32")
+        at = at * size_of_axis + tm.astype(tm.indices(at, d), "uint32")
+    bits = philox(at, key, high, _product)
+    return tm.astype(bits >> tm.full((), 8, dtype="uint32"), "float32") * 2.0**-24
