@@ -23,6 +23,7 @@ from tilewright.ir.analysis.aliases import Aliases
 from tilewright.ir.op import For, Gemm, walk_ops
 from tilewright.ir.rewrite import map_kernels, map_ops
 from tilewright.ir.text import print_op
+from tilewright.passes.canonicalize.rules import Facts
 from tilewright.passes.overlap.pipeline_loops import pipeline_loops
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import Skew
@@ -154,7 +155,7 @@ def test_when_not(more, why):
 
 def test_one_product_has_nobody_beside_it():
     given_program = gemm_relu.prim_func(256, 256, 256, threads=256).program
-    (loop,) = Ahead(given_program.kernels[0], given_program, ROLES).plans.values()
+    (loop,) = Ahead(Facts(given_program.kernels[0], ROLES, given_program)).plans.values()
     assert find_skew(given_program.kernels[0], loop.loop, []) == (
         "it has fewer than two gemms on the tensor core"
     )
@@ -231,7 +232,7 @@ def test_the_model_prefers_overlap():
         1, 1, 1, 512, 512, 128, block_M=64, block_N=128, threads=128, dtype="bfloat16"
     ).program
     kernel = with_atom(made, "wgmma").kernels[0]
-    (plan,) = Ahead(kernel, made, ROLES).plans.values()
+    (plan,) = Ahead(Facts(kernel, ROLES, made)).plans.values()
     found = find_skew(kernel, plan.loop, list(plan.fills.values()))
     assert isinstance(found, Skew) and found.interval < 0.8 * found.plain
     assert [type(plan.loop.body[k]).__name__ for k in found.late] == ["Gemm"]
@@ -241,7 +242,7 @@ def test_slots_that_are_held_longer_come_round_slower():
     """MLA's keys are its values too, and there is room for two slots: late products would hold
     them for most of two iterations. On an H200 it loses 9 % by it."""
     made = with_atom(mla_decode.prim_func(2, 64, 512, dtype="bfloat16").program, "wgmma")
-    (plan,) = Ahead(made.kernels[0], made, ROLES).plans.values()
+    (plan,) = Ahead(Facts(made.kernels[0], ROLES, made)).plans.values()
     fills, alone = list(plan.fills.values()), replace(made.kernels[0], threads=(128,))
     why = find_skew(alone, plan.loop, fills)
     assert isinstance(why, str) and "no order of its statements takes less" in why

@@ -309,14 +309,16 @@ def find_access(
     return Access(buffer, starts, wanted, width, share, named, given, parted, across=across)
 
 
+def _within(low: Lowering, buffer: Buffer, starts: Sequence[Expr], more: Expr | int) -> Expr:
+    """Whether an element is in the tensor, so many behind one in its row."""
+    return low.within(buffer, (*starts[:-1], low.simplify(starts[-1] + more)))
+
+
 def _between(low: Lowering, buffer: Buffer, starts: Sequence[Expr], count: int) -> Ragged:
     """A vector that begins anywhere is read from two that do not, which must be in the tensor."""
-
-    def inside(more: Expr) -> Expr:
-        return low.within(buffer, (*starts[:-1], low.simplify(starts[-1] + more)))
-
+    inside = partial(_within, low, buffer, starts)
     with low.restored(low.ranges.where(ELEMENT, 0, count - 1)):
-        whole = logical_and(inside(const(0)), inside(const(2 * count - 2)))
+        whole = logical_and(inside(0), inside(2 * count - 2))
         return Ragged(count, whole, inside(ELEMENT), const(count))
 
 
@@ -336,12 +338,10 @@ def ragged(low: Lowering, buffer: Buffer, starts: Sequence[Expr], count: int) ->
     if multiple_of(size, ranges) % count == 0:
         return None
 
-    def inside(more: Expr) -> Expr:
-        return low.within(buffer, (*starts[:-1], low.simplify(starts[-1] + more)))
-
+    inside = partial(_within, low, buffer, starts)
     # the last is not negative where the first, a multiple, is not
     with low.restored(ranges.where(ELEMENT, 0, count - 1)):
-        whole, each = inside(const(count - 1)), inside(ELEMENT)
+        whole, each = inside(count - 1), inside(ELEMENT)
     if whole is TRUE or each is FALSE:
         return None
     return Ragged(count, whole, each, simplify(size - starts[-1], ranges))

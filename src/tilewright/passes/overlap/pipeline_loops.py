@@ -77,26 +77,26 @@ FETCHED_AHEAD = 2  # numbers that are under way: the producer is a tile ahead
 @kernel_pass
 def pipeline_loops(facts: Facts) -> Kernel:
     """Every kernel with its copies running ahead, as far as the target can."""
-    kernel, program, target = facts.kernel, facts.program, facts.target
+    kernel, told = facts.kernel, facts.target.schedule.roles
     if split_into_roles(kernel):
-        work = _Pipeliner(Ahead(kernel, program, target), releases)
-        body = work.body(kernel.body, scope.entry(kernel, program.dims), looped=False)
+        work = _Pipeliner(Ahead(facts), releases)
+        body = work.body(kernel.body, scope.entry(kernel, facts.dims), looped=False)
         announced = any(isinstance(op, Fence) and op.kind == "barrier_init" for op in kernel.body)
         return rebuild(kernel, body=(*work.start(announced), *body))
     if placed(kernel):
         return kernel
-    numbered = rebuild(kernel, body=number_gemms(kernel.body))
-    found = Ahead(numbered, program, target)
+    numbered = facts.of(rebuild(kernel, body=number_gemms(kernel.body)))
+    found = Ahead(numbered)
     work, producer = _Pipeliner(found), tuple[Role, ...]()
-    told = target.schedule.roles
     if told is not False:
         # a producer asks for guards itself
-        asked = rebuild(numbered, body=loops_of_guards(numbered.body))
-        found = found if asked is numbered else Ahead(asked, program, target)
+        body = loops_of_guards(numbered.kernel.body)
+        asked = facts.of(rebuild(numbered.kernel, body=body))
+        found = found if asked.kernel is numbered.kernel else Ahead(asked)
     if told is not False and found.fills:
-        against = _why_whole(found) or (None if told is True else why_not_worth(asked))
+        against = _why_whole(found) or (None if told is True else why_not_worth(asked.kernel))
         if against is None:
-            apart = _Pipeliner(Ahead(asked, program, target, tiles=True), apart=True)
+            apart = _Pipeliner(Ahead(asked, tiles=True), apart=True)
             try:
                 producer = (apart.producer(),)
                 work = apart
@@ -108,7 +108,7 @@ def pipeline_loops(facts: Facts) -> Kernel:
     if not producer:
         work.make_rings()
     work.find_thread_fills()
-    body = work.body(work.kernel.body, scope.entry(work.kernel, program.dims), looped=False)
+    body = work.body(work.kernel.body, scope.entry(work.kernel, facts.dims), looped=False)
     body = settle_matrix_groups((*work.start(), *body), work.fills_ring)
     return settle_stores(rebuild(kernel, body=(*unnumber(body), *producer)))
 

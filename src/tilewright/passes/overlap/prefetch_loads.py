@@ -64,7 +64,7 @@ def _inlined(at: Facts) -> Kernel:
     loops = [op for op in at.ops if isinstance(op, For) and _is_asked(op)]
     if not loops:
         return kernel
-    ahead = Ahead(kernel, at.program, at.target)
+    ahead = Ahead(at)
     kept = {fill.tile.name for fill in ahead.fills if fill.how == BULK} | ahead.viewed
     for loop in loops:
         for k, op in enumerate(loop.body):
@@ -151,7 +151,7 @@ def map_copies(at: Facts) -> Kernel:
     """Copies of tiles that products multiply, and that only threads can make, as maps."""
     if at.has_roles:
         return at.kernel
-    alone = Ahead(at.kernel, at.program, at.target).by_threads
+    alone = Ahead(at).by_threads
     asked: set[int] = set()
     for loop in at.ops:
         if isinstance(loop, For) and loop.kind == "pipelined" and loop.stages > 1:
@@ -180,7 +180,7 @@ def prefetch_loads(at: Facts) -> Kernel:
     """Every kernel with the loads of its pipelined loops' maps early, where they can be."""
     if at.has_roles:
         return at.kernel
-    work = _Prefetch(at.kernel, Ahead(at.kernel, at.program, at.target))
+    work = _Prefetch(at.kernel, Ahead(at))
     return map_ops(at.kernel, work.loop)
 
 

@@ -39,13 +39,11 @@ class Ahead:
     what its body loads outside other loops.
     """
 
-    def __init__(
-        self, kernel: Kernel, program: Program, target: Target, *, tiles: bool = False
-    ) -> None:
-        self.kernel, self.target = kernel, target
-        self.tiles = tiles
+    def __init__(self, at: Facts, *, tiles: bool = False) -> None:
+        kernel, program = at.kernel, at.program
+        self.kernel, self.target, self.tiles = kernel, at.target, tiles
         self.tensors = {t.name for t in (*program.tensors, *program.scratch)}
-        self.viewed = aliases(kernel).viewed
+        self.viewed = at.viewed
         self.mapped = _mapped(program, walk_ops(kernel, View))
         self.written = written_by(kernel)
         self.by_threads: set[int] = set()  # copies that could run ahead, if there were an engine
