@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.ir.core import *
 from tilewright.lang.alloc import scalar_value
-from tilewright.lang.axes import shape_text
-from tilewright.lang.builder import Builder, TracedAgain, current, current_block
+from tilewright.lang.builder import TracedAgain
 from tilewright.lang.handles import Variable
 from tilewright.lang.logic import Binding, Frame
-from tilewright.lang.pieces import over, spans, walking
 from tilewright.lang.products import Product
-from tilewright.lang.scalar import Scalar, is_number
-from tilewright.lang.values import Value, again, depends, filled, live, value_of
-from tilewright.lang.where import locate
+from tilewright.lang.scalar import is_number
+from tilewright.lang.values import *
 
 
 def named(value: Value, name: str | None) -> Value:

@@ -9,8 +9,6 @@ from typing import Any
 
 from tilewright.lang import math
 from tilewright.lang.alloc import scalar_value
-from tilewright.lang.axes import ONE, Axis, shape_text
-from tilewright.lang.builder import Builder, current, current_block
 from tilewright.lang.check import check_dim
 from tilewright.lang.types import named
 from tilewright.lang.values import *

@@ -10,9 +10,6 @@ from typing import Any
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import math, move
 from tilewright.lang.alloc import scalar_value
-from tilewright.lang.axes import has_places, shape_text
-from tilewright.lang.builder import current, current_block
-from tilewright.lang.handles import Tile, Tiles
 from tilewright.lang.indexing import read
 from tilewright.lang.types import named
 from tilewright.lang.values import *
