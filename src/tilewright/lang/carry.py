@@ -9,7 +9,7 @@ from tilewright.lang.builder import TracedAgain
 from tilewright.lang.handles import Variable
 from tilewright.lang.logic import Binding, Frame
 from tilewright.lang.products import Product
-from tilewright.lang.scalar import is_number
+from tilewright.lang.scalar import Scalar, is_number
 from tilewright.lang.values import *
 
 

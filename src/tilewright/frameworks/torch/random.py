@@ -153,7 +153,7 @@ _IN_PLACE: dict[Any, Callable[..., Any]] = {
 }
 
 
-class random_numbers(TorchDispatchMode):
+class random_numbers(TorchDispatchMode):  # type: ignore[misc]  # mypy skips torch
     """Give eager code the random numbers that compiled code has after the same
     `torch.manual_seed`, to compare the two.
 

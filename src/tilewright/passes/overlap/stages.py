@@ -282,7 +282,8 @@ def split_stages(at: Facts) -> Kernel:
                 return tuple(rebuild(op, src=cut(op.src, k=k), dst=cut(op.dst, k=k)) for k in each)
             case Gemm() if id(op) in counts:
                 count = counts[id(op)]
-                a, b = (partial(part_of, *r, shape_of(op)[2] // count) for _, *r in factors(op))
+                depth = shape_of(op)[2] // count
+                a, b = (partial(part_of, r, dim, depth) for _, r, dim in factors(op))
                 clear = (op.clear, *(FALSE,) * (count - 1))
                 return tuple(rebuild(op, a=a(k), b=b(k), clear=clear[k]) for k in range(count))
         return None

@@ -137,8 +137,7 @@ def main(how: str) -> None:
             answer = {"error": {**error_told(error), "stage": "server"}}
         except (TilewrightError, Exception) as caught:
             answer = {"error": error_told(caught)}
-        answer["cpu"] = process_time() - start
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps({**answer, "cpu": process_time() - start}) + "\n")
         answers.flush()
         gc.collect()
 

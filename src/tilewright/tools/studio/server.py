@@ -45,8 +45,8 @@ class Studio:
 
     def warm(self) -> None:
         """Processes for what is asked first, and for the first text from the page."""
-        for want in ([], None):
-            self._child({**self.first, "want": want}).start()
+        self._child({**self.first, "want": []}).start()
+        self._child({**self.first, "want": None}).start()
         if self.edit and self.spare is None:
             self.spare = Child(how="warm").start()
 
