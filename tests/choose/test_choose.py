@@ -33,7 +33,7 @@ def tensor(*shape, dtype=ml_dtypes.bfloat16):
 
 def traced(kernel, *args, target=H200, rank=0, **schedule):
     direct = kernel.on(target).with_schedule(**schedule).calls
-    return direct._trace(direct.bind(args, {}, partial=True), rank=rank)
+    return direct.trace(direct.bind(args, {}, partial=True), rank=rank)
 
 
 def chosen(kernel, *args, **more):

@@ -323,7 +323,7 @@ def test_large_tiles_that_a_schedule_pins_are_added_up_one_by_one():
 
 def why(kernel, *args):
     direct = kernel.on("cuda -arch=sm_90a").calls
-    text, *_ = direct._trace(direct.bind(args, {}, partial=True)).why.values()
+    text, *_ = direct.trace(direct.bind(args, {}, partial=True)).why.values()
     return text.split("; ")[0]
 
 

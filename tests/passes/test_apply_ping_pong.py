@@ -208,7 +208,7 @@ def wide(**how):
 
 
 AGAINST = {
-    "blocks do not stay": lambda: (product(512, 512, 512, (128, 128, 64)), AUTO),
+    "no second tile": lambda: (product(512, 512, 512, (128, 128, 64)), AUTO),
     "blocks are not persistent, so there is no second tile": lambda: (
         wide(block=(32, 96, 64), threads=256),
         AUTO,
@@ -218,7 +218,7 @@ AGAINST = {
         AUTO,
     ),
     "256 registers": lambda: (wide(block=(128, 256, 64)), AUTO),
-    "two blocks share": lambda: (wide(threads=128, stages=3), AUTO),
+    "two blocks fit": lambda: (wide(threads=128, stages=3), AUTO),
     "no producer": lambda: (wide(), DEALT.choosing(roles=False)),
     "bytes of shared memory": lambda: (wide(epilogue="shared"), AUTO),
     "no instruction for a whole tile": lambda: (

@@ -187,4 +187,4 @@ def races(scheduled, given):
 def test_explain_says_so():
     kernel = CudaKernel(unpacked(), Target.parse("cuda"))
     reasons = " ".join(kernel.trace.reasons.values())
-    assert "3 slots of b, filled under products" in reasons
+    assert "3 slots of b, filled while gemms run" in reasons

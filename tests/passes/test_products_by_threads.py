@@ -175,7 +175,7 @@ def test_tiles_are_swizzled_only_where_rows_would_meet_in_a_bank(turn):
     """Addresses in rows one behind the other differ by constants: a swizzle's are computed."""
     text = tw.compile(product(128, 128, 32, 256, turn=turn), target="cuda -arch=sm_90a").explain()
     along_rows = turn[0] + (not turn[1])  # factors of which a load takes several rows or columns
-    assert text.count("only threads and engines touch it") == along_rows
+    assert text.count("only threads and bulk copies touch it") == along_rows
     assert text.count("swizzled, so that rows") == 2 - along_rows
 
 

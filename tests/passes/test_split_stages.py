@@ -108,7 +108,7 @@ def test_each_box_has_its_event():
     ]
     full = {op.barrier.buffer.name for op in waits if op.barrier.buffer.name.endswith("_full")}
     assert full == {"a_0_full", "a_1_full"}
-    assert any("2 boxes of a tile" in why for why in trace.reasons.values())
+    assert any("2 boxes per tile" in why for why in trace.reasons.values())
 
 
 def test_a_tile_from_before_is_read_in_parts():

@@ -456,7 +456,7 @@ def test_the_reason_names_the_place():
         unswitch_guards(assuming(guarded("k * 5 + j < n and k >= bx + i")), CUDA)
     (why,) = (why for (_, about), why in heard.items() if about.startswith("for"))
     assert why.endswith(
-        "asks for k * 5 + j < n and k >= bx + i only where k < k_cut or k >= k_cut_1"
+        "tests k * 5 + j < n and k >= bx + i only where k < k_cut or k >= k_cut_1"
     )
 
 

@@ -76,7 +76,7 @@ SHARED = Level(TooMuchShared, (
 ), "given up", together=True)  # fmt: skip
 # the assembler would say the same, after a minute of trying
 REGISTERS = Level(TooManyRegisters, (Remedy({"wgmma": False}, "not wgmma"),))
-PING_PONG = Level(NotDealt, (Remedy({"ping_pong": False}, "shared", over=True),), ABOUT)
+PING_PONG = Level(NotDealt, (Remedy({"ping_pong": False}, "no", over=True),), ABOUT)
 LEVELS = (SERIALIZED, SHARED, REGISTERS, PING_PONG)
 
 GivenUp: TypeAlias = tuple[Level, Remedy, Exception]
