@@ -455,9 +455,7 @@ def test_the_reason_names_the_place():
     with listening() as heard:
         unswitch_guards(assuming(guarded("k * 5 + j < n and k >= bx + i")), CUDA)
     (why,) = (why for (_, about), why in heard.items() if about.startswith("for"))
-    assert why.endswith(
-        "tests k * 5 + j < n and k >= bx + i only where k < k_cut or k >= k_cut_1"
-    )
+    assert why.endswith("tests k * 5 + j < n and k >= bx + i only where k < k_cut or k >= k_cut_1")
 
 
 # ── attention ────────────────────────────────────────────────────────────────────────────────
