@@ -68,10 +68,11 @@ fix: $(DEV) ## let ruff repair and format
 bench-cpu: $(CORE) ## benchmark on the CPU
 	@$(PY) -m zoo.bench
 
-docs: $(CORE) ## rewrite what is generated: reference, tutorial pages, the README's table
+docs: $(CORE) ## rewrite what is generated: reference, tutorial pages, the README's table, plots of speeds
 	@$(PY) -m devtools reference
 	@$(PY) examples/tutorial/pages.py
 	@$(PY) benchmarks/tables.py
+	@$(PY) benchmarks/plots.py
 
 # Everything is read again: the menu of one page is a list on another.
 site: $(SITE) build/gallery.html ## the documentation as a site in build/site; links that lead nowhere fail
