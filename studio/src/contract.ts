@@ -90,7 +90,15 @@ export interface ChipLevel {
   bytes_per_cycle?: number | null;
   latency?: number | null;
   products_per_cycle?: number | null;
-  measured?: boolean;
+  /** By benchmarks/memory_levels.py; null where nothing was. */
+  measured?: { bytes?: number; bytes_per_cycle?: number; latency?: number } | null;
+}
+
+export interface Chip {
+  name: string;
+  multiprocessors: number;
+  levels: ChipLevel[];
+  measured?: { device: string; date: string; file: string } | null;
 }
 
 export interface Access {
@@ -314,7 +322,7 @@ export interface Recording {
   values: Values | null;
   levels: Level[] | null;
   roofline: Roofline | null;
-  chip: { name: string; multiprocessors: number; levels: ChipLevel[] } | null;
+  chip: Chip | null;
   errors: Failure[];
   measured: Measured | null;
   notes: string[];

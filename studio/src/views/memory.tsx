@@ -45,10 +45,15 @@ function facts(name: string): string {
   const levels = part.value?.memory?.levels ?? recording.value?.chip?.levels ?? [];
   const found = levels.find((l) => l.name.toLowerCase() === name.toLowerCase());
   if (!found) return "";
+  const size = found.bytes ?? found.measured?.bytes;
+  const told = (modelled: number | null | undefined, measured: number | undefined, unit: string) =>
+    modelled || measured
+      ? `${modelled ? short(modelled) : "–"}${measured ? ` (measured ${short(measured)})` : ""} ${unit}`
+      : "";
   return [
-    found.bytes ? bytesOf(found.bytes) : "",
-    found.bytes_per_cycle ? `${short(found.bytes_per_cycle)} B/cycle` : "",
-    found.latency ? `${short(found.latency)} cycles` : "",
+    size ? bytesOf(size) : "",
+    told(found.bytes_per_cycle, found.measured?.bytes_per_cycle, "B/cycle"),
+    told(found.latency, found.measured?.latency, "cycles"),
   ]
     .filter(Boolean)
     .join(" · ");

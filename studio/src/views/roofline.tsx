@@ -179,6 +179,8 @@ export function ChipView() {
   const most = Math.max(...chip.levels.map((l) => Math.log2((l.bytes_per_cycle ?? 0) + 1)), 1);
   const known = (value: number | null | undefined, text: (v: number) => string) =>
     value == null ? <span class="muted">not known</span> : text(value);
+  const beside = (value: number | undefined, text: (v: number) => string) =>
+    value == null ? null : <div class="muted">measured {text(value)}</div>;
   return (
     <div>
       <p class="caption">
@@ -200,11 +202,14 @@ export function ChipView() {
               <td>
                 <b>{l.name}</b>
               </td>
-              <td class="r">{l.products_per_cycle ? "" : known(l.bytes, bytesOf)}</td>
+              <td class="r">
+                {l.products_per_cycle ? "" : known(l.bytes ?? l.measured?.bytes, bytesOf)}
+              </td>
               <td class="r">
                 {l.products_per_cycle
                   ? `${l.products_per_cycle} products`
                   : known(l.bytes_per_cycle, short)}
+                {beside(l.measured?.bytes_per_cycle, short)}
               </td>
               <td class="barcell">
                 <i
@@ -213,12 +218,18 @@ export function ChipView() {
               </td>
               <td class="r">
                 {l.products_per_cycle ? "" : known(l.latency, (v) => `${short(v)} cycles`)}
-                {l.measured ? ", measured" : ""}
+                {beside(l.measured?.latency, short)}
               </td>
             </tr>
           ))}
         </tbody>
       </table>
+      {chip.measured ? (
+        <p class="caption">
+          Measured on {chip.measured.device}, {chip.measured.date}, by kernels of single threads (
+          {chip.measured.file}).
+        </p>
+      ) : null}
       <Clocked />
     </div>
   );

@@ -13,6 +13,7 @@ SHIPPED = Path(__file__).parent / "results"  # of a wheel
 CHECKOUT = Path(__file__).parents[4] / "benchmarks" / "results"
 RESULTS = SHIPPED if SHIPPED.exists() else CHECKOUT
 TRACES = "studio_traces_h200.json"
+LEVELS = "memory_levels_h200.json"  # benchmarks/memory_levels.py
 OFF = 0.15  # of an iteration: roles that differ by more are told of
 ASKED = ("kernel", "sizes", "args", "schedule")
 
@@ -101,6 +102,16 @@ def _beside(part: Mapping[str, Any], timeline: Mapping[str, Any]) -> dict[str, A
     off = (interval - (timeline.get("interval") or interval)) / interval
     return {**part, "modelled": timeline.get("interval"), "off": round(off, 3), "roles": roles,
             "says": abs(off) > OFF}  # fmt: skip
+
+
+def memory_levels(arch: str, path: Path | None = None) -> tuple[Any, Mapping[str, Any]]:
+    """What kernels of single threads found of a chip's memory: where and when, None where nothing
+    was measured, and the figures of each level."""
+    path = path or RESULTS / LEVELS
+    kept = _kept(path)
+    if kept.get("arch") != arch:
+        return None, {}
+    return {"device": kept["device"], "date": kept["date"], "file": path.name}, kept["levels"]
 
 
 # of results files: contenders that are ours

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from tilewright.choose.model import Block, Infeasible, estimate
@@ -12,6 +13,7 @@ from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.passes.layout.matrix_tiles import shape_of
 from tilewright.passes.overlap import unit_times as rates
+from tilewright.tools.studio.measured import memory_levels
 
 
 def buffers(program: Program, kernel: Kernel) -> dict[str, Any]:
@@ -78,21 +80,26 @@ def rings(kernel: Kernel) -> list[dict[str, Any]]:
 # ── the chip ─────────────────────────────────────────────────────────────────────────────────
 
 
-def chip_told(target: Target) -> dict[str, Any]:
-    """Rates are of a cycle and multiprocessor, as the model has them; None: it has none."""
+def chip_told(target: Target, results: Path | None = None) -> dict[str, Any]:
+    """Rates are of a cycle and multiprocessor, as the model has them; None: it has none. Beside
+    them what a results file says was measured."""
     chip = target.chip
-    levels = [
-        {"name": "HBM", "bytes": None, "bytes_per_cycle": chip.dram_bytes,
-         "latency": rates.LATENCY},
-        {"name": "L2", "bytes": None, "bytes_per_cycle": chip.l2_bytes, "latency": None},
-        {"name": "shared", "bytes": chip.shared_per_sm, "bytes_per_cycle": rates.SHARED_BYTES,
-         "latency": rates.ARRIVE},
-        {"name": "registers", "bytes": 4 * chip.registers, "bytes_per_cycle": None,
-         "latency": None},
-        {"name": "tensor core", "bytes": None, "bytes_per_cycle": None,
-         "latency": rates.PRODUCT_LATENCY, "products_per_cycle": rates.PRODUCTS_PER_CYCLE},
-    ]  # fmt: skip
-    return {"name": target.arch, "multiprocessors": chip.multiprocessors, "levels": levels}
+    about, measured = memory_levels(target.arch, results)
+    columns = ("name", "bytes", "bytes_per_cycle", "latency")
+    rows: tuple[tuple[str, int | None, int | None, int | None], ...] = (
+        ("HBM", None, chip.dram_bytes, rates.LATENCY),
+        ("L2", None, chip.l2_bytes, None),
+        *((level, None, None, None) for level in ("L1",) if level in measured),
+        ("shared", chip.shared_per_sm, rates.SHARED_BYTES, rates.ARRIVE),
+        ("registers", 4 * chip.registers, None, None),
+        ("tensor core", None, None, rates.PRODUCT_LATENCY),
+    )
+    levels: list[dict[str, Any]] = [
+        {**dict(zip(columns, row, strict=True)), "measured": measured.get(row[0])} for row in rows
+    ]
+    levels[-1]["products_per_cycle"] = rates.PRODUCTS_PER_CYCLE
+    many = chip.multiprocessors
+    return {"name": target.arch, "multiprocessors": many, "levels": levels, "measured": about}
 
 
 # ── the roofline ─────────────────────────────────────────────────────────────────────────────
