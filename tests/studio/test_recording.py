@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tilewright as tw
 import tilewright.language as T
@@ -27,6 +28,7 @@ from tilewright.tools.studio.measured import measured, raced, told
 from tilewright.tools.studio.recording import record
 from tilewright.tools.studio.subject import Request
 from tilewright.tools.studio.values import frame, values
+from tilewright.tools.studio_cli import studio_command
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 
@@ -330,6 +332,13 @@ def test_measured_times_beside_the_model(gemm, tmp_path):
     model = gemm["parts"][0]["timeline"]["agents"][0]
     assert role["off"] == round((450 - model["computes"]) / 1100, 3) and role["says"]
     assert part["off"] == round((1100 - 1024) / 1100, 3) and not part["says"]
+    # a product shares its stamp with the waits for it, and is none of the threads' computing
+    spans[1]["statement"] = "D"
+    kept_too = tmp_path / "products.json"
+    kept_too.write_text(json.dumps({**about, "traces": [told(trace, gemm["request"])]}))
+    (part,) = measured(gemm, kept_too)["parts"]
+    assert part["roles"][0]["measured"] == role["measured"]
+    assert [row[3] for row in part["spans"]["rows"]] == [False, True, True]
     other = {**gemm, "request": {**gemm["request"], "sizes": {"M": 1}}}
     assert measured(other, kept) is None
     assert measured(gemm, tmp_path / "none.json") is None
@@ -338,6 +347,11 @@ def test_measured_times_beside_the_model(gemm, tmp_path):
 def test_races_of_results_files():
     told = raced(*LESSONS["gemm"].race)
     assert "ours" in {one["name"] for one in told} and told[0]["us"] <= told[-1]["us"]
+    # one of ours that computes something else is no contender
+    races = {race for lesson in LESSONS.values() if (race := lesson.race)}
+    names = {one["name"] for race in races for one in raced(*race)}
+    assert {"ours", "cuBLAS", "cuDNN"} <= names
+    assert not [name for name in names if name.startswith("by ")]
     assert raced("none.json", "gemm") == []
 
 
@@ -404,3 +418,21 @@ def test_factories():
     found = record(file, Request.of(sizes), "scale.py")
     assert (found["kernel"], found["parts"][0]["grid"]) == ("scale", [32])
     assert found["values"]["frames"][found["values"]["result"]["B"]["frame"]]["shape"] == [256]
+
+
+def test_values_have_the_small_sizes():
+    """Sizes that are given for the model are not those of the run with values."""
+    found = recorded("gemm", sizes=SIZES, small={"M": 64}, want=["values"])
+    assert found["values"]["sizes"] == {"M": 64, "N": 96, "K": 96}
+    assert found["request"]["sizes"] == SIZES
+
+
+def test_a_file_of_the_gallery_has_its_sizes(tmp_path):
+    """Opened by its path; unless sizes are given."""
+    lesson, out = LESSONS["softmax"], tmp_path / "recording.json"
+    for more, m in (([], lesson.request["sizes"]["M"]), (["--sizes", "M=256, N=512"], 256)):
+        done = CliRunner().invoke(
+            studio_command, [str(lesson.path), "--json", str(out), *more]
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        assert json.loads(out.read_text())["request"]["sizes"]["M"] == m

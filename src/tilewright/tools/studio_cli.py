@@ -64,6 +64,10 @@ def studio_command(
         "schedule": parse_arguments(schedule, {}),
     }
     requests = [first]
+    if file is not None and not (kernel or sizes or small or arguments or schedule):
+        path = Path(file).resolve()
+        if own := [name for name, one in LESSONS.items() if one.path.resolve() == path]:
+            file, lesson = None, own[0]  # with the sizes that it has in the gallery
     if file is None:
         names = [*LESSONS] if lesson == "all" and out else [lesson or "gemm"]
         if not set(names) <= LESSONS.keys():

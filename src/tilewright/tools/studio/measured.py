@@ -15,6 +15,7 @@ RESULTS = SHIPPED if SHIPPED.exists() else CHECKOUT
 TRACES = "studio_traces_h200.json"
 LEVELS = "memory_levels_h200.json"  # benchmarks/memory_levels.py
 OFF = 0.15  # of an iteration: roles that differ by more are told of
+WAITS = "waits for "
 ASKED = ("kernel", "sizes", "args", "schedule")
 
 
@@ -25,7 +26,7 @@ def told(trace: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         found = (timeline or {}).get("measured")
         if not found or not timeline["loop"]:
             continue
-        rows = [[s["role"], s["start"], s["end"], s["statement"] == ".", s["for"]]
+        rows = [[s["role"], s["start"], s["end"], s["for"].startswith(WAITS), s["for"]]
                 for s in found["spans"]]  # fmt: skip
         parts.append(
             {
@@ -34,7 +35,6 @@ def told(trace: Any, request: Mapping[str, Any]) -> dict[str, Any]:
                 "modelled": timeline["interval"],
                 "iterations": found["iterations"],
                 "length": found["length"],
-                "roles": _roles(found["spans"], found["length"], found["interval"]),
                 "spans": {"columns": ["role", "start", "end", "waits", "for"], "rows": rows},
                 "differences": found["differences"],
             }
@@ -42,15 +42,16 @@ def told(trace: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     return {"request": {name: request.get(name) or {} for name in ASKED}, "parts": parts}
 
 
-def _roles(spans: Sequence[Mapping[str, Any]], length: int, interval: int) -> list[dict[str, Any]]:
-    """Of an iteration, cycles in which each warpgroup computes, and waits, by reason."""
+def _roles(rows: Sequence[Sequence[Any]], length: int, interval: int) -> list[dict[str, Any]]:
+    """Of an iteration, cycles in which each warpgroup computes, and waits, by reason. A product
+    shares its stamp with the waits for it, which take nearly all of that time."""
     found: dict[str, dict[str, Any]] = {}
     scale = interval / max(1, length / 2)
-    for span in spans:
-        about = found.setdefault(span["role"], {"computes": 0.0, "waits": {}})
-        inside = (min(span["end"], length) - max(span["start"], 0)) / 2 * scale
-        if span["statement"] == ".":
-            what = span["for"].removeprefix("waits for ")
+    for role, start, end, waits, reason in rows:
+        about = found.setdefault(role, {"computes": 0.0, "waits": {}})
+        inside = (min(end, length) - max(start, 0)) / 2 * scale
+        if waits:
+            what = reason.removeprefix(WAITS)
             about["waits"][what] = about["waits"].get(what, 0.0) + inside
         else:
             about["computes"] += inside
@@ -92,8 +93,9 @@ def _beside(part: Mapping[str, Any], timeline: Mapping[str, Any]) -> dict[str, A
     """With the model's figures; `off`: by how much of an iteration computing differs."""
     agents = {agent["role"]: agent for agent in timeline.get("agents") or ()}
     interval = part["interval"]
+    rows = [[*row[:3], row[4].startswith(WAITS), row[4]] for row in part["spans"]["rows"]]
     roles = []
-    for role in part["roles"]:
+    for role in _roles(rows, part["length"], interval):
         model = agents.get(role["role"])
         if model is not None:
             off = (role["computes"] - model["computes"]) / interval
@@ -101,7 +103,7 @@ def _beside(part: Mapping[str, Any], timeline: Mapping[str, Any]) -> dict[str, A
                           "off": round(off, 3), "says": abs(off) > OFF})  # fmt: skip
     off = (interval - (timeline.get("interval") or interval)) / interval
     return {**part, "modelled": timeline.get("interval"), "off": round(off, 3), "roles": roles,
-            "says": abs(off) > OFF}  # fmt: skip
+            "spans": {**part["spans"], "rows": rows}, "says": abs(off) > OFF}  # fmt: skip
 
 
 def memory_levels(arch: str, path: Path | None = None) -> tuple[Any, Mapping[str, Any]]:
@@ -114,17 +116,20 @@ def memory_levels(arch: str, path: Path | None = None) -> tuple[Any, Mapping[str
     return {"device": kept["device"], "date": kept["date"], "file": path.name}, kept["levels"]
 
 
-# of results files: contenders that are ours
-OURS = {"derived": "ours", "hand": "ours, scheduled by hand"}
+# contenders of results files, as the page names them
+NAMES = {"derived": "ours", "hand": "ours, scheduled by hand", "cublas": "cuBLAS", "cudnn": "cuDNN",
+         "triton": "Triton", "tilelang": "TileLang", "torch": "PyTorch"}  # fmt: skip
 
 
 def raced(file: str, race: str) -> list[dict[str, Any]]:
-    """The contenders of a race that was kept, the fastest first."""
+    """The contenders of a race that was kept, the fastest first; not kernels of ours that compute
+    something else ("by squared ReLU")."""
     kept = _kept(RESULTS / file)
     found = [one["contenders"] for one in kept.get("races", ()) if one["race"] == race]
     told = [
-        {"name": OURS.get(name, name), "us": round(1e3 * about["ms"], 2),
+        {"name": NAMES.get(name, name), "us": round(1e3 * about["ms"], 2),
          "tflops": about.get("tflops"), "file": file, "date": kept["when"]}
-        for name, about in (found[0] if found else {}).items() if about.get("ms")
+        for name, about in (found[0] if found else {}).items()
+        if about.get("ms") and not name.startswith("by ")
     ]  # fmt: skip
     return sorted(told, key=lambda one: float(one["us"]))

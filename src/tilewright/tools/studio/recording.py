@@ -98,7 +98,7 @@ def add_values(subject: Subject, found: dict[str, Any]) -> None:
                 f"no values: the interpreter would run with {count} elements; give smaller sizes"
             )
             return
-        sizes = {**subject.request.sizes, **subject.request.small}
+        sizes = {**subject.request.sizes, **subject.small}
         found["values"], error = values(kernel, sizes, subject.request.args)
     except TilewrightError as caught:
         error = error_told(caught)
