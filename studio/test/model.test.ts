@@ -145,3 +145,18 @@ test("tensors have one scale", () => {
   assert.ok(Math.abs(a!.w / 128 - b!.w / 256) < 1e-9);
   assert.ok(places.every((p) => p.x + p.w <= 400 && p.y + p.h <= 300));
 });
+
+test("titles of tensors do not overlap", () => {
+  const shapes: [string, number[]][] = [
+    ["X", [4096, 2048]],
+    ["W", [2048, 4096]],
+    ["Q_rope", [128, 128, 64]],
+    ["K_rope", [128, 4096, 64]],
+  ];
+  for (const width of [120, 240, 480])
+    for (const place of placed(shapes, width, 300)) {
+      const after = placed(shapes, width, 300).filter((p) => p.y === place.y && p.x > place.x);
+      assert.ok(after.every((p) => p.x >= place.x + place.room));
+      assert.ok(place.x + place.room <= width || place.room < 8 * place.name.length + 20);
+    }
+});

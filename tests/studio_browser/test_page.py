@@ -189,6 +189,10 @@ BROKEN = """
     if (!inside) bad.push(`${e.className} outside`);
     if (r.width < 150 || r.height < 28) bad.push(`${e.className} is ${r.width} by ${r.height}`);
   }
+  for (const e of document.querySelectorAll('.tabbody, .field, .ringname')) {
+    const more = e.scrollWidth - e.clientWidth;
+    if (e.offsetParent && more > 1) bad.push(`${e.className} is cut by ${more}: ${e.textContent}`);
+  }
   boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
     const x = Math.min(p.right, q.right) - Math.max(p.left, q.left);
     const y = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
@@ -203,7 +207,9 @@ def test_no_width_breaks_the_layout(studio):
     for width, height in WIDTHS:
         studio.set_viewport_size({"width": width, "height": height})
         stepped(studio, "ArrowRight", 3)
-        assert studio.evaluate(BROKEN) == [], width
+        for name in ("values", "layouts", "roofline", "chip", "errors", "schedule"):
+            tab(studio, name)
+            assert studio.evaluate(BROKEN) == [], (width, name)
 
 
 def test_nobody_gets_in_without_the_token(page, served):

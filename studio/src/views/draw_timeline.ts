@@ -362,11 +362,15 @@ function gaps(
     }
     c.save();
     c.translate((Math.max(a, GUTTER) + b) / 2, (AXIS + height) / 2);
-    if (b - a < 120) c.rotate(-Math.PI / 2);
+    const upright = b - a >= 120;
+    if (!upright) c.rotate(-Math.PI / 2);
     c.textAlign = "center";
     c.fillStyle = css("--muted");
     c.font = `10px ${css("--sans")}`;
-    c.fillText(`iterations ${gap.iterations[0]}–${gap.iterations[1] - 1} repeat`, 0, 0);
+    const which = `${gap.iterations[0]}–${gap.iterations[1] - 1}`;
+    const words = [`iterations ${which} repeat`, `${which} repeat`, which];
+    const room = upright ? b - a : height - AXIS;
+    c.fillText(words.find((each) => c.measureText(each).width < room - 4) ?? "", 0, 0);
     c.restore();
     c.textAlign = "left";
   }

@@ -110,14 +110,20 @@ function Flow({ spans, label }: { spans: Span[]; label: string }) {
             .find(([n]) => known.isGlobal(n));
           const look = bufferLook(region?.[0] ?? "");
           return (
-            <button type="button" key={s.index} class="chip" onClick={() => go(s.start, s.index)}>
+            <button
+              type="button"
+              key={s.index}
+              class="chip"
+              title={region ? regionText(region) : ""}
+              onClick={() => go(s.start, s.index)}
+            >
               <i
                 class={`key hatch${look.hatch}`}
                 style={{ background: look.colour, color: ink(look.colour) }}
               >
                 {up ? "↑" : "↓"}
               </i>
-              {region ? regionText(region) : known.label(s)}
+              {region ? `${region[0]} ${corner(regionText(region))}` : known.label(s)}
             </button>
           );
         })}

@@ -6,7 +6,7 @@ import { bytesOf, percent, rate, short, time } from "../format";
 import { recording } from "../store";
 import { Empty } from "../ui";
 
-const [W, H, LEFT, BOTTOM, TOP] = [460, 230, 52, 34, 10];
+const [W, H, LEFT, BOTTOM, TOP] = [330, 210, 52, 34, 16]; // about as wide as the panel is at least
 
 export function RooflineView() {
   const r = recording.value?.roofline;
@@ -27,6 +27,7 @@ export function RooflineView() {
   const y = scaleLog([r.peak_flops / 3000, r.peak_flops * 2], [H - BOTTOM, TOP]);
   const roof = (i: number) => Math.min(r.peak_flops, i * r.peak_bytes);
   const [left, right] = x.domain() as [number, number];
+  const slope = Math.sqrt(left * ridge); // the middle of the memory's limit
   const shape = path<number>()
     .x((i) => x(i))
     .y((i) => y(Math.max(y.domain()[0]!, roof(i))))([left, ridge, right]);
@@ -70,7 +71,7 @@ export function RooflineView() {
         <text class="label" x={x(ridge) + 6} y={y(r.peak_flops) - 5}>
           {rate(r.peak_flops, "FLOP/s")} {r.kind}
         </text>
-        <text class="label" x={x(left) + 6} y={y(Math.max(y.domain()[0]!, roof(left))) - 18}>
+        <text class="label" x={x(slope) + 8} y={y(roof(slope)) + 10}>
           {rate(r.peak_bytes, "B/s")}
         </text>
         {runs.map((run, i) => (
@@ -178,13 +179,19 @@ export function ChipView() {
   if (!chip) return <Empty>This target has no chip.</Empty>;
   const most = Math.max(...chip.levels.map((l) => Math.log2((l.bytes_per_cycle ?? 0) + 1)), 1);
   const known = (value: number | null | undefined, text: (v: number) => string) =>
-    value == null ? <span class="muted">not known</span> : text(value);
+    value == null ? (
+      <span class="muted" title="not known">
+        –
+      </span>
+    ) : (
+      text(value)
+    );
   const beside = (value: number | undefined, text: (v: number) => string) =>
     value == null ? null : <div class="muted">measured {text(value)}</div>;
   return (
     <div>
       <p class="caption">
-        {chip.name}: {chip.multiprocessors} multiprocessors; figures of one of them.
+        {chip.name}: {chip.multiprocessors} multiprocessors; figures of one of them; –: not known.
       </p>
       <table class="plain">
         <thead>
@@ -192,7 +199,7 @@ export function ChipView() {
             <th>level</th>
             <th class="r">size</th>
             <th class="r">bytes a cycle</th>
-            <th />
+            <th class="barcell" />
             <th class="r">latency</th>
           </tr>
         </thead>

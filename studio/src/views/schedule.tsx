@@ -166,7 +166,7 @@ function Controls({ known }: { known: Recording }) {
                     })
                   }
                 >
-                  {r.text} <span class="num">{time(r.us)}</span>{" "}
+                  {r.text} · <span class="num">{time(r.us)}</span> ·{" "}
                   <span class="muted">{r.limit}</span>
                 </button>
               </li>
@@ -239,7 +239,7 @@ function Field(props: {
     >
       <span>
         {props.group ? <em>{props.group} </em> : null}
-        {props.name.replace(/_/g, " ")}
+        {props.name.replace(/_/g, " ").replace("warpgroups", "warp\u00adgroups")}
       </span>
       {props.children}
     </label>

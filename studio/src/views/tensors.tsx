@@ -132,7 +132,7 @@ function drawTensor({ context: c, css, ratio }: Brush, place: Place, time: numbe
   c.fillStyle = css("--muted");
   c.font = `10px ${css("--sans")}`;
   const words = `${known.part.buffers[place.name]!.shape.join(" × ")}${at ? `, at [${at}]` : ""}`;
-  if (used + c.measureText(words).width < Math.max(place.w + 10, 90))
+  if (used + 6 + c.measureText(words).width <= place.room)
     c.fillText(words, place.x + used + 6, place.y - 8);
 }
 
@@ -167,8 +167,16 @@ export function TensorsView() {
       flush
       tools={
         <span class="keys">
-          <i class="box seen" /> loaded <i class="box flying" /> on its way <i class="box used" />{" "}
-          used <i class="box stored" /> stored
+          {(["seen loaded", "flying on its way", "used used", "stored stored"] as const).map(
+            (each) => {
+              const [kind, ...words] = each.split(" ");
+              return (
+                <span key={kind}>
+                  <i class={`box ${kind}`} /> {words.join(" ")}
+                </span>
+              );
+            },
+          )}
         </span>
       }
     >

@@ -203,7 +203,7 @@ function Busy() {
         </>
       ) : null}
       {Object.entries(t.busy ?? {}).map(([unit, part]) => (
-        <span key={unit}>
+        <span key={unit} class="part">
           {" "}
           · {unit} {percent(part)}
         </span>
@@ -214,7 +214,7 @@ function Busy() {
 
 function Clocked() {
   const told = recording.value?.measured?.parts.find((p) => p.kernel === model.value?.part.name);
-  if (!told) return <span class="facts">not measured</span>;
+  if (!told) return <span class="facts whole">· not measured</span>;
   const off = Math.max(
     ...[told.off, ...told.roles.map((r) => r.off)].map((each) => Math.abs(each ?? 0)),
   );
