@@ -18,6 +18,10 @@ from tilewright.tools.studio.subject import Request, subject_of
 CHANGED = """
 before => +document.querySelector('[data-total=cycles]').textContent.replace(/\\D/g, '') !== before
 """
+NOWHERE = """
+() => [...document.querySelectorAll('svg *')].flatMap(e => [...e.attributes])
+  .filter(a => /NaN|Infinity|undefined/.test(a.value)).map(a => `${a.name}=${a.value}`)
+"""
 STEP = 100.0  # milliseconds that a step may take
 
 
@@ -69,6 +73,9 @@ def test_gallery(page, served, name):
             value, word = text.split()
             scale = 1024 ** ["B", "KiB", "MiB", "GiB"].index(word)
             assert float(value) * scale == pytest.approx(moved, rel=0.006, abs=0.6 * scale)
+    for name in ("roofline", "chip"):
+        page.get_by_role("tab", name=name).first.click()
+        assert page.evaluate(NOWHERE) == []
     if errors := [error for each in told for error in each["errors"]]:
         page.get_by_role("tab", name="errors").first.click()
         shown = page.locator(".error").first.text_content()

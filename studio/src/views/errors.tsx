@@ -2,6 +2,12 @@
 import { failure, goLine, goValue, model, recording } from "../store";
 import { Empty, Line } from "../ui";
 
+/** A line of the text that is shown. */
+function textOf(line: number | null): string | undefined {
+  const source = recording.value?.source;
+  return source && line !== null ? source.lines[line - source.first]?.trim() : undefined;
+}
+
 export function ErrorsView() {
   const all = [...(failure.value ? [failure.value] : []), ...(recording.value?.errors ?? [])];
   const standing = model.value?.timeline.standing ?? [];
@@ -39,8 +45,9 @@ export function ErrorsView() {
             <div class="meets">
               {e.accesses.map((a, k) => (
                 <button type="button" key={k} onClick={() => a.line !== null && goLine(a.line)}>
-                  <b>{a.what}</b> {a.line !== null ? `line ${a.line}` : ""}
-                  <code>{a.text}</code>
+                  <b>{a.what === e.message ? "the other access" : a.what}</b>{" "}
+                  {a.line !== null ? `line ${a.line}` : ""}
+                  <code>{textOf(a.line) ?? a.text}</code>
                 </button>
               ))}
             </div>

@@ -46,14 +46,10 @@ function facts(name: string): string {
   const found = levels.find((l) => l.name.toLowerCase() === name.toLowerCase());
   if (!found) return "";
   const size = found.bytes ?? found.measured?.bytes;
-  const told = (modelled: number | null | undefined, measured: number | undefined, unit: string) =>
-    modelled || measured
-      ? `${modelled ? short(modelled) : "–"}${measured ? ` (measured ${short(measured)})` : ""} ${unit}`
-      : "";
   return [
     size ? bytesOf(size) : "",
-    told(found.bytes_per_cycle, found.measured?.bytes_per_cycle, "B/cycle"),
-    told(found.latency, found.measured?.latency, "cycles"),
+    found.bytes_per_cycle ? `${short(found.bytes_per_cycle)} B/cycle` : "",
+    found.latency ? `${short(found.latency)} cycles` : "",
   ]
     .filter(Boolean)
     .join(" · ");

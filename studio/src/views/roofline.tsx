@@ -2,6 +2,7 @@
 import { scaleLinear, scaleLog } from "d3-scale";
 import { line as path } from "d3-shape";
 import { colour } from "../color";
+import type { Roofline } from "../contract";
 import { bytesOf, percent, rate, short, time } from "../format";
 import { recording } from "../store";
 import { Empty } from "../ui";
@@ -19,89 +20,31 @@ export function RooflineView() {
         .
       </Empty>
     );
-  const ridge = r.peak_flops / r.peak_bytes;
-  const x = scaleLog(
-    [Math.min(r.intensity, ridge) / 20, Math.max(r.intensity, ridge) * 12],
-    [LEFT, W - 10],
-  );
-  const y = scaleLog([r.peak_flops / 3000, r.peak_flops * 2], [H - BOTTOM, TOP]);
-  const roof = (i: number) => Math.min(r.peak_flops, i * r.peak_bytes);
-  const [left, right] = x.domain() as [number, number];
-  const slope = Math.sqrt(left * ridge); // the middle of the memory's limit
-  const shape = path<number>()
-    .x((i) => x(i))
-    .y((i) => y(Math.max(y.domain()[0]!, roof(i))))([left, ridge, right]);
   const runs = [
     ...(r.modelled_us ? [{ name: "model", us: r.modelled_us, file: "", date: "" }] : []),
     ...r.measured,
   ];
-  const decades = (ticks: number[]) =>
-    ticks.filter((t) => Math.abs(Math.log10(t) - Math.round(Math.log10(t))) < 1e-9);
   return (
     <div class="roofline">
-      <svg
-        viewBox={`0 0 ${W} ${H}`}
-        role="img"
-        aria-label={`roofline: ${short(r.intensity)} operations a byte, bound by ${r.bound}`}
-      >
-        {decades(x.ticks(8)).map((t) => (
-          <g key={t} class="tick">
-            <line x1={x(t)} x2={x(t)} y1={TOP} y2={H - BOTTOM} />
-            <text x={x(t)} y={H - BOTTOM + 13} text-anchor="middle">
-              {short(t)}
-            </text>
-          </g>
-        ))}
-        {decades(y.ticks(5)).map((t) => (
-          <g key={t} class="tick">
-            <line x1={LEFT} x2={W - 10} y1={y(t)} y2={y(t)} />
-            <text x={LEFT - 5} y={y(t) + 3} text-anchor="end">
-              {rate(t, "")}
-            </text>
-          </g>
-        ))}
-        <path d={shape ?? ""} class="roof" />
-        <line
-          class="at"
-          x1={x(r.intensity)}
-          x2={x(r.intensity)}
-          y1={y(roof(r.intensity))}
-          y2={H - BOTTOM}
-        />
-        <text class="label" x={x(ridge) + 6} y={y(r.peak_flops) - 5}>
-          {rate(r.peak_flops, "FLOP/s")} {r.kind}
-        </text>
-        <text class="label" x={x(slope) + 8} y={y(roof(slope)) + 10}>
-          {rate(r.peak_bytes, "B/s")}
-        </text>
-        {runs.map((run, i) => (
-          <Mark
-            key={run.name + i}
-            i={i}
-            x={x(r.intensity)}
-            y={y(r.flops / (run.us * 1e-6))}
-            name={`${run.name} ${rate(r.flops / (run.us * 1e-6), "FLOP/s")}`}
-          />
-        ))}
-        <text class="axis" x={(W + LEFT) / 2} y={H - 4} text-anchor="middle">
-          operations a byte of HBM
-        </text>
-        <text
-          class="axis"
-          transform={`translate(10 ${H / 2 - 10}) rotate(-90)`}
-          text-anchor="middle"
-        >
-          operations a second
-        </text>
-      </svg>
+      {r.flops ? (
+        <Plot r={r} runs={runs} />
+      ) : (
+        <p class="caption">
+          No matrix products, so memory is the limit: {rate(r.peak_bytes, "B/s")}. Other operations
+          are not counted.
+        </p>
+      )}
       <dl class="facts-list">
         <dt>work</dt>
         <dd>
-          {rate(r.flops, "FLOP")}, {bytesOf(r.bytes)}: {short(r.intensity)} a byte
+          {r.flops
+            ? `${rate(r.flops, "FLOP")}, ${bytesOf(r.bytes)}: ${short(r.intensity)} a byte`
+            : bytesOf(r.bytes)}
         </dd>
         <dt>limits</dt>
         <dd>
-          compute {time(r.compute_us)}, memory {time(r.memory_us)}: bound by {r.bound}
+          {r.flops ? `compute ${time(r.compute_us)}, ` : ""}memory {time(r.memory_us)}: bound by{" "}
+          {r.bound}
         </dd>
         <dt>modelled</dt>
         <dd>
@@ -128,6 +71,76 @@ export function RooflineView() {
         </p>
       )}
     </div>
+  );
+}
+
+function Plot({ r, runs }: { r: Roofline; runs: Roofline["measured"] }) {
+  const ridge = r.peak_flops / r.peak_bytes;
+  const x = scaleLog(
+    [Math.min(r.intensity, ridge) / 20, Math.max(r.intensity, ridge) * 12],
+    [LEFT, W - 10],
+  );
+  const y = scaleLog([r.peak_flops / 3000, r.peak_flops * 2], [H - BOTTOM, TOP]);
+  const roof = (i: number) => Math.min(r.peak_flops, i * r.peak_bytes);
+  const [left, right] = x.domain() as [number, number];
+  const slope = Math.sqrt(left * ridge); // the middle of the memory's limit
+  const shape = path<number>()
+    .x((i) => x(i))
+    .y((i) => y(Math.max(y.domain()[0]!, roof(i))))([left, ridge, right]);
+  const decades = (ticks: number[]) =>
+    ticks.filter((t) => Math.abs(Math.log10(t) - Math.round(Math.log10(t))) < 1e-9);
+  return (
+    <svg
+      viewBox={`0 0 ${W} ${H}`}
+      role="img"
+      aria-label={`roofline: ${short(r.intensity)} operations a byte, bound by ${r.bound}`}
+    >
+      {decades(x.ticks(8)).map((t) => (
+        <g key={t} class="tick">
+          <line x1={x(t)} x2={x(t)} y1={TOP} y2={H - BOTTOM} />
+          <text x={x(t)} y={H - BOTTOM + 13} text-anchor="middle">
+            {short(t)}
+          </text>
+        </g>
+      ))}
+      {decades(y.ticks(5)).map((t) => (
+        <g key={t} class="tick">
+          <line x1={LEFT} x2={W - 10} y1={y(t)} y2={y(t)} />
+          <text x={LEFT - 5} y={y(t) + 3} text-anchor="end">
+            {rate(t, "")}
+          </text>
+        </g>
+      ))}
+      <path d={shape ?? ""} class="roof" />
+      <line
+        class="at"
+        x1={x(r.intensity)}
+        x2={x(r.intensity)}
+        y1={y(roof(r.intensity))}
+        y2={H - BOTTOM}
+      />
+      <text class="label" x={x(ridge) + 6} y={y(r.peak_flops) - 5}>
+        {rate(r.peak_flops, "FLOP/s")} {r.kind}
+      </text>
+      <text class="label" x={x(slope) + 8} y={y(roof(slope)) + 10}>
+        {rate(r.peak_bytes, "B/s")}
+      </text>
+      {runs.map((run, i) => (
+        <Mark
+          key={run.name + i}
+          i={i}
+          x={x(r.intensity)}
+          y={y(r.flops / (run.us * 1e-6))}
+          name={`${run.name} ${rate(r.flops / (run.us * 1e-6), "FLOP/s")}`}
+        />
+      ))}
+      <text class="axis" x={(W + LEFT) / 2} y={H - 4} text-anchor="middle">
+        operations a byte of HBM
+      </text>
+      <text class="axis" transform={`translate(10 ${H / 2 - 10}) rotate(-90)`} text-anchor="middle">
+        operations a second
+      </text>
+    </svg>
   );
 }
 
@@ -245,7 +258,7 @@ export function ChipView() {
 /** Roles as measured, beside the model. */
 export function Clocked() {
   const told = recording.value?.measured;
-  if (!told)
+  if (!told?.parts.length)
     return (
       <p class="caption">
         No measured timeline: this kernel was not traced on a GPU with these sizes.
