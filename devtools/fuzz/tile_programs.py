@@ -142,7 +142,9 @@ class Maker(Terms):
         if len(keys) == 1 and self.chance(0.3):
             order = self.param(Array_((along[0],), "int32", "order"))
             keys = [r.choice((f"{order}[{keys[0]}]", f"{keys[0]}.index"))]
-        if not keys or self.chance(0.3):
+        if not keys and self.chance(0.3):
+            keys.append("()")
+        elif not keys or self.chance(0.3):
             keys.append("0")
             along.append(r.choice(list(self.sizes)))
         dtype = r.choice(("float32", "int32"))

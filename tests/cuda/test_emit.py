@@ -274,3 +274,12 @@ def test_thread_0_does_not_wait_for_what_it_fetches(thread):
     assert ("tw::first_atomic_add(" in kernel.source) == (thread == 0)
     code = disassemble(kernel.cubin)
     assert "ATOM" in code and ("SHFL" in code) == (thread != 0)
+
+
+@pytest.mark.parametrize("result", ["", " result=old: int32"])
+def test_atomics_of_a_tensor_without_dimensions(result):
+    target = Target.parse("cuda -arch=sm_90a")
+    text = DRAW.replace("int32[1]", "int32[]").replace("C[0:+1]", "C[]").replace("THREAD", "0")
+    if not result:
+        text = text.replace(" result=old: int32", "").replace("= old", "= 0")
+    assert compile_program(parse_program(text), target).cubin

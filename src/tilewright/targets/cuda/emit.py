@@ -334,7 +334,7 @@ class _Writer:
             return self.expr(operand)
         if operand.cta is not None or operand.buffer.space is Space.BARRIER:
             return self.operand(operand)
-        return self.start(operand) if operand.starts else f"&{self.names.of(operand.buffer.name)}"
+        return self.start(operand)
 
     # ── structure ────────────────────────────────────────────────────────────────────────────
 
