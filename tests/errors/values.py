@@ -272,6 +272,28 @@ def a_function_of_numpy():
 #+          A[m] = T.exp(A[m])
 
 
+@case(CompileError, "NumPy's sum cannot take a tile", "NumPy runs at compile time", "T.sum(x")
+def a_reduction_of_numpy():
+    @T.prim_func
+    def main(A: T.Tensor((64, 8), "float32"), C: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            C[m] = A[m, 0] / np.sum(A[m, :])
+#                            ^^^^^^^^^^^^^^^
+#+          C[m] = A[m, 0] / T.sum(A[m, :], dim=1)
+
+
+@case(CompileError, "'k' was bound inside a run-time loop", "use k inside its loop")
+def a_part_of_a_tile_index_after_its_loop():
+    @T.prim_func
+    def main(A: T.Tensor((64, 8), "float32"), C: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            for k in T.tile(8):
+                C[m] = T.sum(A[m, k], dim=1)
+            C[m] = A[m, k.start]
+#                       ^^^^^^^
+#+          C[m] = A[m, 0]
+
+
 @case(CompileError, "Python's max takes numbers", "T.maximum(a, b)")
 def a_function_of_python():
     @T.prim_func

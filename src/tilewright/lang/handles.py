@@ -124,6 +124,15 @@ class Memory:
         return WORDS["view"](self.tile, shape, dtype)  # type: ignore[no-any-return]
 
 
+def no_array_function(self: Any, function: Any, *_: Any) -> Any:
+    """NumPy would take the value as one element."""
+    raise CompileError(
+        f"NumPy's {function.__name__} cannot take a tile",
+        fix="NumPy runs at compile time: use the word of T, as in T.sum(x, dim=1)",
+        code="whole-tile",
+    )
+
+
 def no_operator(self: Any, *_: Any) -> Any:
     if isinstance(self, Tiles):
         rank, kept = self.buffer.rank, len(self.axes)

@@ -15,7 +15,7 @@ from typing import Any
 from tilewright.ir.dtype import _ALIASES, DTYPES
 from tilewright.lang import math
 from tilewright.lang.handles import Tile
-from tilewright.lang.scalar import is_runtime
+from tilewright.lang.scalar import Lost, is_runtime
 from tilewright.lang.types import ScalarType
 from tilewright.lang.values import is_value
 from tilewright.lang.where import locate_traceback
@@ -402,6 +402,8 @@ _NAMES = {"Tile": "a tensor or tile", "Tiles": "a region", "Access": "an element
 
 def _bad_attribute(error: AttributeError, name: str) -> CompileError:
     owner = getattr(error, "obj", None)
+    if isinstance(owner, Lost):
+        owner.fail()
     kind = (owner if isinstance(owner, type) else type(owner)).__name__
     of_value = is_value(owner)
     runtime = isinstance(owner, Tile) or of_value or is_runtime(owner)

@@ -20,7 +20,7 @@ from weakref import ref
 from tilewright.lang.axes import *
 from tilewright.lang.builder import Position, TracedAgain
 from tilewright.lang.core import *
-from tilewright.lang.handles import no_operator
+from tilewright.lang.handles import no_array_function, no_operator
 from tilewright.lang.joined import check_joined
 from tilewright.lang.pieces import *
 from tilewright.lang.scalar import Scalar
@@ -162,6 +162,7 @@ class Value:
         return f"<value {self.name or ''}{shape_text(self.axes)} {self.kind}>"
 
     __hash__ = object.__hash__
+    __array_function__ = no_array_function
 
     # ── elements and memory ──
 
