@@ -415,7 +415,7 @@ def attention(d: Draw) -> str:
     else:
         p = d.add(f"tm.relu({s}) ** 2")
     if p and r.random() < 0.1:
-        d.add(f"tm.logsumexp({s}, axis=-1)")
+        d.add(f"tm.{r.choice(['logsumexp', 'max'])}({s}, axis=-1)")
     return d.add(f"{p} @ {values}") if p else ""
 
 
@@ -442,7 +442,7 @@ def _masked(d: Draw, s: str, m: int, n: int) -> str:
 
 
 def _read_mask(d: Draw, m: int, n: int, i: str, j: str) -> str:
-    """A mask that reads what it compares; every row keeps something."""
+    """A mask that reads what it compares; most rows keep something."""
     r = d.rng
     causal = r.choice(["", f" & ({j} <= {i})"]) if m == n else ""
     match r.randrange(6):
@@ -452,8 +452,8 @@ def _read_mask(d: Draw, m: int, n: int, i: str, j: str) -> str:
         case 2:  # lengths
             x = d.param((1,), "i", n + 3)
             return f"({j} {r.choice(['<', '<='])} {x}[0]) | ({j} == 0)"
-        case 3:  # an end for each row
-            x = d.param((m,), "i", n)
+        case 3:  # an end for each row, which may leave it empty
+            x = d.param((m,), "i", n + r.choice([0, 0, 2]))
             return f"{j} {r.choice(['<=', '>='])} {x}[:, None]"
         case 4:  # windows
             x = d.param((1,), "i", n)

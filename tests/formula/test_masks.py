@@ -186,3 +186,20 @@ DOCUMENTS = """\
             doc1 = T.load(Doc[i, m])
             same = doc[:, None] == doc1
 """  # noqa: E501
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_extreme_of_a_masked_row_is_infinite_beside_its_softmax(sign):
+    """The center that the softmax keeps starts with a finite number."""
+
+    @tw.math(target="cpu")
+    def peaks(q, k, v, mask):
+        s = tm.where(mask, q @ k.T * sign, -tm.inf) * sign
+        top = tm.max(s, axis=-1) if sign > 0 else tm.min(s, axis=-1)
+        return tm.softmax(s * sign, axis=-1) @ v, top
+
+    x, mask = np.ones((5, 4), np.float32), np.arange(5)[:, None] != [2] * 5
+    out, top = peaks(x, x, x, mask)
+    assert peaks.tile(x, x, x, mask).count("for ") == 2
+    assert top.tolist() == [4 * 1.0 if i != 2 else -np.inf * sign for i in range(5)]
+    assert np.isnan(out[2]).all() and (out[3] == 1).all()

@@ -435,6 +435,12 @@ class Loop:
             if isinstance(s, Fold) and s.var.dtype.is_int and s.var.dtype.bits < 32:
                 sum_of = w.bound[s.var]
                 w.bound[s.var] = Piece(f'T.cast({sum_of.text}, "{s.var.dtype}")', sum_of.dims)
+            elif isinstance(s, Fold) and s.var.dtype.is_float and s.monoid in ("max", "min"):
+                last, none = w.bound[s.var], "T.inf" if s.monoid == "min" else "-T.inf"
+                if abs(s.start) == inf:
+                    continue
+                text = f"T.where({last.text} == {s.start!r}, {none}, {last.text})"
+                w.bound[s.var] = Piece(text, last.dims)  # none where nothing passed a mask
         w.left = {level.name: value for level, value in results.items()}
         w.after = set(w.left)
         for f in self.kernel.folds:
