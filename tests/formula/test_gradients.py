@@ -363,10 +363,15 @@ def test_the_gradient_of_attentions_queries_is_one_loop():
 
 
 def test_the_gradients_of_attention_are_three_loops_of_nine_products():
-    text = run(*CASES["attention"])
-    assert text.count(" @ ") == 2 + 3 + 4  # none twice, to correct a sum by another
-    assert text.count("alloc_global") == 2
-    assert "Log_sum = T.alloc_global" in text and "D_sum = T.alloc_global" in text
+    wide = run(*CASES["attention"])
+    function, *arrays = CASES["attention"]
+    half = [x.astype(np.float16) for x in (*arrays, arrays[2])]
+    text = tm.vjp(function, target="cpu").tile(*half)
+    for each in (wide, text):
+        assert each.count(" @ ") == 2 + 3 + 4  # none twice, to correct a sum by another
+        assert "D_sum = T.alloc_global" in each
+    assert text.count("alloc_global") == 2 and "Log_sum = T.alloc_global" in text
+    assert wide.count("alloc_global") == 3  # float32 keeps the center of each row
 
 
 def test_rows_of_a_norm_are_kept_for_its_columns():

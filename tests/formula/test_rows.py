@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import tilewright as tw
+import tilewright.math as tm
 from tilewright.formula.factors import common_divisors, exchanged_sums, factors_behind_sums
 from tilewright.formula.meaning import evaluate
 from tilewright.formula.rows import Reading
@@ -108,3 +110,13 @@ def test_only_positive_divisors_have_a_logarithm(term):
     arrays = [rng.uniform(0.5, 2, b.static_shape) for b in formula.inputs]
     (got,), (want,) = evaluate(changed, arrays), evaluate(formula, arrays)
     np.testing.assert_allclose(got, want, 1e-5)
+
+
+@pytest.mark.parametrize("far", [0, 2.0**20, -1e9])
+def test_rows_of_float32_are_as_exact_wherever_they_lie(far):
+    """What a second kernel reads of rows loses nothing to their maximum."""
+    x = (np.random.default_rng(3).standard_normal((5, 300)) + far).astype(np.float32)
+    shared = tw.math(lambda x, v: tm.softmax(x, axis=-1).T @ v, target="cpu")
+    e = np.exp(x.astype(float) - x.max(1, keepdims=True))
+    want = (e / e.sum(1, keepdims=True)).T @ np.ones((5, 2))
+    np.testing.assert_allclose(shared(x, np.ones((5, 2), np.float32)), want, 1e-5)

@@ -3,6 +3,7 @@ lies in memory.
 
 A softmax whose loop has ended is exp(x − top) / total. A reader of `top` and `total` computes
 exp2(x · log₂e − l) of one number l = top · log₂e + log₂ total instead: no quotient, no center.
+Its error grows with `top`: where results have more than 16 bits, both numbers are kept.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ _BASES = {"exp": log2(e), "exp2": 1.0, "exp10": log2(10)}
 
 
 def kept_rows(
-    normal: Normal, kernels: Iterable[KernelPlan], apart: dict[str, str]
+    normal: Normal, kernels: Iterable[KernelPlan], apart: dict[str, str], is_fast: bool
 ) -> tuple[Normal, dict[str, str]] | None:
     """The formula whose kernels leave each other what is read of rows, with what lies in memory;
-    None if that is what they leave already. Who computes a row reads it as it is."""
+    None if that is what they leave already. Who computes a row reads it as it is. `is_fast`: rows
+    may lose their centers, since results have 16 bits."""
     formula = normal.formula
     rows = {a.name for a in formula.arrays if a.name in apart and is_row(a)}
     rows -= {b.name for b in formula.outputs}
@@ -34,7 +36,7 @@ def kept_rows(
         inside = {a.name for a in (*kernel.folds, *kernel.outputs)}
         for name in inside:
             foreign[name] = foreign.get(name, rows) - inside
-    found = Reading(formula, {b.name for b in formula.inputs})
+    found = Reading(formula, {b.name for b in formula.inputs}, is_fast)
     arrays = tuple(found.of(a, foreign.get(a.name, set())) for a in formula.arrays)
     if not found.made:
         return None
@@ -53,8 +55,8 @@ class Reading:
     """What arrays read of rows, as arrays of their own; `free` are the names of what the kernels
     of rows may read beside them."""
 
-    def __init__(self, formula: Formula, free: Collection[str]) -> None:
-        self.formula, self.free = formula, free
+    def __init__(self, formula: Formula, free: Collection[str], is_fast: bool = True) -> None:
+        self.formula, self.free, self.is_fast = formula, free, is_fast
         self.made: dict[Expr, tuple[Array, str]] = {}  # by definition; and of which row
         self.names = {b.name for b in (*formula.inputs, *(a.buffer for a in formula.arrays))}
 
@@ -102,6 +104,8 @@ class Reading:
         for by, term in _terms(power.args[0], _BASES[power.name]):
             own = isinstance(term, Const) or self._is_made_of(term, rows)
             (row if own else wide).append(term * (-by if own else by))
+        if not self.is_fast and any(loads(term) for term in row):
+            return None
         row += [Call("log2", (s,), s.dtype) for s in below]
         exponent = _added(wide) - _added(row)
         rest = [f for f in factors if f is not power and self._divisor(f, rows) is None]

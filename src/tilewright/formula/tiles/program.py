@@ -64,8 +64,9 @@ def program_of(
     while True:
         kernels, apart = kernels_of(normal, refused, alone)
         try:
-            found = _Printer(normal, kernels, apart, kept, grouping).program()
-            better = kept_rows(normal, kernels, apart)
+            printer = _Printer(normal, kernels, apart, kept, grouping)
+            found = printer.program()
+            better = kept_rows(normal, kernels, apart, printer.fast)
             if better is None:
                 return found
             normal, refused = better
