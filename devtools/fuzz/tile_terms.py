@@ -299,7 +299,9 @@ class Terms:
             return Term(f'T.cast({a.text}, "{to}")', dims, to, a.bound, a.exact)
         if choice == 18 and kind == "i":
             a = self.expr(dims, depth - 1, "i", True)
-            n = r.randint(2, 5)
+            n, size = r.randint(2, 5), self.tiles.get(dims[-1]) if dims else None
+            if size and self.chance(0.5):  # 0 in the padding behind the tensor
+                return Term(f"({a.text} // ({size} - {dims[-1]}.index))", dims, "int32", a.bound)
             return r.choice(
                 (
                     Term(f"({a.text} % {n})", dims, "int32", n),

@@ -250,6 +250,29 @@ def test_padding_takes_part_in_nothing(target):
 
 
 @each_target
+@pytest.mark.parametrize("size", [4, 7])
+def test_padding_is_neither_divided_by_nor_shifted_by(target, size):
+    @tw.jit(target=target)
+    def kernel(X, D):
+        N = T.const("N")
+        X: T.Tensor((N,), "int32")
+        D: T.Tensor((N,), "int32")
+        Y, Z = T.empty((N,), "int32"), T.empty((N,), "int32")
+        for n in T.tile(N, size=size):
+            x, d = T.load(X[n]), T.load(D[n])
+            Y[n] = x // d + x % D[n]
+            Z[n] = T.max(x // (N - n.index), dim=0) + (x << (N - 1 - n.index))
+        return Y, Z
+
+    x, d = np.arange(-5, 5, dtype=np.int32), np.array([1, -2, 3, 4, -5] * 2, np.int32)
+    y, z = kernel(x, d)
+    assert y.tolist() == (x // d + x % d).tolist()
+    left = np.arange(10, 0, -1)
+    tops = np.concatenate([[(x // left)[k : k + size].max()] * size for k in range(0, 10, size)])
+    assert z.tolist() == (tops[:10] + (x << (left - 1))).tolist()
+
+
+@each_target
 @pytest.mark.parametrize("size", [4, 16])
 def test_a_range_that_ends_inside_a_tensor(target, size):
     @tw.jit(target=target)

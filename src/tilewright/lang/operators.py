@@ -56,8 +56,22 @@ def combine(op: str, a: Any, b: Any) -> Any:
         for one, other in ((a, b), (b, a)):
             if isinstance(one, Value) and (made := one.plus(other)) is not None:
                 return made
+    if op in ("//", "%", "<<", ">>") and is_tile(b):
+        b = _with_ones(value_of(b))
     function = logical(op) if op in ("&", "|", "^") else arithmetic(op)
     return lift(function, a, b, what=f"`{op}`")
+
+
+def _with_ones(value: Value) -> Value:
+    """A value that is 1 in padding, by which dividing and shifting are no fault there."""
+    ragged = [axis for axis in value.axes if axis.is_ragged]
+    if not ragged or not value.kind.is_int:
+        return value
+
+    def at(places: Places) -> Expr:
+        return select(inside(value.axes, places, ragged), value.element(places), 1)
+
+    return Value(value.axes, value.kind, at, (value,))
 
 
 def _operator(op: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
