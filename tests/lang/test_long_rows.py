@@ -327,3 +327,21 @@ def test_a_row_is_loaded_at_once(columns):
     source = values.softmax.on("cuda").compile(drawn(0, 4, columns)).get_kernel_source()
     loads = source.count("bulk_row<") + source.count("bulk_load_3d_evict_last(tw::")
     assert loads == 1 and "cp_async" not in source
+
+
+def test_a_carried_row_may_start_as_a_column():
+    """Where rows begin is known before all that is read of them."""
+
+    @tw.jit(target="cuda -arch=sm_90a")
+    def kernel(X):
+        N = T.const("N")
+        X: T.Tensor((N, N), "int32")
+        Y = T.empty((N, N), "int32")
+        for n in T.tile(N):
+            c = X[:, n].T
+            for _ in T.serial(2):
+                c = c * 2 + X[n, :]
+            Y[n, :] = c
+        return Y
+
+    assert "shift" in kernel.compile(np.zeros((1003, 1003), np.int32)).get_kernel_source()

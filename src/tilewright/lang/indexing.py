@@ -129,7 +129,7 @@ def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, 
     known = builder.shifts.get(axis.shift)
     if known is None:
         known = builder.shifts[axis.shift] = first
-        begin = builder.outermost()._replace(at=0)
+        begin = builder.outermost()._replace(at=0, order=0)
         builder.emit_at(begin, Let(axis.shift, first % axis.split.align))
     if known is not first:
         return None, ()

@@ -288,7 +288,8 @@ def _grid(
         along += [shift for (kernel, _), shift in builder.shift_of.items() if kernel == number]
         for shift in along:
             if shift is not None and shift not in builder.shifts:  # no tensor is read by rows
-                builder.emit_at(builder.outermost()._replace(at=0), Let(shift, const(0)))
+                begin = builder.outermost()._replace(at=0, order=0)
+                builder.emit_at(begin, Let(shift, const(0)))
 
 
 def _folded(counts: list[Expr], lead: int) -> list[Expr]:
