@@ -125,6 +125,25 @@ def test_types_that_meet():
     check(lambda x: (x.bool() + x.bool(), x + 1, x // 3, x % 3, ~x), torch.arange(-4, 5))
 
 
+def test_indices_are_no_numbers_of_the_other_type():
+    """bfloat16 has no 257: classes stay integers beside gradients in bfloat16."""
+    target = torch.tensor([257, 299, 3, -100])
+    x = torch.randn(4, 300, dtype=torch.bfloat16, requires_grad=True)
+    fast = torch.compile(lambda x: F.cross_entropy(x, target), backend="tilewright")
+    found, expected = (torch.autograd.grad(f(x), x)[0]
+                       for f in (fast, lambda x: F.cross_entropy(x, target)))  # fmt: skip
+    compare(found, expected)
+    assert found[0, 257] < -0.2
+
+
+def test_the_type_of_three():
+    """What the third argument is, too, decides the type in which all are computed."""
+    x, low = torch.tensor([100.3, -7.0]).bfloat16(), torch.tensor([-1.3, -1.3]).bfloat16()
+    check(lambda x, low, high: x.clamp(low, high), x, low, torch.tensor([99.9, 99.9]))
+    found = torch.compile(torch.clamp, backend="tilewright")(x, low, torch.tensor([99.9, 99.9]))
+    assert found[0] == torch.tensor(99.9)
+
+
 def test_special_numbers():
     def function(x):
         rounded = x.relu(), x.sign(), x.clamp(-1, 1), x.floor(), x > 0, x.nan_to_num()

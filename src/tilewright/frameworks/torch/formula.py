@@ -308,28 +308,25 @@ def _given(x: Any, env: dict[Any, Any], sizes: Sizes) -> Any:
     return x
 
 
+_OWN_TYPES = "where clone masked_fill".split()  # pointwise, but types of arguments may differ
+
+
 def _promoted(node: Any, args: Any) -> Any:
     """Numbers in tensors of no axes do not decide types beside others: PyTorch says in which type
-    the operator computes."""
+    the operator computes. What is not element by element may read indices."""
     import torch
+    from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-    given = [x for x in node.args if any(True for _ in tensors(getattr(x, "meta", {}).get("val")))]
-    if len(given) < 1 or node.target._opname in (
-        "where",
-        "clone",
-        "_to_copy",
-        "copy",
-        "cat",
-        "masked_fill",
-    ):
+    op = node.target
+    if torch.Tag.pointwise not in op.tags or op._opname in _OWN_TYPES:
         return args
-    values = [x.meta["val"] for x in given]
-    common = values[0].dtype
-    if len(values) == 2:
-        common = torch.result_type(*values)
+    values = [t for x in node.args for t in tensors(getattr(x, "meta", {}).get("val"))]
     wide = torch.float64 in {t.dtype for t in tensors(node.meta["val"])}
     if not wide and len({v.dtype for v in values}) < 2:
         return args
+    _, common = elementwise_dtypes(
+        *values, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+    )
     kind = find_dtype(torch.float64 if wide else common)
 
     def cast(x: Any) -> Any:
