@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 import tilewright.torch  # noqa: E402
-from tests.torch.common import compare  # noqa: E402
+from tests.torch.common import compare, compiled  # noqa: E402
 from tilewright.frameworks.torch.backend import backend  # noqa: E402
 from tilewright.support.errors import TilewrightError  # noqa: E402
 
@@ -152,6 +152,14 @@ def test_special_numbers():
     x = torch.tensor([0.0, -0.0, 1.0, float("nan"), float("inf"), -float("inf"), -2.5])
     check(function, x)
     check(lambda x: x.masked_fill(x < 9, -float("inf")).softmax(-1), x[:3])
+
+
+def test_gradients_of_attention_with_dropout():
+    """They need the mask, which PyTorch drew."""
+    q, sums = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5)
+    back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    found = compiled(lambda q, sums: back(q, q, q, q, q, sums, 0.5, False), (q, sums))
+    assert operators([found]) == ([], {str(back.default): "dropout inside attention"})
 
 
 def test_autocast():

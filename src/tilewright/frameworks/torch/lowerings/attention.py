@@ -35,21 +35,26 @@ def _attention(
     q: Any, k: Any, v: Any, dropout: float, is_causal: bool, mask: Any, scale: float | None
 ) -> tuple[Any, Any]:
     """The result, and the logarithm of each row's sum of exponentials."""
-    if dropout:
-        raise CompileError("dropout inside attention", fix="its numbers are PyTorch's")
+    _check(dropout)
     times = _groups(q, k)
     s = _scores(q, _repeated(k, times), is_causal, mask, scale)
     top = tm.max(s, axis=-1, keepdims=True)
     e = tm.exp(s - top)
     total = tm.sum(e, axis=-1, keepdims=True)
-    result = tm.matmul(e / total, _repeated(v, times))
-    return result, tm.reshape(top + tm.log(total), s.shape[:-1])
+    result, sums = tm.matmul(e / total, _repeated(v, times)), top + tm.log(total)
+    return result, tm.reshape(sums, s.shape[:-1])
+
+
+def _check(dropout: float) -> None:
+    if dropout:
+        raise CompileError("dropout inside attention", fix="its numbers are PyTorch's")
 
 
 def _backward(
-    grad: Any, q: Any, k: Any, v: Any, result: Any, sums: Any, is_causal: bool, mask: Any,
-    scale: float | None,
+    grad: Any, q: Any, k: Any, v: Any, result: Any, sums: Any, dropout: float, is_causal: bool,
+    mask: Any, scale: float | None,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
+    _check(dropout)
     times = _groups(q, k)
     if times != 1:
         raise CompileError("gradients of shared heads of keys", fix="repeat them before")
@@ -75,7 +80,7 @@ def attention_cpu_backward(
     grad: Any, q: Any, k: Any, v: Any, result: Any, sums: Any, dropout_p: float, is_causal: bool,
     *, attn_mask: Any = None, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    return _backward(grad, q, k, v, result, sums, is_causal, attn_mask, scale)
+    return _backward(grad, q, k, v, result, sums, dropout_p, is_causal, attn_mask, scale)
 
 
 def _with_rest(out: Any, *found: Any) -> tuple[Any, ...]:
@@ -101,7 +106,7 @@ def attention_flash_backward(
     _mk: Any, dropout_p: float, is_causal: bool, _seed: Any, _offset: Any, *,
     scale: float | None = None,
 ) -> Any:  # fmt: skip
-    return _backward(grad, q, k, v, result, sums, is_causal, None, scale)
+    return _backward(grad, q, k, v, result, sums, dropout_p, is_causal, None, scale)
 
 
 @lower("_scaled_dot_product_efficient_attention.default", ALONE)
@@ -124,7 +129,7 @@ def attention_efficient_backward(
     if grad_input_mask[3]:
         raise CompileError("the gradient of an attention's mask", fix="compute it apart")
     rows = sums[..., : q.shape[-2]]
-    return *_backward(grad, q, k, v, result, rows, is_causal, attn_bias, scale), None
+    return *_backward(grad, q, k, v, result, rows, dropout_p, is_causal, attn_bias, scale), None
 
 
 @lower("_scaled_dot_product_cudnn_attention.default", ALONE)
@@ -146,4 +151,4 @@ def attention_cudnn_backward(
     scale: float | None = None,
 ) -> Any:  # fmt: skip
     rows = tm.reshape(sums, q.shape[:-1])
-    return _backward(grad, q, k, v, result, rows, is_causal, attn_bias, scale)
+    return _backward(grad, q, k, v, result, rows, dropout_p, is_causal, attn_bias, scale)
