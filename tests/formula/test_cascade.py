@@ -38,6 +38,8 @@ DERIVED = [case for case in CASES if not case.refused]
 REFUSED = [case for case in CASES if case.refused]
 by_name = {"ids": lambda case: case.name}
 
+LAST = 3.4028234663852886e38  # of float32
+
 
 @cache
 def derived(case: Case):
@@ -174,9 +176,9 @@ def test_attention_as_it_is_read():
     top, c, s0, s1 = (Var(name, REAL) for name in "max0 c0 s0 s1".split())
     move = exp(old(c) - c)
     assert stream.stages == (
-        Fold(top, "max", x, -1e30),
+        Fold(top, "max", x, -LAST),
         Result(m, top),
-        Center(c, top, -1e30),
+        Center(c, top, -LAST),
         Sum(s0, exp(x - c), (Shift(s0, move),)),
         Result(l, s0),
         Sum(s1, exp(x - c) * v, (Shift(s1, move),)),
@@ -274,7 +276,7 @@ def test_starts_keep_squares_in_range():
     a, top, total, spread = float32("a", "top", "total", "spread")
     weight = Call("exp", (a - top,), FLOAT32)
     levels = [Level(top, "max", a), Level(total, "sum", weight)]
-    assert start_of(derive(levels, {a}, j), Center) == -1e30
+    assert start_of(derive(levels, {a}, j), Center) == -LAST
     levels.append(Level(spread, "sum", weight * (a - top) * (a - top)))
     for kind in (Fold, Center):
         assert start_of(derive(levels, {a}, j), kind) == -1e18
@@ -287,7 +289,7 @@ def test_a_maximum_that_is_no_center_starts_at_infinity():
 
 def test_growing_exponentials_start_on_the_other_side():
     stream = derive([Level(m, "max", x), Level(l, "sum", exp(m - x))], {x}, j)
-    assert start_of(stream, Fold) == float("-inf") and start_of(stream, Center) == 1e30
+    assert start_of(stream, Fold) == float("-inf") and start_of(stream, Center) == LAST
     rng = np.random.default_rng(0)
     case = Case("", (Level(m, "max", x), Level(l, "sum", exp(m - x))))
     assert_agrees(case, stream, drawn("random", rng), rng)
@@ -339,7 +341,7 @@ def test_a_row_that_is_masked_whole():
     with np.errstate(all="ignore"):
         machine = Machine(derived(case), CONSTANTS)
         state = machine.by_parts(elements, np.random.default_rng(0))
-    assert state[m] == -1e30 and state[l] == 0
+    assert state[m] == -LAST and state[l] == 0
 
 
 def test_notes():

@@ -81,6 +81,44 @@ def test_powers_of_what_is_masked_are_zero():
     agrees(weighted, np.random.default_rng(1).standard_normal((3, 8, 4), np.float32), "cpu")
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float16])  # words are fast for the second
+@pytest.mark.parametrize("length", [9, 5000])
+def test_rows_may_hold_the_last_number(kind, length):
+    """A mask of the lowest number, added to all of a row, leaves equal numbers."""
+
+    def attention(q, k, v, mask):
+        return tm.astype(tm.softmax(q @ k.T + mask, axis=-1) @ v, kind)
+
+    def softmax(mask):
+        return tm.astype(tm.softmax(mask, axis=-1), kind)
+
+    rng = np.random.default_rng(4)
+    q, (k, v) = rng.random((3, 4), np.float32), rng.random((2, length, 4), np.float32)
+    mask = np.zeros((3, length), np.float32)
+    mask[0], mask[1, 1:] = (np.finfo(np.float32).min, -np.inf)
+    for function, arrays in ((attention, (q, k, v, mask)), (softmax, (mask,))):
+        agrees(function, arrays, "cpu")
+
+
+def test_an_extreme_of_nothing_is_infinite():
+    """Where it is read as it is; for a center it is a number."""
+
+    def masked(q, k, v, mask):
+        x = tm.where(mask, q @ k.T, -tm.inf)
+        top = tm.max(x, axis=-1, keepdims=True)
+        e = tm.exp(x - top)
+        y = (e / tm.sum(e, axis=-1, keepdims=True)) @ v
+        return tm.where(tm.equal(top, -tm.inf), 0.0, y), top[:, 0]
+
+    rng = np.random.default_rng(5)
+    q, k, v = rng.standard_normal((3, 8, 4), np.float32)
+    mask = rng.random((8, 8)) < 0.5
+    mask[2] = False
+    y, top = tw.math(masked)(q, k, v, mask)
+    assert not y[2].any() and top[2] == -np.inf and np.isfinite(y).all()
+    assert tw.math(masked).tile(q, k, v, mask).count("for ") == 2
+
+
 def test_blocks_have_tiles_of_more_axes_where_the_last_are_short():
     def turned(x, cos, sin):
         pairs = tm.reshape(x, (*x.shape[:3], 2, x.shape[3] // 2))

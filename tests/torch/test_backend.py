@@ -154,6 +154,26 @@ def test_special_numbers():
     check(lambda x: x.masked_fill(x < 9, -float("inf")).softmax(-1), x[:3])
 
 
+def test_rows_without_keys():
+    """Attention of rows whose mask leaves nothing is zero, and so are their gradients."""
+    q, mask = torch.randn(1, 2, 5, 4, requires_grad=True), torch.ones(5, 5).tril(-1) > 0
+    fast = torch.compile(F.scaled_dot_product_attention, backend="tilewright")
+    found, expected = fast(q, q, q, mask), F.scaled_dot_product_attention(q, q, q, mask)
+    compare(found, expected)
+    compare(*(torch.autograd.grad(out.square().sum(), q) for out in (found, expected)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_the_lowest_number(dtype):
+    """Masks of models hold it: rows of nothing else are equal numbers."""
+    q, low = torch.randn(1, 2, 9, 4, dtype=dtype), torch.finfo(dtype).min
+    mask = torch.zeros(9, 9, dtype=dtype).masked_fill(torch.ones(9, 9).tril() == 0, low)
+    mask[3] = low
+    check(lambda q, mask: (q @ q.mT * 0.4 + mask).softmax(-1) @ q, q, mask)
+    check(lambda q, mask: F.scaled_dot_product_attention(q, q, q, mask), q, mask)
+    check(lambda x: x.softmax(-1), mask)
+
+
 def test_gradients_of_attention_with_dropout():
     """They need the mask, which PyTorch drew."""
     q, sums = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5)

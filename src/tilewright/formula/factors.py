@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import permutations
+from math import isfinite
 
 from tilewright.formula.matrices import factors_of, product_of
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula
 
 _POWERS = ("exp", "exp2", "exp10")
+
+
+FAR = 1e30
+
+
+def is_far(expr: Expr, near: Collection[str]) -> bool:
+    """Whether a value may be so near the last number of its type that 1.44 times that is infinite,
+    as where a mask of PyTorch's models leaves nothing: numbers that are read, but for those `near`.
+
+    >>> x, y = (Load(Buffer(n, (4,), FLOAT32, "global"), (0,)) for n in "xy")
+    >>> is_far(x * 2 + y, ["x"]), is_far(x * 2 + 1, ["x"])
+    (True, False)
+    """
+    match expr:
+        case Const(value=value):
+            return abs(value) > FAR and isfinite(value)
+        case Load(buffer=buffer):
+            wide = buffer.dtype.is_float and str(buffer.dtype) != "float16"
+            return wide and buffer.name not in near
+        case Select(a=a, b=b):
+            return is_far(a, near) or is_far(b, near)
+    return any(is_far(x, near) for x in expr.children)
 
 
 def product(factors: Iterable[Expr]) -> Expr:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import e, log2
 
-from tilewright.formula.factors import product
+from tilewright.formula.factors import is_far, product
 from tilewright.formula.inline import Normal
 from tilewright.formula.matrices import factors_of, product_of
 from tilewright.formula.tiles.kernels import KernelPlan
@@ -58,6 +58,7 @@ class Reading:
     def __init__(self, formula: Formula, free: Collection[str], is_fast: bool = True) -> None:
         self.formula, self.free, self.is_fast = formula, free, is_fast
         self.made: dict[Expr, tuple[Array, str]] = {}  # by definition; and of which row
+        self.products = {a.name for a in formula.arrays if product_of(a) is not None}
         self.names = {b.name for b in (*formula.inputs, *(a.buffer for a in formula.arrays))}
 
     def of(self, a: Array, rows: Collection[str]) -> Array:
@@ -104,7 +105,8 @@ class Reading:
         for by, term in _terms(power.args[0], _BASES[power.name]):
             own = isinstance(term, Const) or self._is_made_of(term, rows)
             (row if own else wide).append(term * (-by if own else by))
-        if not self.is_fast and any(loads(term) for term in row):
+        exact = not self.is_fast and any(loads(term) for term in row)
+        if exact or (row and any(is_far(term, self.products) for term in wide)):
             return None
         row += [Call("log2", (s,), s.dtype) for s in below]
         exponent = _added(wide) - _added(row)

@@ -1,8 +1,9 @@
 """What the state of a stream starts with.
 
 A center starts far away on the side from which it comes, so that what it multiplies old sums by,
-exp(old - new), is zero at first; with a finite number, since it is subtracted from elements and
-multiplied. Where its distance is squared, the square must not leave the range of the type either.
+exp(old - new), is zero at first; with a finite number, since it is subtracted from elements: the
+last of float32, which elements may be, as those that masks of PyTorch's models leave. Where its
+distance is multiplied or a power is taken of it, that must not leave the range of the type either.
 A maximum that is a center starts with the same number.
 """
 
@@ -18,7 +19,8 @@ from tilewright.formula.streams.stream import Center, Fold, Stage
 from tilewright.ir.arith import Expr, Var
 from tilewright.ir.dtype import FLOAT32
 
-FAR = 30  # a center starts at ±10³⁰
+FAR = 30  # a center whose distance is multiplied starts at ±10³⁰
+LAST = 3.4028234663852886e38  # of float32, which wider values may be rounded to
 RANGE = 36  # powers of distances stay below 10³⁶ in float32
 
 
@@ -79,6 +81,13 @@ def _side(moved: Var, moves: Sequence[Form], context: Context) -> int | None:
 
 def _distance(moved: Var, moves: Sequence[Form], context: Context) -> float:
     powers = [power for form in moves for mono in form for base, power in mono if base is moved]
+    factors = [
+        abs(factor) if len(inner) == 1 else 2
+        for form in moves for mono in form for inner, factor in exponent(mono).items()
+        if any(base is moved for base, _ in inner)
+    ]  # fmt: skip
+    if not powers and max(factors, default=1) <= 1:
+        return LAST
     degree = max([1, *(int(power) for power in powers)])
     limit = RANGE if context.dtype is FLOAT32 else 8 * RANGE
     return float(10 ** min(FAR, limit // degree))

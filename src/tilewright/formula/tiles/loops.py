@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite, isinf
 
 from tilewright.formula.check.verify import Mismatch, Verdict, verify
-from tilewright.formula.factors import product
+from tilewright.formula.factors import FAR, is_far, product
 from tilewright.formula.matrices import factors_of
 from tilewright.formula.streams.cascade import Refused, derive
 from tilewright.formula.streams.stream import (
@@ -221,6 +221,8 @@ class Loop:
         wraps = var.dtype.is_int and var.dtype.bits < 32  # when the loop has ended
         kind = "" if var.dtype == FLOAT32 else f', "{INT32 if wraps else var.dtype}"'
         start = stage.start if isinstance(stage, Fold) else 0.0
+        if isinstance(stage, Fold):
+            start = NEUTRAL[stage.monoid] if self._is_exact(stage) else self._start(start)
         number = {inf: "T.inf", -inf: "-T.inf"}.get(start, repr(start))
         number = number if start == start else "T.inf * 0"
         value = f"T.zeros({shape}{kind})" if start == 0 else f"T.full({shape}, {number}{kind})"
@@ -236,13 +238,14 @@ class Loop:
         return Piece(found, (), PLUS if outer else ATOM)
 
     def _center(self, stage: Center, results: dict[Var, Expr]) -> None:
-        """A center that is a fold needs no state of its own."""
+        """A center that is a fold needs no state of its own, unless the fold may be infinite."""
         w = self.w
         value = substitute(stage.value, dict(results))
-        self.centers[stage.var] = Center(stage.var, self._whole(value), stage.start)
+        start = self._start(stage.start)
+        self.centers[stage.var] = Center(stage.var, self._whole(value), start)
         w.running |= {stage.var, old(stage.var)}
         dims = w.dims_of(self._whole(value))
-        if isinstance(value, Var) and value in w.bound:
+        if isinstance(value, Var) and self._is_shared(value):
             w.bound[stage.var] = w.bound[old(stage.var)] = w.bound[value]
         else:
             name = w.names.fresh("center")
@@ -250,7 +253,15 @@ class Loop:
             shape = ", ".join(v.name if w.kernel.roles[v] == "tile" else w.size(v) for v in dims)
             shape = f"({shape}{',' if len(dims) == 1 else ''})"
             kind = "" if value.dtype == FLOAT32 else f', "{value.dtype}"'
-            w.before.append(f"{name} = T.full({shape}, {stage.start!r}{kind})")
+            w.before.append(f"{name} = T.full({shape}, {start!r}{kind})")
+
+    def _start(self, start: float) -> float:
+        """Where fast words multiply a center, what it starts with stays finite."""
+        terms = [self._whole(s.term) for s in self.stream.stages if isinstance(s, (Fold, Sum))]
+        powers = [n for t in terms for n in walk(t) if isinstance(n, Call) and n.name in _POWERS]
+        if not self.w.fast or all(is_far(n, self.w.products) for n in powers) or isinf(start):
+            return start
+        return max(-FAR, min(FAR, start))
 
     def _write_steps(self) -> None:
         w = self.w
@@ -267,7 +278,7 @@ class Loop:
                     self._fold(stage)
                 case Center(var=var):
                     center = self.centers[var]
-                    if not (isinstance(center.value, Var) and center.value in w.bound):
+                    if not self._is_shared(center.value):
                         value = center.value
                         if center.start:  # where nothing has passed a mask yet, it is infinite
                             word = "max" if center.start < 0 else "min"
@@ -322,7 +333,7 @@ class Loop:
             text = f"T.where({_stays(was, word, block, stage)}, {was}, {block.text})"
         needed = {v for s in self.stream.stages if isinstance(s, Sum) for x in s.shifts
                   for v in variables(x.coefficient)}  # fmt: skip
-        keeps = any(isinstance(c.value, Var) and c.value is stage.var and old(v) in needed
+        keeps = any(c.value is stage.var and old(v) in needed and self._is_shared(stage.var)
                     for v, c in self.centers.items())  # fmt: skip
         self._update(stage.var, text, keeps)
 
@@ -367,6 +378,26 @@ class Loop:
     def _is_center(self, fold: Fold) -> bool:
         values: dict[Var, Expr] = {s.level: s.value for s in self._results}
         return any(substitute(c.value, values) is fold.var for c in self.centers.values())
+
+    def _is_shared(self, center: Expr) -> bool:
+        """Whether a center is the state of a fold."""
+        folds = [s for s in self.stream.stages if isinstance(s, Fold) and s.var is center]
+        return center in self.w.bound and not any(map(self._is_exact, folds))
+
+    def _is_exact(self, fold: Fold) -> bool:
+        """Whether it is read as it is, not as a center: an extreme of nothing is infinite, where
+        a center starts with a finite number."""
+        if fold.monoid not in ("max", "min") or not isfinite(fold.start):
+            return False
+        names = {r.level.name for r in self._results if r.value is fold.var}
+        known = {f.name for f in self.kernel.levels} - names
+        for a in self.kernel.outputs:
+            compared = [n for n in walk(a.body) if isinstance(n, Cmp)]
+            if a.name in names or any(_names(n) & names for n in compared):
+                return True
+            if _names(a.body) & names and not _names(a.body) & known:
+                return True
+        return False
 
     @property
     def _results(self) -> list[Result]:
@@ -435,12 +466,6 @@ class Loop:
             if isinstance(s, Fold) and s.var.dtype.is_int and s.var.dtype.bits < 32:
                 sum_of = w.bound[s.var]
                 w.bound[s.var] = Piece(f'T.cast({sum_of.text}, "{s.var.dtype}")', sum_of.dims)
-            elif isinstance(s, Fold) and s.var.dtype.is_float and s.monoid in ("max", "min"):
-                last, none = w.bound[s.var], "T.inf" if s.monoid == "min" else "-T.inf"
-                if abs(s.start) == inf:
-                    continue
-                text = f"T.where({last.text} == {s.start!r}, {none}, {last.text})"
-                w.bound[s.var] = Piece(text, last.dims)  # none where nothing passed a mask
         w.left = {level.name: value for level, value in results.items()}
         w.after = set(w.left)
         for f in self.kernel.folds:
@@ -484,6 +509,10 @@ def _stays(own: str, word: str, block: Piece, stage: Fold) -> str:
     """Whether what is known is as good as what a step gives, or a NaN, which `T.maximum` drops."""
     stays = f"{own} {'>=' if word == 'max' else '<='} {block.text}"
     return f"({stays}) | T.isnan({own})" if stage.term.dtype.is_float else stays
+
+
+def _names(expr: Expr) -> set[str]:
+    return {read.buffer.name for read in loads(expr)}
 
 
 def _is_place(fold: Fold) -> bool:

@@ -7,9 +7,10 @@ divided by a value of fewer dimensions is multiplied by its reciprocal. `explain
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import e, log2
 
+from tilewright.formula.factors import is_far
 from tilewright.ir.core import *
 
 NOTE = "exponentials and quotients are a few ulp of float32 off: results have 16 bits or fewer"
@@ -17,9 +18,12 @@ _BASES = {"exp": log2(e), "exp2": 1.0, "exp10": log2(10)}
 _FAST = {"sigmoid": "__sigmoid", "log": "__log", "log2": "__log2"}
 
 
-def spell(expr: Expr, dims: Callable[[Expr], int], exponent: bool = False) -> Expr:
+def spell(
+    expr: Expr, dims: Callable[[Expr], int], exponent: bool = False, near: Collection[str] = ()
+) -> Expr:
     """`expr` in fast words; `dims` says how many dimensions a value has. `exponent`: it is what an
-    exponential is taken of, so that its error counts as it is, however small it is itself.
+    exponential is taken of, so that its error counts as it is, however small it is itself. Numbers
+    that are not `near` would be infinite times a factor: they are subtracted before.
 
     >>> x, m = Var("x", FLOAT32), Var("m", FLOAT32)
     >>> spell(Call("exp", (x * 0.125 - m,), FLOAT32), lambda e: int(x in variables(e)))
@@ -31,7 +35,7 @@ def spell(expr: Expr, dims: Callable[[Expr], int], exponent: bool = False) -> Ex
             return None
         match node:
             case Call(name=name, args=(a,)) if name in _BASES:
-                return Call("__exp2", (_scaled(_logistic(a), _BASES[name], dims),), FLOAT32)
+                return Call("__exp2", (_scaled(_logistic(a), _BASES[name], dims, near),), FLOAT32)
             case (
                 Bin(op="+", a=Const(value=1), b=Call(name="tanh", args=(u,)))
                 | Bin(op="+", a=Call(name="tanh", args=(u,)), b=Const(value=1))
@@ -70,7 +74,7 @@ def _doubled(expr: Expr) -> Expr:
     return term * by
 
 
-def _scaled(expr: Expr, factor: float, dims: Callable[[Expr], int]) -> Expr:
+def _scaled(expr: Expr, factor: float, dims: Callable[[Expr], int], near: Collection[str]) -> Expr:
     """`expr · factor`, each term of a sum with one constant; what has fewer dimensions is added up
     before it is subtracted."""
     terms: dict[Expr, float] = {}
@@ -78,6 +82,11 @@ def _scaled(expr: Expr, factor: float, dims: Callable[[Expr], int]) -> Expr:
     most = max((dims(term) for term in terms), default=0)
     wide = {term: by for term, by in terms.items() if dims(term) == most}
     rest = {term: -by for term, by in terms.items() if dims(term) < most}
+    if rest and any(is_far(term, near) for term in wide):
+        match expr:
+            case Bin(op="*", a=a, b=Const(value=k)):
+                return a * (float(k) * factor)
+        return expr * factor
     found = _sum(wide)
     return found - _sum(rest) if rest else found
 

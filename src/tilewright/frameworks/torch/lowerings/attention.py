@@ -34,7 +34,8 @@ def _scores(q: Any, k: Any, is_causal: bool, mask: Any, scale: float | None) -> 
 def _attention(
     q: Any, k: Any, v: Any, dropout: float, is_causal: bool, mask: Any, scale: float | None
 ) -> tuple[Any, Any]:
-    """The result, and the logarithm of each row's sum of exponentials."""
+    """The result, and the logarithm of each row's sum of exponentials; both are zero where a mask
+    leaves nothing of a row."""
     _check(dropout)
     times = _groups(q, k)
     s = _scores(q, _repeated(k, times), is_causal, mask, scale)
@@ -42,6 +43,8 @@ def _attention(
     e = tm.exp(s - top)
     total = tm.sum(e, axis=-1, keepdims=True)
     result, sums = tm.matmul(e / total, _repeated(v, times)), top + tm.log(total)
+    if mask is not None:
+        result, sums = (tm.where(tm.equal(top, -math.inf), 0.0, x) for x in (result, sums))
     return result, tm.reshape(sums, s.shape[:-1])
 
 
