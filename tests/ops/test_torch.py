@@ -173,6 +173,27 @@ def test_bad_tensors() -> None:
         ops.rms_norm(x, (8,), torch.ones(7))
     with pytest.raises(tw.LaunchError, match="complex64"):
         ops.softmax(x.to(torch.complex64))
+    with pytest.raises(tw.LaunchError, match="divided by zero"):
+        ops.conv2d(x[None, None], x[None, None], stride=0)
+    with pytest.raises(tw.CompileError, match="input is no array"):
+        ops.softmax(None)
+    with pytest.raises(tw.CompileError, match="activation is 3"):
+        ops.matmul(x, x.T, activation=3)
+    with pytest.raises(tw.CompileError, match="padding is 'same'"):
+        ops.conv2d(x[None, None], x[None, None], padding="same")
+
+
+def test_errors_point_at_the_call() -> None:
+    """PyTorch calls the operators for it."""
+    with pytest.raises(tw.LaunchError) as error:
+        ops.softmax(torch.arange(4))
+    assert error.value.diagnostic.loc.file == __file__
+
+
+def test_types_by_name_or_as_such() -> None:
+    x = torch.randn(2, 8)
+    for a, b in zip(ops.quantize(x, torch.int8, 8), ops.quantize(x, "int8", 8)):
+        assert torch.equal(a, b)
 
 
 def test_compiled_before_any_call() -> None:

@@ -36,7 +36,7 @@ def users_frame() -> FrameType:
 
 
 def is_theirs(frame: FrameType) -> bool:
-    """The user's own: not ours, and not Python's library (which holds site-packages)."""
+    """The user's own: not ours, and not of a library that calls us for them."""
     return (ORIGINS.get(frame.f_code.co_filename) or _origin(frame)) == "theirs"
 
 
@@ -53,6 +53,7 @@ def by_theirs(frame: FrameType | None) -> bool:
 def _origin(frame: FrameType) -> str:
     file = frame.f_code.co_filename
     library = file.startswith(_LIBRARY) and "site-packages" not in file
+    library |= str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "jax")
     ours = "ours" if is_own(frame) else "theirs"
     found = "library" if library or file.startswith("<frozen") else ours
     if file != "<string>":  # the name of anybody's

@@ -14,8 +14,9 @@ import numpy as np
 from tilewright.formula.arguments import is_array
 from tilewright.formula.function import MathFunction
 from tilewright.formula.gradients.backward import Gradients, gradients
+from tilewright.ir.dtype import dtype
 from tilewright.ops.shapes import Signature
-from tilewright.support.errors import CompileError, LaunchError, suggest
+from tilewright.support.errors import CompileError, LaunchError, TilewrightError, suggest
 
 OPS: dict[str, Record] = {}
 
@@ -52,6 +53,9 @@ class Record:
         self.tuples = {
             n: 1 + kind.count("int, int") for n, kind in kinds.items() if "tuple" in kind
         }
+        self.words = {
+            n: kind for n, kind in kinds.items() if {"str", "Function"} & {*kind.split(" | ")}
+        }
         self.run = function if text else MathFunction(function)
         self._gradients: dict[tuple[str, ...], Gradients] = {}
         self._known: set[Any] = set()
@@ -74,9 +78,33 @@ class Record:
         twice = [n for n in self.names[: len(args)] if n in kwargs]
         if missing or twice or len(given) > len(self.names) or len(args) > self.places:
             self._refuse(args, kwargs)
+        for n, kind in self.words.items():
+            if not isinstance(given[n], (str, type(None))):
+                given[n] = self._word(n, kind, given[n])
         for n, length in self.tuples.items():  # a number stands for as many, a list is a tuple
+            if isinstance(given[n], str):
+                raise self._unfit(n, given[n], "a number or a tuple of numbers")
             given[n] = (given[n],) * length if isinstance(given[n], int) else tuple(given[n])
         return {n: given[n] for n in self.names}
+
+    def _word(self, name: str, kind: str, value: Any) -> Any:
+        """A function, or the name of a type that is given as such."""
+        if "Function" in kind:
+            if callable(value):
+                return value
+            raise self._unfit(name, value, "a function, or the name of one")
+        try:
+            return str(dtype(value))
+        except TilewrightError:
+            raise self._unfit(name, value, "a string") from None
+
+    def _unfit(self, name: str, value: Any, expected: str) -> CompileError:
+        return CompileError(
+            f"{self.name}: {name} is {value!r}",
+            expected=expected,
+            fix=f"pass {name} as its docstring says",
+            code="arguments",
+        )
 
     def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         try:
@@ -96,7 +124,7 @@ class Record:
     def is_torch(self, given: Mapping[str, Any]) -> bool:
         """Whether an argument is a tensor of PyTorch; all arrays then are."""
         for n in self.signature.arrays:
-            if given[n] is not None and not is_array(given[n]):
+            if not is_array(given[n]) and (given[n] is not None or n not in self.defaults):
                 raise CompileError(
                     f"{self.name}: {n} is no array",
                     expected="an array of NumPy, PyTorch or JAX",
@@ -120,7 +148,7 @@ class Record:
     def check(self, given: Mapping[str, Any]) -> None:
         """Whether shapes, types and devices fit, once for all arguments like these."""
         arrays = [(n, given[n]) for n in self.signature.arrays if given[n] is not None]
-        listed = [tuple(given[n]) for n in self.signature.listed]
+        listed = [given[n] for n in self.tuples]
         key = (*listed, *((n, a.shape, a.dtype, _device(a)) for n, a in arrays))
         if key not in self._known:
             self.results(given)
@@ -138,6 +166,13 @@ class Record:
             )
         try:
             return self.signature.results(given)
+        except ZeroDivisionError:
+            numbers = ", ".join(f"{n}={given[n]}" for n in self.tuples)
+            raise LaunchError(
+                f"{self.name}: a size of the result is divided by zero",
+                got=numbers,
+                fix="pass numbers above zero",
+            ) from None
         except LaunchError as error:
             about = error.diagnostic
             raise LaunchError(
