@@ -131,3 +131,14 @@ def test_blocks_have_tiles_of_more_axes_where_the_last_are_short():
     agrees(turned, (x, cos, sin), "cpu")
     text = tw.math(turned).tile(np.zeros((2, 500, 32, 128), np.float32), *np.zeros((2, 500, 64)))
     assert "T.tile(T.each(I), T.each(J), K, " in text  # 4096 elements of a token
+
+
+def test_results_whose_dimensions_are_in_another_order_have_their_own_kernel():
+    def both(x, y):
+        z = x * tm.permute_dims(y, (0, 2, 1))
+        return tm.sum(z, axis=(0, 1)), z, y * 2 + 1
+
+    rng = np.random.default_rng(6)
+    arrays = rng.random((2, 9, 6), np.float32), rng.random((2, 6, 9), np.float32)
+    agrees(both, arrays, "cpu")
+    assert tw.math(both).tile(*arrays).count("for ") == 2

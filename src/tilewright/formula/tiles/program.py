@@ -274,8 +274,10 @@ class _Printer:
         if set(value.dims) != set(dims):
             own = tuple(v for v in dims if v in value.dims)
             if own != value.dims:
+                _check_turn(a, own)
                 value = Piece(f"{value.inside(ATOM)}.T", own)
             return w.aligned(value, dims).text
+        _check_turn(a, dims)
         return f"{value.inside(UNARY)}.T" if value.binds >= UNARY else f"({value.text}).T"
 
     def _loop_head(
@@ -404,6 +406,11 @@ class _Printer:
         lines = [line for kernel in kernels for line in self._kernel(kernel)]
         self.ends[ends.formula] = left
         return ["# where the mask lets something pass: the ends of the loop below", *lines]
+
+
+def _check_turn(a: Array, dims: tuple[Var, ...]) -> None:
+    if len(dims) != 2:
+        raise Apart(a.name, f"has {len(dims)} dimensions in another order than its kernel")
 
 
 def _least(word: str, texts: list[str]) -> str:
