@@ -144,6 +144,25 @@ def test_the_type_of_three():
     assert found[0] == torch.tensor(99.9)
 
 
+def test_integers_at_their_ends():
+    x = torch.tensor([0, 1, 5, -128, 127, -7], dtype=torch.int8)
+    found = check(lambda x: (x.fmod(3), x.fmod(-3), x % -3, x << 3, x >> 2), x)
+    assert not operators(found)[1]
+
+
+def test_what_windows_and_diagonals_leave_stays_ours():
+    def function(x):
+        pooled = F.max_pool3d(x, 3, (1, 2, 3), 1), F.adaptive_avg_pool2d(x[0], (3, 2))
+        return *pooled, x[0, 0].diagonal(1) * 2
+
+    x = torch.randn(1, 2, 5, 5, 7, requires_grad=True)
+    report = tilewright.torch.explain(function, x)
+    assert not any(graph.kept for graph in report.graphs), report
+    fast = torch.compile(function, backend="tilewright")
+    sums = (sum(y.square().sum() for y in f(x)) for f in (fast, function))
+    compare(*(torch.autograd.grad(y, x)[0] for y in sums))
+
+
 def test_special_numbers():
     def function(x):
         rounded = x.relu(), x.sign(), x.clamp(-1, 1), x.floor(), x > 0, x.nan_to_num()

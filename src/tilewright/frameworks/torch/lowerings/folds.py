@@ -19,7 +19,7 @@ def _axes(x: Any, dim: Any) -> Any:
 
 
 def _axis(x: Any, dim: Any) -> Any:
-    return None if dim is None else dim % x.ndim
+    return None if dim is None else dim % max(x.ndim, 1)
 
 
 def _is_number(x: Any) -> bool:

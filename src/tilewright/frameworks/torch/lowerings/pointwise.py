@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright.frameworks.torch.lowerings.table import CONSTANT, POINTWISE, lower
 from tilewright.frameworks.torch.lowerings.words import tm
+from tilewright.support.errors import CompileError
 
 _SAME = (
     "acos acosh asin asinh atan atanh ceil cos cosh erf exp expm1 floor isfinite isinf isnan log "
@@ -39,6 +40,22 @@ for _name in _TWO.split():
 for _name in ("and", "or", "xor"):
     _forms = f"bitwise_{_name}.Tensor bitwise_{_name}.Scalar"
     lower(_forms, POINTWISE)(_by_name(f"bitwise_{_name}"))
+
+
+@lower("__lshift__.Scalar bitwise_left_shift.Tensor_Scalar", POINTWISE)
+def left_shift(x: Any, by: int) -> Any:
+    return x << _places(x, by)
+
+
+@lower("__rshift__.Scalar bitwise_right_shift.Tensor_Scalar", POINTWISE)
+def right_shift(x: Any, by: int) -> Any:
+    return x >> _places(x, by)
+
+
+def _places(x: Any, by: int) -> int:
+    if not x.dtype.is_int or not 0 <= by < x.dtype.bits:
+        raise CompileError(f"{x.dtype} shifted by {by}", fix="multiply by a power of two")
+    return by
 
 
 @lower("add.Tensor add.Scalar", POINTWISE)
@@ -84,7 +101,10 @@ def floor_divide(a: Any, b: Any) -> Any:
 
 @lower("fmod.Tensor fmod.Scalar", POINTWISE)
 def fmod(a: Any, b: Any) -> Any:
-    """The remainder with the sign of `a`."""
+    """The remainder with the sign of `a`; the least integer has no absolute value."""
+    if not (_is_float(a) or _is_float(b)):
+        rest = tm.remainder(a, b)
+        return tm.where(tm.not_equal(rest, 0) & ((a < 0) ^ (rest < 0)), rest - b, rest)
     rest = tm.remainder(tm.abs(a), tm.abs(b) if hasattr(b, "dtype") else abs(b))
     return tm.where(a < 0, -rest, rest)
 
@@ -233,7 +253,11 @@ def scalar(value: Any, *, out: Any, **_: Any) -> Any:
     return tm.full((), value, dtype=out.dtype)
 
 
-@lower("zeros.default zeros_like.default new_zeros.default", CONSTANT)
+@lower(
+    "zeros.default zeros_like.default new_zeros.default empty.memory_format empty_like.default "
+    "empty_permuted.default new_empty.default new_empty_strided.default",
+    CONSTANT,
+)
 def zeros(*_x: Any, out: Any, **_: Any) -> Any:
     return tm.full(out.shape, 0, dtype=out.dtype)
 

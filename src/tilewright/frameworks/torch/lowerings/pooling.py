@@ -69,22 +69,28 @@ def _max_pool(
     return tuple(folds)
 
 
-@lower("max_pool2d_with_indices_backward.default", ALONE)
+@lower("max_pool2d_with_indices_backward.default max_pool3d_with_indices_backward.default", ALONE)
 def max_pool_backward(
     grad: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
     indices: Any,
 ) -> Any:  # fmt: skip
     """Each element gets the gradients of the windows that it is the largest of."""
-    taps, (_, width) = _each(kernel, 2), x.shape[-2:]
-    window = Window(_each(stride or kernel, 2), _each(padding, 2), _each(dilation, 2), 2)
+    rank = len(padding)
+    taps, sizes = _each(kernel, rank), x.shape[-rank:]
+    pads, dilations = _each(padding, rank), _each(dilation, rank)
+    window = Window(_each(stride or kernel, rank), pads, dilations, rank)
 
     def element(*i: Any) -> Any:
+        own_place: Any = 0
+        for at, n in zip(i[-rank:], sizes, strict=True):
+            own_place = own_place * n + at
+
         def term(*tap: Any) -> Any:
-            places, whole = window.written(i[-2:], tap)
-            own = _inside(places, grad.shape[-2:])
+            places, whole = window.written(i[-rank:], tap)
+            own = _inside(places, grad.shape[-rank:])
             own = own if whole is None else own & whole
-            at = (*i[:-2], *places)
-            return tm.where(own & (indices[at] == i[-2] * width + i[-1]), grad[at], 0)
+            at = (*i[:-rank], *places)
+            return tm.where(own & (indices[at] == own_place), grad[at], 0)
 
         return tm.sum(taps, term)
 
@@ -173,3 +179,26 @@ def adaptive_average(x: Any, size: Any, *, out: Any) -> Any:
         return tm.sum(longest, term) / count
 
     return tm.array(out.shape, element)
+
+
+@lower("_adaptive_avg_pool2d_backward.default _adaptive_avg_pool3d_backward.default", ALONE)
+def adaptive_average_backward(grad: Any, x: Any, *, out: Any) -> Any:
+    """Element `a` is in the windows from ⌊a·m/n⌋ to ⌈(a + 1)·m/n⌉ along each axis."""
+    rank = 2 if "2d" in out.name else 3
+    pairs = list(zip(x.shape[-rank:], grad.shape[-rank:], strict=True))
+    longest = tuple(max(-(-(a + 1) * m // n) - a * m // n for a in range(n)) for n, m in pairs)
+
+    def element(*i: Any) -> Any:
+        def term(*tap: Any) -> Any:
+            at = [a * m // n + t for a, t, (n, m) in zip(i[-rank:], tap, pairs, strict=True)]
+            own, count = None, 1
+            for a, w, (n, m) in zip(i[-rank:], at, pairs, strict=True):
+                begin, end = w * n // m, ((w + 1) * n + m - 1) // m
+                inside = (w < m) & (begin <= a) & (a < end)
+                own = inside if own is None else own & inside
+                count = (end - begin) * count
+            return tm.where(own, tm.item(grad, (*i[:-rank], *at)) / count, 0)
+
+        return tm.sum(longest, term)
+
+    return tm.array(x.shape, element)

@@ -169,3 +169,16 @@ def select_scatter(x: Any, source: Any, dim: int, index: int) -> Any:
     d = dim % x.ndim
     return tm.where(tm.equal(tm.indices(x, d), index % x.shape[d]),
                     tm.expand_dims(source, axis=d), x)  # fmt: skip
+
+
+@lower("diagonal_scatter.default", POINTWISE)
+def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    a, b = dim1 % x.ndim, dim2 % x.ndim
+    rows, columns = max(-offset, 0), max(offset, 0)
+
+    def element(*i: Any) -> Any:
+        rest = [at for d, at in enumerate(i) if d not in (a, b)]
+        on = (i[a] >= rows) & tm.equal(i[a] - rows, i[b] - columns)
+        return tm.where(on, tm.item(source, (*rest, i[a] - rows)), x[i])
+
+    return tm.array(x.shape, element)
