@@ -253,14 +253,18 @@ def moe_route(gating_output: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndar
 
 def choices(rng: np.random.Generator) -> dict[str, Any]:
     e = odd(rng, 2, 9)
-    return {"experts": rng.integers(0, e, (odd(rng), 2)).astype(np.int32), "num_experts": e}
+    numbers = rng.integers(-1, e + 1, (odd(rng), 2))  # -1 and e are nobody's
+    return {"experts": numbers.astype(np.int32), "num_experts": e}
 
 
 @case("moe_pack", ops.moe_pack, choices, floats=("float32",))
 def moe_pack(experts: np.ndarray, num_experts: int) -> tuple[np.ndarray, ...]:
-    order = np.argsort(experts.ravel(), kind="stable")
-    offset = np.searchsorted(np.sort(experts.ravel()), np.arange(num_experts + 1))
-    return order, np.argsort(order).reshape(experts.shape), offset
+    flat = experts.ravel()
+    packed = np.concatenate([np.flatnonzero(flat == e) for e in range(num_experts)])
+    entry, place = np.full(flat.size, -1), np.full(flat.size, -1)
+    entry[: packed.size], place[packed] = packed, np.arange(packed.size)
+    offset = np.searchsorted(np.sort(flat[packed]), np.arange(num_experts + 1))
+    return entry, place.reshape(experts.shape), offset
 
 
 def groups_of_rows(rng: np.random.Generator) -> dict[str, Any]:
@@ -283,14 +287,14 @@ def to_combine(rng: np.random.Generator) -> dict[str, Any]:
     t, k = odd(rng), odd(rng, 1, 4)
     return {
         "input": normal(rng, t * k, odd(rng)),
-        "place": rng.permutation(t * k).reshape(t, k).astype(np.int32),
+        "place": (rng.permutation(t * k).reshape(t, k) - 1).astype(np.int32),  # one is -1: zero
         "weights": normal(rng, t, k),
     }
 
 
 @case("moe_combine", ops.moe_combine, to_combine)
 def moe_combine(input: np.ndarray, place: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return np.einsum("tkn,tk->tn", input[place], weights)
+    return np.einsum("tkn,tk,tk->tn", input[place], weights, place >= 0)
 
 
 def experts_of(rng: np.random.Generator) -> dict[str, Any]:

@@ -37,7 +37,9 @@ def moe_route(gating_output: Array, topk: int, renormalize: bool = True) -> tupl
 )
 def moe_pack(experts: Array, num_experts: int) -> tuple[Array, Array, Array]:
     """The entries (token, choice) in the order of their experts: which entry each packed row is,
-    where each entry is packed, and the first row of each expert, with the end behind them.
+    where each entry is packed, and the first row of each expert, with the end after them. Numbers
+    of no expert, as of those on another device, are not packed: their place is -1, which
+    `moe_combine` takes as zero.
 
     >>> entry, place, offset = moe_pack(np.array([[1], [0], [1]], np.int32), 3)
     >>> entry.tolist(), place.tolist(), offset.tolist()

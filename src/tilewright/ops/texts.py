@@ -29,7 +29,8 @@ def groupwise(A, B, A_scale, B_scale, kind, out, group=128):
 
 @tw.jit
 def pack(Experts, number):
-    """A block for each expert goes along all entries, and counts its own."""
+    """A block for each expert goes along all entries, and counts its own. Entries of no expert
+    have place -1, and rows that nothing is packed to have entry -1."""
     N = T.const("N")
     Experts: T.Tensor((N,), "int32")
     Entry, Place = T.empty((N,), "int32"), T.empty((N,), "int32")
@@ -39,6 +40,9 @@ def pack(Experts, number):
         total = T.full((), 0, "int32")
         for n in T.tile(N):
             total += T.sum(T.cast(Experts[n] == e, "int32"), dim=0)
+            if e == 0:
+                Entry[n] = -1
+                Place[n] = -1
         count[e] = total
     for e in T.tile(T.each(number)):
         total = T.sum(T.where(T.arange(number) < e, count[:], 0), dim=0)
