@@ -13,8 +13,6 @@ from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula
 
 _POWERS = ("exp", "exp2", "exp10")
-
-
 FAR = 1e30
 
 

@@ -19,7 +19,7 @@ from tilewright.formula.streams.stream import Center, Fold, Stage
 from tilewright.ir.arith import Expr, Var
 from tilewright.ir.dtype import FLOAT32
 
-FAR = 30  # a center whose distance is multiplied starts at ±10³⁰
+DIGITS = 30  # a center whose distance is multiplied starts at ±10³⁰
 LAST = 3.4028234663852886e38  # of float32, which wider values may be rounded to
 RANGE = 36  # powers of distances stay below 10³⁶ in float32
 
@@ -90,4 +90,4 @@ def _distance(moved: Var, moves: Sequence[Form], context: Context) -> float:
         return LAST
     degree = max([1, *(int(power) for power in powers)])
     limit = RANGE if context.dtype is FLOAT32 else 8 * RANGE
-    return float(10 ** min(FAR, limit // degree))
+    return float(10 ** min(DIGITS, limit // degree))
