@@ -179,8 +179,12 @@ def test_bad_tensors() -> None:
         ops.softmax(None)
     with pytest.raises(tw.CompileError, match="activation is 3"):
         ops.matmul(x, x.T, activation=3)
-    with pytest.raises(tw.CompileError, match="padding is 'same'"):
-        ops.conv2d(x[None, None], x[None, None], padding="same")
+    for padding in ("same", 1.5, (1, 2, 3)):
+        with pytest.raises(tw.CompileError, match="padding is "):
+            ops.conv2d(x[None, None], x[None, None], padding=padding)
+    for wrong in ({"padding": -1}, {"dilation": 0}, {"stride": (1, -1)}):
+        with pytest.raises(tw.CompileError, match="is out of range"):
+            ops.conv2d(x[None, None], x[None, None], **wrong)
 
 
 def test_errors_point_at_the_call() -> None:

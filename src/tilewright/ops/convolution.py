@@ -39,6 +39,14 @@ def conv2d(
             fix="pass groups= that fits the weight",
             code="arguments",
         )
+    if min(*stride, *dilation) < 1 or min(padding) < 0:
+        raise CompileError(
+            "conv2d: a stride, dilation or padding is out of range",
+            expected="stride and dilation of at least 1, padding of at least 0",
+            got=f"{stride=}, {dilation=}, {padding=}",
+            fix="slice the input for less of it",
+            code="arguments",
+        )
     high = (h + 2 * padding[0] - dilation[0] * (rows - 1) - 1) // stride[0] + 1
     wide = (w + 2 * padding[1] - dilation[1] * (columns - 1) - 1) // stride[1] + 1
     x = tm.reshape(input, (n, groups, each, h, w))

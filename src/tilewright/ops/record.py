@@ -82,9 +82,10 @@ class Record:
             if not isinstance(given[n], (str, type(None))):
                 given[n] = self._word(n, kind, given[n])
         for n, length in self.tuples.items():  # a number stands for as many, a list is a tuple
-            if isinstance(given[n], str):
-                raise self._unfit(n, given[n], "a number or a tuple of numbers")
-            given[n] = (given[n],) * length if isinstance(given[n], int) else tuple(given[n])
+            many = (given[n],) * length if isinstance(given[n], int) else given[n]
+            if not isinstance(many, (tuple, list)) or len(many) != length:
+                raise self._unfit(n, given[n], f"a whole number or a tuple of {length}")
+            given[n] = tuple(many)
         return {n: given[n] for n in self.names}
 
     def _word(self, name: str, kind: str, value: Any) -> Any:
