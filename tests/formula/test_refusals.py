@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 
 import numpy as np
 import pytest
@@ -60,6 +61,8 @@ def test_a_refusal_has_the_line_and_a_fix(name):
     line = function.__code__.co_firstlineno
     lines = [f"{__file__}:{n}:" for n in range(line, line + 3)]
     assert "fix:" in str(caught.value) and any(at in str(caught.value) for at in lines)
+    files = {frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)}
+    assert not [file for file in files if "tilewright/formula" in file]
 
 
 def test_scalars_of_numpy_on_the_left():

@@ -192,6 +192,11 @@ def test_errors_point_at_the_call() -> None:
     with pytest.raises(tw.LaunchError) as error:
         ops.softmax(torch.arange(4))
     assert error.value.diagnostic.loc.file == __file__
+    q, k = torch.ones(1, 3, 5, 4), torch.ones(1, 2, 5, 4)
+    for array in (torch.Tensor, torch.Tensor.numpy):  # from the formula's own text
+        with pytest.raises(tw.CompileError, match="3 heads of queries") as error:
+            ops.attention(*(array(x) for x in (q, k, k)))
+        assert error.value.diagnostic.loc.file == __file__
 
 
 def test_types_by_name_or_as_such() -> None:

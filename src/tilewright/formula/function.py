@@ -36,7 +36,7 @@ from tilewright.ir.target import Target
 from tilewright.runtime.backends import resolve
 from tilewright.runtime.outputs import torch_dtype
 from tilewright.support.content_key import Context, content_key
-from tilewright.support.errors import CompileError, LaunchError
+from tilewright.support.errors import CompileError, LaunchError, entry
 
 Kind: TypeAlias = "tuple[str, tuple[Extent, ...], Any]"
 _Shape: TypeAlias = "tuple[Extent, ...] | None"
@@ -96,6 +96,7 @@ class MathFunction:
         self._calls: dict[tuple[Any, ...], tuple[Made, list[int]]] = {}
         functools.update_wrapper(self, function)
 
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         trace = tracing_now()
         if trace is not None:  # inside another function
@@ -125,6 +126,7 @@ class MathFunction:
         the loops in `tile()`, `threads`, `stages`, …; the rest is chosen."""
         return self._like(schedule={**self.schedule, **choices})
 
+    @entry
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """What is decided for arguments like these: laws, kernels, a schedule for each."""
         return self._of(args, kwargs)[0].plan()
@@ -140,20 +142,24 @@ class MathFunction:
         other.__dict__ |= {**changed, "_made": {}, "_calls": {}}
         return other
 
+    @entry
     def formula(self, *args: Any, **kwargs: Any) -> Formula:
         """The formula for arguments like these."""
         return self._of(args, kwargs)[0].formula
 
+    @entry
     def tile(self, *args: Any, **kwargs: Any) -> str:
         """The tile program for arguments like these, as Python text."""
         return self._of(args, kwargs)[0].program.text
 
+    @entry
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """What was decided for arguments like these: kernels, loops, rounding, and what each
         kernel's schedule is."""
         made, arrays = self._of(args, kwargs)
         return made.explained(arrays)
 
+    @entry
     def error_bound(self, *args: Any, **kwargs: Any) -> Any:
         """For each element of the results, how far it may be from the formula in exact arithmetic:
         computed in NumPy with the formula, which takes a while. `formula/bounds.py` says how."""

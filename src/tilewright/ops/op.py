@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from tilewright.ops.record import OPS, Record
 from tilewright.ops.shapes import Signature
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, TilewrightError, current_loc, entry
+
+_OURS = os.path.dirname(__file__) + os.sep  # the formulas of ops
 
 Array: TypeAlias = Any
 Function: TypeAlias = Callable[..., Any]
@@ -17,14 +21,20 @@ Function: TypeAlias = Callable[..., Any]
 class Op(Record):
     """A record that is called like its formula."""
 
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self.bind(args, kwargs)
-        if self.is_torch(given):
-            from tilewright.ops import for_torch
+        try:
+            if self.is_torch(given):
+                from tilewright.ops import for_torch
 
-            return for_torch.call(self, given)
-        self.check(given)
-        return self.run(**given)
+                return for_torch.call(self, given)
+            self.check(given)
+            return self.run(**given)
+        except TilewrightError as error:
+            if error.loc is not None and error.loc.file.startswith(_OURS):
+                error.diagnostic = replace(error.diagnostic, loc=current_loc())
+            raise
 
 
 def op(

@@ -50,9 +50,8 @@ class Record:
         self.places = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         kinds = {p.name: str(p.annotation) for p in parameters}
-        self.tuples = {
-            n: 1 + kind.count("int, int") for n, kind in kinds.items() if "tuple" in kind
-        }
+        # how many numbers they have; 0 for any
+        self.tuples = {n: 2 * ("int, int" in kind) for n, kind in kinds.items() if "tuple" in kind}
         self.words = {
             n: kind for n, kind in kinds.items() if {"str", "Function"} & {*kind.split(" | ")}
         }
@@ -82,9 +81,9 @@ class Record:
             if not isinstance(given[n], (str, type(None))):
                 given[n] = self._word(n, kind, given[n])
         for n, length in self.tuples.items():  # a number stands for as many, a list is a tuple
-            many = (given[n],) * length if isinstance(given[n], int) else given[n]
-            if not isinstance(many, (tuple, list)) or len(many) != length:
-                raise self._unfit(n, given[n], f"a whole number or a tuple of {length}")
+            many = (given[n],) * (length or 1) if isinstance(given[n], int) else given[n]
+            if not isinstance(many, (tuple, list)) or length not in (0, len(many)):
+                raise self._unfit(n, given[n], f"a whole number or a tuple of {length or 'them'}")
             given[n] = tuple(many)
         return {n: given[n] for n in self.names}
 
