@@ -13,7 +13,7 @@ from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula
 
 _POWERS = ("exp", "exp2", "exp10")
-FAR = 1e30
+FAR = 1e30  # numbers beyond may be infinite times a factor
 
 
 def is_far(expr: Expr, near: Collection[str]) -> bool:

@@ -25,6 +25,7 @@ from tilewright.inspect.simulate import EVENTS, Over, Simulation, Walk
 from tilewright.inspect.timeline import role_name
 from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
+from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
 from tilewright.passes.overlap import unit_times as rates
 
@@ -98,8 +99,15 @@ class WholeWalk(Simulation):
 
     whole = True
 
-    def __init__(self, *subject: Any) -> None:
-        super().__init__(*subject)
+    def __init__(
+        self,
+        program: Program,
+        kernel: Kernel,
+        target: Target,
+        blocks: int,
+        sizes: Mapping[str, int],
+    ) -> None:
+        super().__init__(program, kernel, target, blocks, sizes)
         self.spans = _Spans(self)
         self.walks: dict[int, _Follower] = {}
         self.notes: list[tuple[int, int, tuple[Box, ...], tuple[Box, ...]]] = []
