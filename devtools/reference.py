@@ -178,13 +178,12 @@ PAGES = (
     Page("layout", "Layouts", "layout",
          "`from tilewright.layout import …`. [The page about layouts](../layout.md) tells what "
          "they are for.", {
-        "Making": "Layout Swizzle ComposedLayout make_layout make_ordered_layout "
+        "Making": "Layout Swizzle ComposedLayout make_layout "
                   "make_swizzled_layout row_major column_major parse_layout LayoutError",
         "Measures and coordinates": "size cosize rank depth congruent compatible crd2idx idx2crd",
         "Algebra": "flatten coalesce filter composition complement logical_divide zipped_divide "
                    "tiled_divide flat_divide logical_product zipped_product tiled_product "
-                   "flat_product blocked_product raked_product right_inverse left_inverse "
-                   "max_common_layout max_common_vector",
+                   "blocked_product raked_product right_inverse left_inverse",
         "Questions": "same injective covers bijective fit_layout bank_conflicts BankConflicts",
         "Pictures": "draw",
         "Fragments": "Fragment spatial repeat row_of mma_accumulator mma_a_operand mma_b_operand "

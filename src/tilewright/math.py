@@ -36,6 +36,7 @@ from __future__ import annotations
 import math as _math
 import sys as _sys
 import types as _types
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from tilewright.formula.front.elementwise import FUNCTIONS_BY_NAME as _ELEMENTWISE
@@ -105,90 +106,11 @@ from tilewright.ir.dtype import DTYPES as _DTYPES
 inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
 newaxis = None
 
-bool = _DTYPES["bool"]
-int8 = _DTYPES["int8"]
-int16 = _DTYPES["int16"]
-int32 = _DTYPES["int32"]
-int64 = _DTYPES["int64"]
-uint8 = _DTYPES["uint8"]
-uint16 = _DTYPES["uint16"]
-uint32 = _DTYPES["uint32"]
-uint64 = _DTYPES["uint64"]
-float16 = _DTYPES["float16"]
-bfloat16 = _DTYPES["bfloat16"]
-float32 = _DTYPES["float32"]
-float64 = _DTYPES["float64"]
-float8_e4m3fn = _DTYPES["float8_e4m3fn"]
-float8_e5m2 = _DTYPES["float8_e5m2"]
-
-abs = _ELEMENTWISE["abs"]
-acos = _ELEMENTWISE["acos"]
-acosh = _ELEMENTWISE["acosh"]
-add = _ELEMENTWISE["add"]
-asin = _ELEMENTWISE["asin"]
-asinh = _ELEMENTWISE["asinh"]
-atan = _ELEMENTWISE["atan"]
-atan2 = _ELEMENTWISE["atan2"]
-atanh = _ELEMENTWISE["atanh"]
-bitwise_and = _ELEMENTWISE["bitwise_and"]
-bitwise_invert = _ELEMENTWISE["bitwise_invert"]
-bitwise_left_shift = _ELEMENTWISE["bitwise_left_shift"]
-bitwise_or = _ELEMENTWISE["bitwise_or"]
-bitwise_right_shift = _ELEMENTWISE["bitwise_right_shift"]
-bitwise_xor = _ELEMENTWISE["bitwise_xor"]
-ceil = _ELEMENTWISE["ceil"]
-copysign = _ELEMENTWISE["copysign"]
-cos = _ELEMENTWISE["cos"]
-cosh = _ELEMENTWISE["cosh"]
-divide = _ELEMENTWISE["divide"]
-equal = _ELEMENTWISE["equal"]
-erf = _ELEMENTWISE["erf"]
-exp = _ELEMENTWISE["exp"]
-expm1 = _ELEMENTWISE["expm1"]
-floor = _ELEMENTWISE["floor"]
-floor_divide = _ELEMENTWISE["floor_divide"]
-greater = _ELEMENTWISE["greater"]
-greater_equal = _ELEMENTWISE["greater_equal"]
-hypot = _ELEMENTWISE["hypot"]
-isfinite = _ELEMENTWISE["isfinite"]
-isinf = _ELEMENTWISE["isinf"]
-isnan = _ELEMENTWISE["isnan"]
-less = _ELEMENTWISE["less"]
-less_equal = _ELEMENTWISE["less_equal"]
-log = _ELEMENTWISE["log"]
-log10 = _ELEMENTWISE["log10"]
-log1p = _ELEMENTWISE["log1p"]
-log2 = _ELEMENTWISE["log2"]
-logaddexp = _ELEMENTWISE["logaddexp"]
-logical_and = _ELEMENTWISE["logical_and"]
-logical_not = _ELEMENTWISE["logical_not"]
-logical_or = _ELEMENTWISE["logical_or"]
-logical_xor = _ELEMENTWISE["logical_xor"]
-maximum = _ELEMENTWISE["maximum"]
-minimum = _ELEMENTWISE["minimum"]
-multiply = _ELEMENTWISE["multiply"]
-negative = _ELEMENTWISE["negative"]
-not_equal = _ELEMENTWISE["not_equal"]
-positive = _ELEMENTWISE["positive"]
-pow = _ELEMENTWISE["pow"]
-reciprocal = _ELEMENTWISE["reciprocal"]
-relu = _ELEMENTWISE["relu"]
-remainder = _ELEMENTWISE["remainder"]
-round = _ELEMENTWISE["round"]
-rsqrt = _ELEMENTWISE["rsqrt"]
-sigmoid = _ELEMENTWISE["sigmoid"]
-sign = _ELEMENTWISE["sign"]
-signbit = _ELEMENTWISE["signbit"]
-silu = _ELEMENTWISE["silu"]
-sin = _ELEMENTWISE["sin"]
-sinh = _ELEMENTWISE["sinh"]
-softplus = _ELEMENTWISE["softplus"]
-sqrt = _ELEMENTWISE["sqrt"]
-square = _ELEMENTWISE["square"]
-subtract = _ELEMENTWISE["subtract"]
-tan = _ELEMENTWISE["tan"]
-tanh = _ELEMENTWISE["tanh"]
-trunc = _ELEMENTWISE["trunc"]
+_TYPES = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
+    "float8_e4m3fn float8_e5m2"
+).split()
+globals().update(_ELEMENTWISE, **{name: _DTYPES[name] for name in _TYPES})
 
 
 def vjp(function: _Any, *, wrt: _Any = None, target: _Any = None) -> _Any:
@@ -217,155 +139,72 @@ _OPERATIONS["namespace"] = lambda: _sys.modules[__name__]
 
 __all__ = [
     "Value",
-    "abs",
-    "acos",
-    "acosh",
-    "add",
     "all",
     "any",
     "arange",
     "argmax",
     "argmin",
     "array",
-    "asin",
-    "asinh",
     "astype",
-    "atan",
-    "atan2",
-    "atanh",
-    "bfloat16",
-    "bitwise_and",
-    "bitwise_invert",
-    "bitwise_left_shift",
-    "bitwise_or",
-    "bitwise_right_shift",
-    "bitwise_xor",
-    "bool",
     "broadcast_arrays",
     "broadcast_shapes",
     "broadcast_to",
     "can_cast",
-    "ceil",
     "clip",
     "concat",
-    "copysign",
-    "cos",
-    "cosh",
     "count_nonzero",
     "cumulative_prod",
     "cumulative_sum",
     "diff",
-    "divide",
     "e",
     "einsum",
-    "equal",
-    "erf",
-    "exp",
     "expand_dims",
-    "expm1",
     "eye",
     "flip",
-    "float16",
-    "float32",
-    "float64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "floor",
-    "floor_divide",
     "full",
     "full_like",
     "gelu",
-    "greater",
-    "greater_equal",
-    "hypot",
     "indices",
     "inf",
-    "int16",
-    "int32",
-    "int64",
-    "int8",
-    "isfinite",
     "isin",
-    "isinf",
-    "isnan",
-    "less",
-    "less_equal",
     "linspace",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
     "log_softmax",
-    "logaddexp",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
     "logsumexp",
     "matmul",
     "matrix_transpose",
     "max",
-    "maximum",
     "mean",
     "meshgrid",
     "min",
-    "minimum",
     "monoid",
     "moveaxis",
-    "multiply",
     "nan",
-    "negative",
     "newaxis",
-    "not_equal",
     "ones",
     "ones_like",
     "outer",
     "permute_dims",
     "pi",
-    "positive",
-    "pow",
     "prod",
-    "reciprocal",
     "reduce",
-    "relu",
-    "remainder",
     "repeat",
     "reshape",
     "result_type",
     "roll",
-    "round",
-    "rsqrt",
     "scan",
-    "sigmoid",
-    "sign",
-    "signbit",
-    "silu",
-    "sin",
-    "sinh",
     "softmax",
-    "softplus",
-    "sqrt",
-    "square",
     "squeeze",
     "stack",
     "std",
-    "subtract",
     "sum",
     "take",
     "take_along_axis",
-    "tan",
-    "tanh",
     "tensordot",
     "tile",
     "top_k",
     "trace",
     "tril",
     "triu",
-    "trunc",
-    "uint16",
-    "uint32",
-    "uint64",
-    "uint8",
     "unstack",
     "var",
     "vecdot",
@@ -374,6 +213,13 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+__all__ += [*_ELEMENTWISE, *_TYPES]
+
+
+if _TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _Any:
+        """The functions of the table, and types."""
 
 
 class _Decorator(_types.ModuleType):

@@ -4,6 +4,7 @@ import contextlib
 import doctest
 import itertools
 import time
+from math import prod
 
 import numpy as np
 import pytest
@@ -34,7 +35,6 @@ from tilewright.layout import (
     filter,
     fit_layout,
     flat_divide,
-    flat_product,
     flatten,
     idx2crd,
     injective,
@@ -42,10 +42,7 @@ from tilewright.layout import (
     logical_divide,
     logical_product,
     make_layout,
-    make_ordered_layout,
     make_swizzled_layout,
-    max_common_layout,
-    max_common_vector,
     parse_layout,
     raked_product,
     rank,
@@ -142,9 +139,6 @@ def L(text):
             raked_product(L("(2,5):(5,1)"), L("(3,4):(1,3)")),
             "((3,2),(4,5)):((10,5),(30,1))",
         ),
-        (make_ordered_layout((2, 2, 4), (1, 0, 2)), "(2,2,4):(2,1,4)"),
-        (make_ordered_layout(((2, 2), (2, 2)), ((0, 2), (1, 3))), "((2,2),(2,2)):((1,4),(2,8))"),
-        (make_ordered_layout((4, (2, 3)), (1, 0)), "(4,(2,3)):(6,(1,2))"),
     ],
 )
 def test_published_values(got, expected):
@@ -167,7 +161,6 @@ def test_divides_keep_the_modes_they_promise():
     assert logical_product(a, (2, 3)).shape == ((8, 2), (12, 3), 5)
     assert zipped_product(a, (2, 3)).shape == ((8, 12), (2, 3, 5))
     assert tiled_product(a, (2, 3)).shape == ((8, 12), 2, 3, 5)
-    assert flat_product(a, (2, 3)).shape == (8, 12, 2, 3, 5)
 
 
 def test_a_tiler_may_nest():
@@ -349,7 +342,6 @@ def test_logical_product_repeats_without_overlap(a, b):
     assert (np.diff(np.array(values(result[1]))[order]) >= 0).all()
     tiled = tiled_product(a, b)
     assert tiled == make_layout(result[0], *result[1])
-    assert flat_product(a, b) == make_layout(*result[0], *result[1])
 
 
 @given(layouts(), layouts())
@@ -360,15 +352,6 @@ def test_ranked_products(a, b):
     for i in range(len(a)):
         assert same(blocked[i], make_layout(tile[i], rest[i]))
         assert same(raked[i], make_layout(rest[i], tile[i]))
-
-
-@given(layouts(), layouts())
-def test_max_common_layout(a, b):
-    common = max_common_layout(a, b)
-    run = np.array(values(common))
-    assert (run < a.size()).all()
-    assert a.at(run).tolist() == b.at(run).tolist() == list(range(common.size()))
-    assert max_common_vector(a, b) == common.size()
 
 
 @given(layouts())
@@ -446,13 +429,6 @@ def test_a_product_beyond_holes_does_not_overlap():
     assert injective(logical_product(L("5:5"), 10))
 
 
-@given(layouts())
-def test_a_tuple_of_strides_gives_coordinates_back(a):
-    compact = Layout(a.shape)
-    for i in range(a.size()):
-        assert idx2crd(i, a.shape, compact.stride) == idx2crd(i, a.shape)
-
-
 # Swizzles
 
 
@@ -466,8 +442,9 @@ def test_a_tuple_of_strides_gives_coordinates_back(a):
 def test_a_swizzle_goes_through_a_layout(log_extents, bits, base, shift, data):
     assume(abs(shift) >= bits)
     swizzle, extents = Swizzle(bits, base, shift), [1 << n for n in log_extents]
-    order = tuple(data.draw(st.permutations(range(len(extents)))))
-    a = make_ordered_layout(tuple(extents), order)
+    order = data.draw(st.permutations(range(len(extents))))
+    steps = [prod(e for e, at in zip(extents, order) if at < mine) for mine in order]
+    a = Layout(extents, steps)
     composed = admissible(composition, a, swizzle)
     expected = a.at(swizzle(np.arange(a.size())))
     assert composed.indices().tolist() == expected.tolist()
@@ -540,13 +517,6 @@ def test_make_swizzled_layout_chooses_by_the_inner_extent():
         make_swizzled_layout((64, 64), 12)
 
 
-def test_swizzles_limit_vectors():
-    plain, swizzled = row_major((64, 64)), make_swizzled_layout((64, 64), 16)
-    assert max_common_vector(plain, plain) == 4096
-    assert max_common_vector(swizzled, plain) == 8
-    assert max_common_vector(ComposedLayout(Swizzle(3, 3, 3), 4, plain), plain) == 4
-
-
 # Refusals
 
 
@@ -577,7 +547,7 @@ def test_swizzles_limit_vectors():
         (lambda: complement(L("(4,4):(1,2)"), 8), "mode 4:2 starts inside the 4 indices"),
         (lambda: left_inverse(L("(2,2):(2,3)")), "stride 3 is not a multiple of stride 2"),
         (lambda: complement(L("(3,2):(2,3)"), 8), "not injective, or interleaved"),
-        (lambda: idx2crd((1, 2, 3), (4, 8), (1, 4)), "does not fit shape"),
+        (lambda: idx2crd((1, 2, 3), (4, 8)), "does not fit shape"),
         (lambda: composition(L("(3,4):(4,1)"), Swizzle(1, 0, 1)), "no swizzle after the layout"),
         (lambda: right_inverse(ComposedLayout(Swizzle(1, 0, 1), 2, L("4:1"))), "an offset of -2"),
         (lambda: L("(4,8):(1,4"), "expected ',', found 'the end'"),
@@ -587,7 +557,6 @@ def test_swizzles_limit_vectors():
         (lambda: L("S<1,0,1> o 0 o S<1,0,1> o 0 o 4:1"), "one swizzle"),
         (lambda: Layout(1 << 30).grid(), "too many to evaluate"),
         (lambda: Layout(1 << 30).indices(), "too many to evaluate"),
-        (lambda: make_ordered_layout((4, 8), (1, 0, 2)), "order .* does not fit shape"),
     ],
 )
 def test_refusals_say_what_failed(make, message):

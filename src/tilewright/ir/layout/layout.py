@@ -111,17 +111,12 @@ def crd2idx(crd: IntTuple, shape: IntTuple, stride: IntTuple | None = None) -> i
     return sum(map(crd2idx, crd, shape, stride))
 
 
-def idx2crd(idx: IntTuple, shape: IntTuple, stride: IntTuple | None = None) -> IntTuple:
-    """The natural coordinate (nested like `shape`) of any coordinate within `shape`; with strides,
-    that of an index of the compact layout `shape:stride`, 0 along strides of 0.
+def idx2crd(idx: IntTuple, shape: IntTuple) -> IntTuple:
+    """The natural coordinate (nested like `shape`) of any coordinate within `shape`.
 
     >>> idx2crd(16, (3, (2, 3))), idx2crd((1, 5), (3, (2, 3)))
     ((1, (1, 2)), (1, (1, 2)))
-    >>> idx2crd(11, (4, (2, 3)), (6, (3, 1)))
-    (1, (1, 2))
     """
-    if stride is not None:
-        return _unstride(idx, shape, stride)
     if isinstance(shape, int):
         if not isinstance(idx, int):
             raise LayoutError(f"coordinate {_text(idx)} does not fit shape {shape}")
@@ -136,17 +131,6 @@ def idx2crd(idx: IntTuple, shape: IntTuple, stride: IntTuple | None = None) -> I
     if len(idx) != len(shape):
         raise LayoutError(f"coordinate {_text(idx)} does not fit shape {_text(shape)}")
     return tuple(map(idx2crd, idx, shape))
-
-
-def _unstride(idx: IntTuple, shape: IntTuple, stride: IntTuple) -> IntTuple:
-    if isinstance(shape, int) and isinstance(stride, int) and isinstance(idx, int):
-        return idx // stride % shape if stride else 0
-    if isinstance(shape, int) or isinstance(stride, int) or len(shape) != len(stride):
-        raise LayoutError(f"index {_text(idx)} does not fit {_text(shape)}:{_text(stride)}")
-    parts = (idx,) * len(shape) if isinstance(idx, int) else idx
-    if len(parts) != len(shape):
-        raise LayoutError(f"index {_text(idx)} does not fit shape {_text(shape)}")
-    return tuple(map(_unstride, parts, shape, stride))
 
 
 def _linear(modes: list[Mode], crd: Number) -> Number:
@@ -486,16 +470,6 @@ def make_layout(*layouts: Layout) -> Layout:
     return Layout.of(tuple(a.shape for a in layouts), tuple(a.stride for a in layouts))
 
 
-def make_ordered_layout(shape: IntTuple, order: IntTuple) -> Layout:
-    """A compact layout whose modes are fastest in increasing `order`, ties from the left.
-
-    >>> make_ordered_layout((2, 3, 4), (2, 0, 1))
-    (2,3,4):(12,1,3)
-    """
-    ranks = leaves(_spread(order, shape))
-    return Layout(shape, _ordered_strides(shape, lambda n: sorted(range(n), key=ranks.__getitem__)))
-
-
 def column_major(shape: IntTuple) -> Layout:
     """The compact layout with the left-most mode fastest.
 
@@ -522,15 +496,6 @@ def _ordered_strides(shape: IntTuple, order: Callable[[int], Any]) -> IntTuple:
         strides[i] = stride
         stride *= extents[i]
     return unflatten(iter(strides), shape)
-
-
-def _spread(order: IntTuple, shape: IntTuple) -> IntTuple:
-    if isinstance(shape, int) and isinstance(order, int):
-        return order
-    if isinstance(shape, int) or (not isinstance(order, int) and len(order) != len(shape)):
-        raise LayoutError(f"order {_text(order)} does not fit shape {_text(shape)}")
-    parts = (order,) * len(shape) if isinstance(order, int) else order
-    return tuple(map(_spread, parts, shape))
 
 
 # Text

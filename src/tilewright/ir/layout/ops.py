@@ -7,7 +7,6 @@ runs on along its last mode past its end, as in CuTe, so tiles need not divide w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
@@ -373,47 +372,6 @@ def left_inverse(layout: Layout) -> Layout:
     return _from_modes(_merged(result))
 
 
-def max_common_layout(a: MemoryLayout, b: Layout) -> Layout:
-    """The longest run of coordinates on which both layouts are contiguous alike: R with
-    `a(R(i)) == b(R(i)) == i`. A swizzle on `a` limits the run to what it moves as a whole.
-
-    >>> max_common_layout(Layout((4, 8), (1, 4)), Layout((4, 8), (1, 10)))
-    4:1
-    """
-    if isinstance(a, ComposedLayout):
-        common = max_common_layout(a.layout, b)
-        whole = math.gcd(common.size(), 1 << a.swizzle.base, a.offset)
-        return common if a.swizzle.bits == 0 and a.offset == 0 else _prefix(common, whole)
-    inverse = right_inverse(b)
-    run = inverse.indices()
-    inside = run < a.size()
-    agrees = inside & (a.at(run) == np.arange(len(run)))
-    return _prefix(inverse, len(run) if agrees.all() else int(agrees.argmin()))
-
-
-def max_common_vector(a: MemoryLayout, b: Layout) -> int:
-    """How many elements one vector access may move between two layouts of the same coordinates.
-
-    >>> max_common_vector(Layout((8, 8), (8, 1)), Layout((8, 8), (16, 1)))
-    8
-    >>> rows = Layout((8, 32), (32, 1))
-    >>> max_common_vector(composition(Swizzle(2, 2, 3), rows), rows)
-    4
-    """
-    return max_common_layout(a, b).size()
-
-
-def _prefix(layout: Layout, count: int) -> Layout:
-    """The longest leading part of a layout with at most `count` coordinates that is a layout."""
-    result: list[Mode] = []
-    for extent, stride in layout.modes():
-        result.append((min(extent, count), stride))
-        count //= extent
-        if count <= 1:
-            break
-    return _from_modes(_merged(result))
-
-
 # Divides
 
 
@@ -515,15 +473,6 @@ def tiled_product(layout: Layout, tiler: Tiler) -> Layout:
     ((2,5),3,4):((5,1),10,30)
     """
     return _tiled(zipped_product(layout, tiler))
-
-
-def flat_product(layout: Layout, tiler: Tiler) -> Layout:
-    """`zipped_product` with every part a mode of its own.
-
-    >>> flat_product(Layout((2, 5), (5, 1)), Layout((3, 4)))
-    (2,5,3,4):(5,1,10,30)
-    """
-    return _flat(zipped_product(layout, tiler))
 
 
 def blocked_product(layout: Layout, tiler: Layout) -> Layout:
