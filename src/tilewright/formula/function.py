@@ -17,6 +17,7 @@ from tilewright.formula.arguments import Call, Leaf, apart, is_array, together
 from tilewright.formula.bounds import error_bounds
 from tilewright.formula.empty import is_empty, without_empty
 from tilewright.formula.explained import at_shape, explained, here, is_quick
+from tilewright.formula.fragments import has_tiles, of_tiles
 from tilewright.formula.front.trace import trace, with_names
 from tilewright.formula.front.values import is_value, tracing_now
 from tilewright.formula.inline import normalize
@@ -29,7 +30,7 @@ from tilewright.formula.sizes import Sizes
 from tilewright.formula.tiles.program import TileProgram
 from tilewright.formula.tiles.source import examples, load
 from tilewright.ir.buffer import Buffer
-from tilewright.ir.core import Var
+from tilewright.ir.core import Dim, Var
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Extent, Formula, bound_sizes, extents
 from tilewright.ir.target import Target
@@ -101,6 +102,8 @@ class MathFunction:
         trace = tracing_now()
         if trace is not None:  # inside another function
             return with_names(self.function, trace)(*args, **kwargs)
+        if has_tiles((*args, *kwargs.values())):  # inside a kernel
+            return of_tiles(self, self.arguments(args, kwargs))
         given = [*args, *kwargs.values()]
         names = [*self._names[: len(args)], *kwargs]
         key = (self._context.key(), *kwargs, *map(self.sizes.kind, names, given))
@@ -216,10 +219,12 @@ class MathFunction:
         bound.apply_defaults()
         return bound.arguments
 
-    def traced(self, kinds: list[Kind], call: Call) -> tuple[Formula, Any]:
+    def traced(
+        self, kinds: list[Kind], call: Call, sizes: tuple[Dim, ...] = ()
+    ) -> tuple[Formula, Any]:
         """The formula for arrays like these, and what is returned: places of its outputs."""
         used = {n for _, shape, _ in kinds for n in shape}
-        dims = tuple(dim for dim in self.sizes.dims.values() if dim.var in used)
+        dims = (*sizes, *(dim for dim in self.sizes.dims.values() if dim.var in used))
         tree: list[Any] = []
 
         def results(found: Any) -> list[Any]:
