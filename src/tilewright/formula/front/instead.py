@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilewright.support.errors import CompileError
@@ -63,6 +64,7 @@ INSTEAD |= {f"arc{name}": f"tm.a{name}(x)" for name in "sin cos tan sinh cosh ta
 INSTEAD |= {"arctan2": "tm.atan2(y, x)"}
 
 
+@cache  # names are also asked for by `hasattr`, and looking for close ones takes a millisecond
 def fix_for(name: str) -> str:
     """What to write in place of a name.
 

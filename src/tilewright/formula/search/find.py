@@ -109,6 +109,15 @@ def _different(options: list[Found]) -> list[Found]:
     return list(found.values())
 
 
+def sets_priced(arrays: int) -> int:
+    """How many, at most: of long formulas one takes as long as the square of their arrays.
+
+    >>> [sets_priced(n) for n in (12, 13, 16, 32, 64)]
+    [256, 64, 64, 16, 4]
+    """
+    return MOST if arrays <= MOST_ARRAYS else min(MOST // 4, (128 // arrays) ** 2)
+
+
 def _prices(kernels: tuple[KernelPlan, ...], at: Decided, rates: Rates) -> list[Price]:
     inputs, whole = at.normal.formula.inputs, at.grouping.whole
     return [price_of(k, inputs, rates, is_thin(k) and k.output.name not in whole) for k in kernels]
@@ -143,8 +152,7 @@ class _Walk:
 
     def run(self) -> None:
         queue = [(self.start.seconds, 0, self.start.decided)]
-        is_small = len(self.start.decided.normal.formula.arrays) <= MOST_ARRAYS
-        most, count = MOST if is_small else MOST // 4, 0
+        most, count = sets_priced(len(self.start.decided.normal.formula.arrays)), 0
         self._bound_variants(laws=False)
         if self.best > BEST * self.bound(frozenset()):
             self._bound_variants(laws=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from math import inf, prod
 from typing import TypeAlias
@@ -274,8 +275,7 @@ def _on_shared_axes(
     arrays: Sequence[Array], folds: set[str], inlined: Sequence[Array]
 ) -> tuple[list[Array], dict[Expr, str]]:
     """The arrays over axes that they share. Two axes of one array stay two."""
-    fresh = [_renamed(a, {x.var: Var(f"{a.name}.{x.var.name}") for x in (*a.axes, *a.over)})
-             for a in arrays]  # fmt: skip
+    fresh = [*map(_on_own_axes, arrays)]
     classes = _Classes(fresh)
     definitions = {a.name: a for a in fresh}
     for a in fresh:
@@ -383,6 +383,11 @@ def _names(arrays: Sequence[Array], classes: _Classes, taken: set[str]) -> dict[
             taken.add(name)
             names[root] = Var(name)
     return names
+
+
+@lru_cache(maxsize=512)
+def _on_own_axes(a: Array) -> Array:
+    return _renamed(a, {x.var: Var(f"{a.name}.{x.var.name}") for x in (*a.axes, *a.over)})
 
 
 def _renamed(a: Array, new: dict[Var, Var]) -> Array:
