@@ -143,17 +143,14 @@ class Facts:
         self._order()
 
     def _order(self) -> None:
+        # of nodes that a formula says, else nothing; parts of tuples are of the kind of the tuple,
+        # and what is computed of constants is one
         self.kinds: dict[Any, str] = {}
         for node in self.nodes:
             self.kinds[node] = self._kind(node)
         ordered = [n for n in self.nodes if n.op == "call_function" and is_stateful(n)
                    and not self.is_member(n)]  # fmt: skip
         self.before = dict(zip(ordered[1:], ordered, strict=False))
-
-    def kind(self, node: Any) -> str:
-        """The kind of a node that a formula says, else nothing; parts of tuples are of the kind
-        of the tuple, and what is computed of constants is one."""
-        return self.kinds[node]
 
     def _kind(self, node: Any) -> str:
         if node.op == "call_function" and node.target is getitem:
@@ -167,11 +164,11 @@ class Facts:
 
     def is_free(self, node: Any) -> bool:
         """Whether a node costs nothing: each reader says it for itself."""
-        return self.kind(node) in (VIEW, CONSTANT)
+        return self.kinds[node] in (VIEW, CONSTANT)
 
     def is_member(self, node: Any) -> bool:
         """Whether a node is computed by a group."""
-        return self.kind(node) not in ("", VIEW, CONSTANT)
+        return self.kinds[node] not in ("", VIEW, CONSTANT)
 
     def feeds(self, node: Any) -> list[Any]:
         """What a node reads, through what is free."""
@@ -201,9 +198,9 @@ class Facts:
     def readers(self, node: Any) -> Iterator[Any]:
         """Who reads a node, through what is free."""
         for user in node.users:
-            if self.kind(user) == VIEW:
+            if self.kinds[user] == VIEW:
                 yield from self.readers(user)
-            elif self.kind(user) != CONSTANT:
+            elif self.kinds[user] != CONSTANT:
                 yield user
 
 

@@ -127,7 +127,7 @@ class Runner:
             if not _is_mixed(x):
                 continue
             views = [v for v in self.nodes if x in v.all_input_nodes]
-            if all(facts.kind(v) == VIEW and not _is_mixed(v) for v in views):
+            if all(facts.kinds[v] == VIEW and not _is_mixed(v) for v in views):
                 at = self.inputs.index(x)
                 self.inputs[at : at + 1] = views
                 self.nodes = [n for n in self.nodes if n not in set(views)]

@@ -56,7 +56,7 @@ def _too_wide(facts: Facts, group: Group) -> set[tuple[Any, Any]]:
     members = [n for n in group.nodes if n.target is not getitem]
     if len(members) != len(group.nodes) or written(members) < 2:
         return set()
-    product = next(n for n in members if facts.kind(n) == PRODUCT)
+    product = next(n for n in members if facts.kinds[n] == PRODUCT)
     kept = len(members)
     while kept > 1 and (written(members[:kept]) > 1 or product not in members[:kept]):
         kept -= 1
@@ -78,7 +78,7 @@ def _grouped(facts: Facts, apart: set[tuple[Any, Any]]) -> list[Group]:
             found[node] = group
             continue
         group = Group([node])
-        kind = facts.kind(node)
+        kind = facts.kinds[node]
         group.kinds = {POINTWISE if kind == GATHER else kind}
         if kind == FOLD:
             group.folds = {_folded(node)}
@@ -162,7 +162,7 @@ def _attentions(facts: Facts) -> list[list[Any]]:
     found: list[list[Any]] = []
     taken: set[Any] = set()
     for node in facts.nodes:
-        if facts.kind(node) != PRODUCT or "convolution" in str(node.target):
+        if facts.kinds[node] != PRODUCT or "convolution" in str(node.target):
             continue
         if node in taken:
             continue
@@ -181,21 +181,21 @@ def _chain(facts: Facts, node: Any, taken: set[Any]) -> list[Any]:
     reader = node
     while True:
         kinds = (POINTWISE, FOLD) if not seen_softmax else (POINTWISE, PRODUCT)
-        ahead = [x for x in facts.feeds(reader) if facts.kind(x) in kinds
+        ahead = [x for x in facts.feeds(reader) if facts.kinds[x] in kinds
                  and {*facts.readers(x)} == {reader} and x.target is not getitem]  # fmt: skip
         if reader is node:
             ahead = ahead[:1]
         if len(ahead) != 1:
-            products = [x for x in ahead if facts.kind(x) == PRODUCT]
+            products = [x for x in ahead if facts.kinds[x] == PRODUCT]
             if not (seen_softmax and len(products) == 1):
                 return []
             ahead = products
         (x,) = ahead
-        if facts.kind(x) == FOLD:
+        if facts.kinds[x] == FOLD:
             if "softmax" not in str(x.target) or "log" in str(x.target):
                 return []
             seen_softmax = True
         members.append(x)
-        if facts.kind(x) == PRODUCT:
+        if facts.kinds[x] == PRODUCT:
             return members[::-1] if x not in taken else []
         reader = x

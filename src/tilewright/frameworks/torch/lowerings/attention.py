@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from tilewright.frameworks.torch.lowerings.table import ALONE, lower
@@ -69,23 +70,6 @@ def _backward(
     return tm.matmul(ds, k), tm.matmul(tm.matrix_transpose(ds), q), dv
 
 
-@lower("_scaled_dot_product_flash_attention_for_cpu.default", ALONE)
-def attention_cpu(
-    q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False, *,
-    attn_mask: Any = None, scale: float | None = None, out: Any,
-) -> Any:  # fmt: skip
-    result, sums = _attention(q, k, v, dropout_p, is_causal, attn_mask, scale)
-    return result, sums if out.wants(1) else None
-
-
-@lower("_scaled_dot_product_flash_attention_for_cpu_backward.default", ALONE)
-def attention_cpu_backward(
-    grad: Any, q: Any, k: Any, v: Any, result: Any, sums: Any, dropout_p: float, is_causal: bool,
-    *, attn_mask: Any = None, scale: float | None = None,
-) -> Any:  # fmt: skip
-    return _backward(grad, q, k, v, result, sums, dropout_p, is_causal, attn_mask, scale)
-
-
 def _with_rest(out: Any, *found: Any) -> tuple[Any, ...]:
     """The seed and offset of a generator that is not used, and other numbers, are zero."""
     rest = [
@@ -95,63 +79,58 @@ def _with_rest(out: Any, *found: Any) -> tuple[Any, ...]:
     return (*(x if out.wants(i) else None for i, x in enumerate(found)), *rest)
 
 
-@lower("_scaled_dot_product_flash_attention.default", ALONE)
-def attention_flash(
-    q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False,
-    return_debug_mask: bool = False, *, scale: float | None = None, out: Any,
-) -> Any:  # fmt: skip
-    return _with_rest(out, *_attention(q, k, v, dropout_p, is_causal, None, scale))
+def _padded(sums: Any, shape: Any) -> Any:
+    """Rows beyond the end are not read."""
+    return tm.array(shape, lambda *i: sums[i])
 
 
-@lower("_scaled_dot_product_flash_attention_backward.default", ALONE)
-def attention_flash_backward(
-    grad: Any, q: Any, k: Any, v: Any, result: Any, sums: Any, _cq: Any, _ck: Any, _mq: Any,
-    _mk: Any, dropout_p: float, is_causal: bool, _seed: Any, _offset: Any, *,
-    scale: float | None = None,
-) -> Any:  # fmt: skip
-    return _backward(grad, q, k, v, result, sums, dropout_p, is_causal, None, scale)
+# by operator: its positional arguments, those of its gradient, and how sums of rows lie there
+_ATTENTIONS: dict[str, tuple[str, str, Callable[..., Any] | None, Callable[..., Any] | None]] = {
+    "flash_attention_for_cpu": (
+        "q k v dropout is_causal", "grad q k v result sums dropout is_causal", None, None,
+    ),
+    "flash_attention": (
+        "q k v dropout is_causal",
+        "grad q k v result sums cq ck mq mk dropout is_causal", None, None,
+    ),
+    "efficient_attention": (
+        "q k v mask wanted dropout is_causal",
+        "grad q k v mask result sums seed offset dropout wanted is_causal",
+        _padded, lambda sums, q: sums[..., : q.shape[-2]],
+    ),
+    "cudnn_attention": (
+        "q k v mask wanted dropout is_causal",
+        "grad q k v result sums seed offset mask cq ck mq mk dropout is_causal",
+        tm.reshape, lambda sums, q: tm.reshape(sums, q.shape[:-1]),
+    ),
+}  # fmt: skip
 
 
-@lower("_scaled_dot_product_efficient_attention.default", ALONE)
-def attention_efficient(
-    q: Any, k: Any, v: Any, attn_bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None, out: Any,
-) -> Any:  # fmt: skip
-    result, sums = _attention(q, k, v, dropout_p, is_causal, attn_bias, scale)
-    if out.wants(1):
-        sums = tm.array(out[1].shape, lambda *i: sums[i])  # rows beyond the end are not read
-    return _with_rest(out, result, sums)
+def _define(op: str) -> None:
+    names, names_back, laid_out, rows = _ATTENTIONS[op]
+    plain = {"dropout": 0.0, "is_causal": False, "mask": None}
+
+    @lower(f"_scaled_dot_product_{op}.default", ALONE)
+    def forward(*args: Any, scale: Any = None, attn_mask: Any = None, out: Any) -> Any:
+        given = {**plain, "mask": attn_mask, **dict(zip(names.split(), args, strict=False))}
+        given.pop("wanted", None)
+        result, sums = _attention(**given, scale=scale)
+        if laid_out is not None and out.wants(1):
+            sums = laid_out(sums, out[1].shape)
+        return _with_rest(out, result, sums)
+
+    @lower(f"_scaled_dot_product_{op}_backward.default", ALONE)
+    def backward(*args: Any, scale: Any = None, attn_mask: Any = None) -> Any:
+        given = {**plain, "mask": attn_mask, **dict(zip(names_back.split(), args, strict=False))}
+        wanted = given.get("wanted")
+        if wanted is not None and wanted[3]:
+            raise CompileError("the gradient of an attention's mask", fix="compute it apart")
+        if rows is not None:
+            given["sums"] = rows(given["sums"], given["q"])
+        own = "grad q k v result sums dropout is_causal mask"
+        found = _backward(**{name: given[name] for name in own.split()}, scale=scale)
+        return found if wanted is None else (*found, None)
 
 
-@lower("_scaled_dot_product_efficient_attention_backward.default", ALONE)
-def attention_efficient_backward(
-    grad: Any, q: Any, k: Any, v: Any, attn_bias: Any, result: Any, sums: Any, _seed: Any,
-    _offset: Any, dropout_p: float, grad_input_mask: Any, is_causal: bool = False, *,
-    scale: float | None = None,
-) -> Any:  # fmt: skip
-    if grad_input_mask[3]:
-        raise CompileError("the gradient of an attention's mask", fix="compute it apart")
-    rows = sums[..., : q.shape[-2]]
-    return *_backward(grad, q, k, v, result, rows, dropout_p, is_causal, attn_bias, scale), None
-
-
-@lower("_scaled_dot_product_cudnn_attention.default", ALONE)
-def attention_cudnn(
-    q: Any, k: Any, v: Any, attn_bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0,
-    is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
-    out: Any,
-) -> Any:  # fmt: skip
-    result, sums = _attention(q, k, v, dropout_p, is_causal, attn_bias, scale)
-    if out.wants(1):
-        sums = tm.reshape(sums, out[1].shape)
-    return _with_rest(out, result, sums)
-
-
-@lower("_scaled_dot_product_cudnn_attention_backward.default", ALONE)
-def attention_cudnn_backward(
-    grad: Any, q: Any, k: Any, v: Any, result: Any, sums: Any, _seed: Any, _offset: Any,
-    attn_bias: Any, _cq: Any, _ck: Any, _mq: Any, _mk: Any, dropout_p: float, is_causal: bool, *,
-    scale: float | None = None,
-) -> Any:  # fmt: skip
-    rows = tm.reshape(sums, q.shape[:-1])
-    return _backward(grad, q, k, v, result, rows, dropout_p, is_causal, attn_bias, scale)
+for _op in _ATTENTIONS:
+    _define(_op)

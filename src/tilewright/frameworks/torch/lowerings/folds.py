@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.frameworks.torch.lowerings.table import ALONE, FOLD, lower
@@ -61,16 +61,6 @@ def var_mean(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = Fa
     )
 
 
-@lower("amax.default", FOLD)
-def amax(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
-    return tm.max(x, axis=_axes(x, list(dim)), keepdims=keepdim)
-
-
-@lower("amin.default", FOLD)
-def amin(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
-    return tm.min(x, axis=_axes(x, list(dim)), keepdims=keepdim)
-
-
 @lower("linalg_vector_norm.default", FOLD)
 def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *,
                 dtype: Any = None) -> Any:  # fmt: skip
@@ -81,26 +71,6 @@ def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, 
         return tm.sum(tm.astype(tm.not_equal(x, 0), "float32"), axis=axes, keepdims=keepdim)
     found = tm.sum(x * x if ord == 2 else tm.pow(x, ord), axis=axes, keepdims=keepdim)
     return tm.sqrt(found) if ord == 2 else tm.pow(found, 1 / ord)
-
-
-@lower("max.default", FOLD)
-def largest(x: Any) -> Any:
-    return tm.max(x)
-
-
-@lower("min.default", FOLD)
-def least(x: Any) -> Any:
-    return tm.min(x)
-
-
-@lower("any.default any.dim any.dims", FOLD)
-def any(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return tm.any(x, axis=_axes(x, dim), keepdims=keepdim)
-
-
-@lower("all.default all.dim all.dims", FOLD)
-def all(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return tm.all(x, axis=_axes(x, dim), keepdims=keepdim)
 
 
 def _place(x: Any, word: str, dim: Any, keepdim: bool) -> Any:
@@ -115,24 +85,39 @@ def _place(x: Any, word: str, dim: Any, keepdim: bool) -> Any:
     return tm.where(tm.any(nan, axis=axes, keepdims=keepdim), first, found)
 
 
-@lower("argmax.default", ALONE)
-def argmax(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return _place(x, "max", dim, keepdim)
+def _folded(word: str) -> Callable[..., Any]:
+    fold = getattr(tm, word)
+    return lambda x, dim=None, keepdim=False: fold(x, axis=_axes(x, dim), keepdims=keepdim)
 
 
-@lower("argmin.default", ALONE)
-def argmin(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return _place(x, "min", dim, keepdim)
+def _with_place(word: str) -> Callable[..., Any]:
+    """The extreme along an axis, and its place."""
+    fold = getattr(tm, word)
+    return lambda x, dim, keepdim=False: (
+        fold(x, axis=_axis(x, dim), keepdims=keepdim), _place(x, word, dim, keepdim)
+    )  # fmt: skip
 
 
-@lower("max.dim", ALONE)
-def max_of(x: Any, dim: int, keepdim: bool = False) -> Any:
-    return tm.max(x, axis=_axis(x, dim), keepdims=keepdim), _place(x, "max", dim, keepdim)
+def _scanned(word: str) -> Callable[..., Any]:
+    def say(x: Any, dim: int, *, dtype: Any = None, out: Any) -> Any:
+        return getattr(tm, word)(tm.astype(x, out.dtype), axis=_axis(x, dim), dtype=out.dtype)
+
+    return say
 
 
-@lower("min.dim", ALONE)
-def min_of(x: Any, dim: int, keepdim: bool = False) -> Any:
-    return tm.min(x, axis=_axis(x, dim), keepdims=keepdim), _place(x, "min", dim, keepdim)
+for _word in ("max", "min"):
+    lower(f"a{_word}.default {_word}.default", FOLD)(_folded(_word))
+    lower(f"{_word}.dim", ALONE)(_with_place(_word))
+for _word in ("any", "all"):
+    lower(f"{_word}.default {_word}.dim {_word}.dims", FOLD)(_folded(_word))
+lower("argmax.default", ALONE)(lambda x, dim=None, keepdim=False: _place(x, "max", dim, keepdim))
+lower("argmin.default", ALONE)(lambda x, dim=None, keepdim=False: _place(x, "min", dim, keepdim))
+lower("cumsum.default", ALONE)(_scanned("cumulative_sum"))
+lower("cumprod.default", ALONE)(_scanned("cumulative_prod"))
+lower("_softmax.default", FOLD)(lambda x, dim, half_to_float: tm.softmax(x, axis=_axis(x, dim)))
+lower("_log_softmax.default", FOLD)(
+    lambda x, dim, half_to_float: tm.log_softmax(x, axis=_axis(x, dim))
+)
 
 
 @lower("topk.default", ALONE)
@@ -142,22 +127,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     return tm.top_k(x, k, axis=_axis(x, dim))
 
 
-@lower("cumsum.default", ALONE)
-def cumsum(x: Any, dim: int, *, dtype: Any = None, out: Any) -> Any:
-    return tm.cumulative_sum(tm.astype(x, out.dtype), axis=_axis(x, dim), dtype=out.dtype)
-
-
-@lower("cumprod.default", ALONE)
-def cumprod(x: Any, dim: int, *, dtype: Any = None, out: Any) -> Any:
-    return tm.cumulative_prod(tm.astype(x, out.dtype), axis=_axis(x, dim), dtype=out.dtype)
-
-
 # ── softmax ──────────────────────────────────────────────────────────────────────────────────
-
-
-@lower("_softmax.default", FOLD)
-def softmax(x: Any, dim: int, half_to_float: bool) -> Any:
-    return tm.softmax(x, axis=_axis(x, dim))
 
 
 @lower("_safe_softmax.default", FOLD)
@@ -165,11 +135,6 @@ def safe_softmax(x: Any, dim: int, dtype: Any = None) -> Any:
     """Rows of which nothing is left are zero."""
     masked = tm.all(tm.equal(x, -math.inf), axis=_axis(x, dim), keepdims=True)
     return tm.where(masked, 0.0, tm.softmax(x, axis=_axis(x, dim)))
-
-
-@lower("_log_softmax.default", FOLD)
-def log_softmax(x: Any, dim: int, half_to_float: bool) -> Any:
-    return tm.log_softmax(x, axis=_axis(x, dim))
 
 
 @lower("_softmax_backward_data.default", FOLD)

@@ -42,35 +42,57 @@ for _name in ("and", "or", "xor"):
     lower(_forms, POINTWISE)(_by_name(f"bitwise_{_name}"))
 
 
-@lower("__lshift__.Scalar bitwise_left_shift.Tensor_Scalar", POINTWISE)
-def left_shift(x: Any, by: int) -> Any:
-    return x << _places(x, by)
-
-
-@lower("__rshift__.Scalar bitwise_right_shift.Tensor_Scalar", POINTWISE)
-def right_shift(x: Any, by: int) -> Any:
-    return x >> _places(x, by)
-
-
 def _places(x: Any, by: int) -> int:
     if not x.dtype.is_int or not 0 <= by < x.dtype.bits:
         raise CompileError(f"{x.dtype} shifted by {by}", fix="multiply by a power of two")
     return by
 
 
-@lower("add.Tensor add.Scalar", POINTWISE)
-def add(a: Any, b: Any, alpha: Any = 1) -> Any:
-    return tm.add(a, b if alpha == 1 else tm.multiply(b, alpha))
+def _scaled(word: str) -> Callable[..., Any]:
+    """`a` and `alpha` times `b`."""
+    return lambda a, b, alpha=1: getattr(tm, word)(a, b if alpha == 1 else tm.multiply(b, alpha))
 
 
-@lower("sub.Tensor sub.Scalar", POINTWISE)
-def subtract(a: Any, b: Any, alpha: Any = 1) -> Any:
-    return tm.subtract(a, b if alpha == 1 else tm.multiply(b, alpha))
+def _extreme(word: str) -> Callable[..., Any]:
+    """The other one of a NaN."""
+    return lambda a, b: tm.where(tm.isnan(a), b, tm.where(tm.isnan(b), a, getattr(tm, word)(a, b)))
 
 
-@lower("mul.Tensor mul.Scalar", POINTWISE)
-def multiply(a: Any, b: Any) -> Any:
-    return tm.multiply(a, b)
+_FORMS: dict[str, Callable[..., Any]] = {
+    "__lshift__.Scalar bitwise_left_shift.Tensor_Scalar": lambda x, by: x << _places(x, by),
+    "__rshift__.Scalar bitwise_right_shift.Tensor_Scalar": lambda x, by: x >> _places(x, by),
+    "add.Tensor add.Scalar": _scaled("add"),
+    "sub.Tensor sub.Scalar": _scaled("subtract"),
+    "mul.Tensor mul.Scalar": _by_name("multiply"),
+    "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar": lambda a, b: (
+        tm.sqrt(a) if isinstance(b, float) and b == 0.5 else tm.pow(a, b)
+    ),
+    "square.default": lambda x: tm.multiply(x, x),
+    "exp2.default": lambda x: tm.pow(2.0, x),
+    "clamp.default clamp.Tensor": lambda x, min=None, max=None: tm.clip(x, min, max),
+    "clamp_min.default clamp_min.Tensor": lambda x, min: tm.clip(x, min, None),
+    "clamp_max.default clamp_max.Tensor": lambda x, max: tm.clip(x, None, max),
+    "hardtanh.default": lambda x, min_val=-1, max_val=1: tm.clip(x, min_val, max_val),
+    "fmax.default": _extreme("maximum"),
+    "fmin.default": _extreme("minimum"),
+    "where.self where.ScalarSelf where.ScalarOther where.Scalar": _by_name("where"),
+    "masked_fill.Scalar masked_fill.Tensor": lambda x, mask, value: tm.where(mask, value, x),
+    "gelu.default": lambda x, approximate="none": tm.gelu(x, approximate),
+    "threshold_backward.default": lambda grad, x, threshold: tm.where(x <= threshold, 0, grad),
+    "leaky_relu.default": lambda x, negative_slope=0.01: tm.where(x > 0, x, x * negative_slope),
+    "elu.default": lambda x, alpha=1, scale=1, input_scale=1: tm.where(
+        x > 0, x * scale, tm.expm1(x * input_scale) * (alpha * scale)
+    ),
+    "softplus.default": lambda x, beta=1, threshold=20: tm.where(
+        x * beta > threshold, x, tm.log1p(tm.exp(x * beta)) / beta
+    ),
+    "addcmul.default": lambda x, a, b, value=1: _scaled("add")(x, tm.multiply(a, b), value),
+    "addcdiv.default": lambda x, a, b, value=1: tm.add(x, tm.multiply(tm.divide(a, b), value)),
+    "tril.default": lambda x, diagonal=0: tm.tril(x, k=diagonal),
+    "triu.default": lambda x, diagonal=0: tm.triu(x, k=diagonal),
+}
+for _names, _say in _FORMS.items():
+    lower(_names, POINTWISE)(_say)
 
 
 @lower("div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode", POINTWISE)
@@ -109,105 +131,12 @@ def fmod(a: Any, b: Any) -> Any:
     return tm.where(a < 0, -rest, rest)
 
 
-@lower("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar", POINTWISE)
-def power(a: Any, b: Any) -> Any:
-    if isinstance(b, float) and b == 0.5:
-        return tm.sqrt(a)
-    return tm.pow(a, b)
-
-
-@lower("square.default", POINTWISE)
-def square(x: Any) -> Any:
-    return tm.multiply(x, x)
-
-
-@lower("exp2.default", POINTWISE)
-def exp2(x: Any) -> Any:
-    return tm.pow(2.0, x)
-
-
 @lower("sign.default sgn.default", POINTWISE)
 def sign(x: Any) -> Any:
     """Of NaN it is 0."""
     if x.dtype.is_bool:
         return x
     return tm.where(x > 0, 1, tm.where(tm.less(x, 0), -1, 0))
-
-
-@lower("clamp.default clamp.Tensor", POINTWISE)
-def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
-    return tm.clip(x, min, max)
-
-
-@lower("clamp_min.default clamp_min.Tensor", POINTWISE)
-def clamp_min(x: Any, min: Any) -> Any:
-    return tm.clip(x, min, None)
-
-
-@lower("clamp_max.default clamp_max.Tensor", POINTWISE)
-def clamp_max(x: Any, max: Any) -> Any:
-    return tm.clip(x, None, max)
-
-
-@lower("fmax.default", POINTWISE)
-def fmax(a: Any, b: Any) -> Any:
-    return tm.where(tm.isnan(a), b, tm.where(tm.isnan(b), a, tm.maximum(a, b)))
-
-
-@lower("fmin.default", POINTWISE)
-def fmin(a: Any, b: Any) -> Any:
-    return tm.where(tm.isnan(a), b, tm.where(tm.isnan(b), a, tm.minimum(a, b)))
-
-
-@lower("where.self where.ScalarSelf where.ScalarOther where.Scalar", POINTWISE)
-def where(condition: Any, a: Any, b: Any) -> Any:
-    return tm.where(condition, a, b)
-
-
-@lower("masked_fill.Scalar masked_fill.Tensor", POINTWISE)
-def masked_fill(x: Any, mask: Any, value: Any) -> Any:
-    return tm.where(mask, value, x)
-
-
-@lower("gelu.default", POINTWISE)
-def gelu(x: Any, *, approximate: str = "none") -> Any:
-    return tm.gelu(x, approximate)
-
-
-@lower("threshold_backward.default", POINTWISE)
-def threshold_backward(grad: Any, x: Any, threshold: Any) -> Any:
-    return tm.where(x <= threshold, 0, grad)
-
-
-@lower("leaky_relu.default", POINTWISE)
-def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
-    return tm.where(x > 0, x, x * negative_slope)
-
-
-@lower("elu.default", POINTWISE)
-def elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
-    return tm.where(x > 0, x * scale, tm.expm1(x * input_scale) * (alpha * scale))
-
-
-@lower("hardtanh.default", POINTWISE)
-def hardtanh(x: Any, min_val: Any = -1, max_val: Any = 1) -> Any:
-    return tm.clip(x, min_val, max_val)
-
-
-@lower("softplus.default", POINTWISE)
-def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
-    return tm.where(x * beta > threshold, x, tm.log1p(tm.exp(x * beta)) / beta)
-
-
-@lower("addcmul.default", POINTWISE)
-def addcmul(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
-    product = tm.multiply(a, b)
-    return tm.add(x, product if value == 1 else tm.multiply(product, value))
-
-
-@lower("addcdiv.default", POINTWISE)
-def addcdiv(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
-    return tm.add(x, tm.multiply(tm.divide(a, b), value))
 
 
 @lower("nan_to_num.default", POINTWISE)
@@ -228,16 +157,6 @@ def nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None, 
 def copied(x: Any, source: Any = None, *, out: Any, **_: Any) -> Any:
     given = source if hasattr(source, "ndim") else x
     return tm.astype(tm.broadcast_to(given, out.shape), out.dtype)
-
-
-@lower("tril.default", POINTWISE)
-def tril(x: Any, diagonal: int = 0) -> Any:
-    return tm.tril(x, k=diagonal)
-
-
-@lower("triu.default", POINTWISE)
-def triu(x: Any, diagonal: int = 0) -> Any:
-    return tm.triu(x, k=diagonal)
 
 
 # ── of no array ──────────────────────────────────────────────────────────────────────────────
