@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.formula.arguments import is_array
 from tilewright.formula.function import LAUNCH, MathFunction
 from tilewright.formula.gradients.backward import gradients
 from tilewright.ir.bind import checked_scalar, shape_of
@@ -78,9 +79,7 @@ def _launched(kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any], k
         given = [bound[name] for name in known.arguments]
         return _run(known.kernel, given, kind)
     if isinstance(kernel, PrimFunc):
-        names = [p.name for p in kernel.program.params]
-        outputs = [names.index(o) for o in kernel.outputs]
-        kernel = CompiledKernel(kernel.program, target=kind, out_idx=outputs)
+        kernel = CompiledKernel(kernel.program, target=kind, out_idx=kernel.out_idx)
     if not isinstance(kernel, CompiledKernel):
         raise CompileError(
             "tilewright.jax.call takes a kernel",
@@ -96,7 +95,7 @@ def _launched(kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any], k
 
 def _outline(value: Any) -> Any:
     """An array as far as a kernel's text depends on it."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if is_array(value):
         return Outline(tuple(map(int, value.shape)), str(value.dtype))
     return value
 
@@ -214,7 +213,7 @@ def _bits(p: Var, value: Any) -> Any:
 
 
 def _array(name: str, value: Any) -> Any:
-    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+    if not is_array(value):
         raise LaunchError(
             f"{name} must be an array",
             expected="a JAX or NumPy array",
@@ -352,7 +351,7 @@ def _formula(
     import jax
 
     leaves, tree = jax.tree.flatten((tuple(arguments), dict(named)))
-    places = [i for i, x in enumerate(leaves) if hasattr(x, "shape") and hasattr(x, "dtype")]
+    places = [i for i, x in enumerate(leaves) if is_array(x)]
     pairs: list[Any] = []
 
     def launching(body: Callable[..., Any], arrays: Sequence[Any]) -> Any:

@@ -50,6 +50,11 @@ class PrimFunc:
             code="arguments",
         )
 
+    @property
+    def out_idx(self) -> list[int]:
+        """The places of `outputs` among the parameters."""
+        return [[p.name for p in self.program.params].index(o) for o in self.outputs]
+
     def __content_parts__(self) -> tuple[Any, ...]:
         return (Same(self.program), self.outputs)
 

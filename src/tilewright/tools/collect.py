@@ -133,8 +133,7 @@ def parse_arguments(
 def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Launcher], str]:
     """The programs of one name of the file, as they are launched; without any, why."""
     if isinstance(value, PrimFunc):
-        names = [p.name for p in value.program.params]
-        return [Launcher(value.program, [names.index(o) for o in value.outputs])], ""
+        return [Launcher(value.program, value.out_idx)], ""
     if isinstance(value, CompiledKernel):
         return [value.launcher], ""
     if isinstance(value, MathFunction):

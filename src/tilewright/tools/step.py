@@ -44,10 +44,10 @@ class _Subject:
             kernel, args, named = known.kernel, [bound[name] for name in known.arguments], {}
         if isinstance(kernel, CompiledKernel):
             launcher = kernel.launcher
-        elif isinstance(kernel, (PrimFunc, Program)):
-            program = kernel if isinstance(kernel, Program) else kernel.program
-            made = kernel.outputs if isinstance(kernel, PrimFunc) else ()
-            launcher = Launcher(program, [[p.name for p in program.params].index(o) for o in made])
+        elif isinstance(kernel, PrimFunc):
+            launcher = Launcher(kernel.program, kernel.out_idx)
+        elif isinstance(kernel, Program):
+            launcher = Launcher(kernel, [])
         else:
             raise CompileError(
                 "only kernels run step by step",

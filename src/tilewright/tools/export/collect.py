@@ -104,8 +104,7 @@ def _used(value: Any, chosen: Mapping[str, Any]) -> dict[str, Any]:
 def _kernels(value: Any, chosen: dict[str, Any], target: str) -> tuple[list[CompiledKernel], str]:
     """The kernels of a name of the file; without any, why."""
     if isinstance(value, PrimFunc):
-        names = [p.name for p in value.program.params]
-        return [compile(value, [names.index(o) for o in value.outputs], target)], ""
+        return [compile(value, value.out_idx, target)], ""
     if isinstance(value, CompiledKernel):
         return [_again(value, target)], ""
     if isinstance(value, MathFunction):

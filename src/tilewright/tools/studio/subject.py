@@ -223,8 +223,7 @@ class Subject:
         if isinstance(self.value, CompiledKernel):
             return self.value.program, list(self.value.launcher.outputs)
         func: PrimFunc = self.value
-        names = [p.name for p in func.program.params]
-        return func.program, [names.index(o) for o in func.outputs]
+        return func.program, func.out_idx
 
     def _draft(self) -> Draft:
         target = resolve(self.request.target, **self.request.schedule)
