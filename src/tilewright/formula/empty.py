@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.formula.front.trace import needed
 from tilewright.ir.core import *
-from tilewright.ir.formula import NEUTRAL, Array, Formula, extents
+from tilewright.ir.formula import NEUTRAL, Array, Formula, extents, needed
 from tilewright.support.errors import CompileError
 
 
@@ -39,7 +38,7 @@ def without_empty(formula: Formula) -> Formula:
                 code="arguments",
             )
     inputs = tuple(b for b in formula.inputs if not is_empty(b))
-    return replace(formula, inputs=inputs, arrays=tuple(kept), outputs=outputs)
+    return replace(formula, inputs=inputs, arrays=kept, outputs=outputs)
 
 
 def _filled(a: Array) -> Array:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula, array
+from tilewright.ir.formula import Array, Axis, Formula, array, vars_of
 
 # Rows that share their ends. Ends are multiples of it, so that tiles which divide it are whole.
 BLOCK = 128
@@ -52,7 +52,7 @@ def ends_of(
     used = {v for c in conditions for v in variables(c)}
     rows = [axis for axis in tiles if axis.var in used]
     batch = [axis for axis in batch if axis.var in used]
-    if len(rows) > 1 or used - {x.var for x in (along, *rows, *batch)}:
+    if len(rows) > 1 or used - {*vars_of((along, *rows, *batch))}:
         return None
     if any(isinstance(x.extent, Expr) for x in (along, *rows, *batch)):
         return None  # the loop goes to its end: blocks of it are counted when a formula is written
@@ -85,8 +85,7 @@ def ends_of(
     read = {x.buffer.name: x.buffer for a in arrays for x in loads(a.body)}
     inputs = tuple(b for n, b in sorted(read.items()) if n not in {a.name for a in arrays})
     formula = Formula(name, inputs, arrays, (low.buffer, high.buffer))
-    own = tuple(x.var for x in batch)
-    return Ends(low, high, formula, own, rows[0].var if rows else None)
+    return Ends(low, high, formula, vars_of(batch), rows[0].var if rows else None)
 
 
 @dataclass
@@ -171,9 +170,7 @@ class _Blocks:
             name = f"{self.name}.{_WORDS[monoid]}{len(self.folds)}"
             fold = array(name, self.axes, body, monoid=monoid, over=(row,))
             self.folds.setdefault((monoid, expr), fold)
-        at = tuple(axis.var for axis in self.axes)
-        first, last = (self.folds[monoid, expr].buffer for monoid in (least, most))
-        return Load(first, at), Load(last, at)
+        return self.folds[least, expr].element, self.folds[most, expr].element
 
 
 def _either(a: Expr, b: Expr) -> Expr:

@@ -16,7 +16,7 @@ from tilewright.formula.tiles.kernels import KernelPlan
 from tilewright.formula.tiles.program import TileProgram
 from tilewright.ir.bind import static_value
 from tilewright.ir.core import *
-from tilewright.ir.formula import Extent, Formula, extents, reads
+from tilewright.ir.formula import Extent, Formula, extents
 
 _MOST = 12  # refused decisions that are listed
 _QUICK = 1 << 20  # elements whose errors are computed on the way
@@ -111,8 +111,8 @@ def moved(program: TileProgram, formula: Formula, sizes: Mapping[Var, int]) -> l
     total = 0
     for kernel in program.kernels:
         own = {a.name for a in kernel.outputs}
-        reading = {r.buffer.name for a in (*kernel.folds, *kernel.outputs) for r in reads(a)} - own
-        found = {n: b for n, b in (given | written).items() if n in reading | own}
+        used = own.union(*(a.sources for a in (*kernel.folds, *kernel.outputs)))
+        found = {n: b for n, b in (given | written).items() if n in used}
         total += size(found.values())
     least = size([*formula.inputs, *formula.outputs])
     return [f"kernels: {len(program.kernels)}, {total:,} bytes moved, {least:,} at the least"]
@@ -127,7 +127,7 @@ def at_shape(shape: tuple[Extent, ...], sizes: Mapping[Var, int]) -> tuple[int, 
 
 def is_quick(formula: Formula, sizes: Mapping[Var, int]) -> bool:
     """Whether errors are computed in no time."""
-    shapes = (tuple(x.extent for x in dict.fromkeys((*a.axes, *a.over))) for a in formula.arrays)
+    shapes = (tuple(x.extent for x in a.domain) for a in formula.arrays)
     return sum(prod(at_shape(shape, sizes)) for shape in shapes) <= _QUICK
 
 

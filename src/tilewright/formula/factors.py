@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import reduce
 from itertools import permutations
-from math import isfinite
+from math import e, isfinite, log2
+from operator import mul, truediv
+from typing import TypeGuard
 
 from tilewright.formula.matrices import factors_of, product_of
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula
+from tilewright.ir.formula import Array, Axis, Formula, names_in, vars_of
 
-_POWERS = ("exp", "exp2", "exp10")
+POWERS = {"exp": log2(e), "exp2": 1.0, "exp10": log2(10)}  # of two, their arguments times these
 FAR = 1e30  # numbers beyond may be infinite times a factor
 
 
@@ -53,16 +56,13 @@ def product(factors: Iterable[Expr]) -> Expr:
                 below.append(b)
             case _:
                 above.append(f)
-    found: Expr | None = None
-    for f in above:
-        found = f if found is None else found * f
-    if found is None:
-        found = const(numbers, kind)
-    elif numbers != 1:
-        found = -found if numbers == -1 else found * numbers
-    for f in below:
-        found = found / f
-    return found
+    if not above:
+        found: Expr = const(numbers, kind)
+    else:
+        found = reduce(mul, above)
+        if numbers != 1:
+            found = -found if numbers == -1 else found * numbers
+    return reduce(truediv, below, found)
 
 
 def exchanged_sums(formula: Formula) -> Formula:
@@ -98,7 +98,7 @@ def _exchanged(a: Array, sums: dict[str, Array], before: list[Array]) -> Array:
             continue
         new = {x.var: Var(f"{x.var.name}_{inner.name}") for x in inner.over}
         over = tuple(Axis(new[x.var], x.extent) for x in inner.over)
-        at = {x.var: i for x, i in zip(inner.axes, f.indices, strict=True)}
+        at = dict(zip(inner.vars, f.indices, strict=True))
         both = [*factors[:n], *factors[n + 1 :], *factors_of(substitute(inner.body, at | new))]
         for other in before:
             if other.name != inner.name and (left := _without(other, a, over, both)) is not None:
@@ -113,19 +113,17 @@ def _without(
     of `a`; None if it is no such sum."""
     if [x.extent for x in other.over] != [x.extent for x in a.over]:
         return None
-    folded = {x.var for x in a.over}
     for axes in permutations((*a.axes, *over), len(other.axes)):
         if [x.extent for x in axes] != [x.extent for x in other.axes]:
             continue
-        names: dict[Var, Expr] = {
-            x.var: y.var for x, y in zip((*other.axes, *other.over), (*axes, *a.over), strict=True)
-        }
+        places = vars_of((*axes, *a.over))
+        names: dict[Var, Expr] = dict(zip(vars_of(other.domain), places, strict=True))
         needed = Counter(substitute(f, names) for f in factors_of(other.body))
         left = Counter(factors)
         if needed <= left:
             rest = list((left - needed).elements())
-            if not any(folded & variables(f) for f in rest):
-                return [Load(other.buffer, tuple(x.var for x in axes)), *rest]
+            if not any(a.folded & variables(f) for f in rest):
+                return [Load(other.buffer, vars_of(axes)), *rest]
     return None
 
 
@@ -144,7 +142,7 @@ def factors_behind_sums(formula: Formula) -> Formula:
         t[i < 4]: float32 = sum{j < 8} x[i, j]
         y[i < 4]: float32 = t[i] / s[i] + 1.0
     """
-    moved: dict[str, tuple[tuple[Axis, ...], list[Expr]]] = {}
+    moved: dict[str, tuple[tuple[Var, ...], list[Expr]]] = {}
     totals: set[str] = set()  # sums of powers
     arrays = []
     for a in formula.arrays:
@@ -153,35 +151,35 @@ def factors_behind_sums(formula: Formula) -> Formula:
             if not isinstance(node, Load) or node.buffer.name not in moved:
                 return None
             axes, factors = moved[node.buffer.name]
-            at = {x.var: i for x, i in zip(axes, node.indices, strict=True)}
+            at = dict(zip(axes, node.indices, strict=True))
             return product([node, *(substitute(f, at) for f in factors)])
 
         a = replace(a, body=transform(a.body, rule))
         if a.monoid == "sum" and not a.scan and a.buffer not in formula.outputs:
             outside, inside = _parted(a, totals)
             if outside and inside:
-                moved[a.name] = a.axes, outside
+                moved[a.name] = a.vars, outside
                 a = replace(a, body=product(inside))
-        if a.monoid == "sum" and all(map(_is_power, factors_of(a.body))):
+        if a.monoid == "sum" and all(map(is_power, factors_of(a.body))):
             totals.add(a.name)
         arrays.append(a)
     return replace(formula, arrays=tuple(arrays))
 
 
-def _is_power(f: Expr) -> bool:
-    return isinstance(f, Call) and f.name in _POWERS
+def is_power(f: Expr) -> TypeGuard[Call]:
+    return isinstance(f, Call) and f.name in POWERS
 
 
 def _parted(a: Array, totals: set[str]) -> tuple[list[Expr], list[Expr]]:
     """The factors that are free of what is folded, and the others."""
     if not a.buffer.dtype.is_float or a.body.dtype != a.buffer.dtype or product_of(a) is not None:
         return [], []
-    over = {axis.var for axis in a.over}
+    over = a.folded
     outside, inside = list[Expr](), list[Expr]()
     for f in factors_of(a.body):
-        (inside if over & variables(f) or any(map(_is_power, walk(f))) else outside).append(f)
-    below = [f for f in outside if _divides(f) and totals >= {x.buffer.name for x in loads(f)}]
-    if below and any(map(_is_power, inside)):
+        (inside if over & variables(f) or any(map(is_power, walk(f))) else outside).append(f)
+    below = [f for f in outside if _divides(f) and totals >= names_in(f)]
+    if below and any(map(is_power, inside)):
         outside.remove(below[0])
         inside.append(below[0])
     return outside, inside if any(over & variables(f) for f in inside) else []
@@ -209,8 +207,7 @@ def common_divisors(formula: Formula) -> Formula:
                     return product([_sum(op, x, y), *common.elements()])
         return None
 
-    arrays = tuple(replace(a, body=transform(a.body, rule)) for a in formula.arrays)
-    return replace(formula, arrays=arrays)
+    return formula.rewritten(rule)
 
 
 def _sum(op: str, a: Expr, b: Expr) -> Expr:

@@ -15,7 +15,7 @@ from tilewright.formula.merge import merged
 from tilewright.formula.views import plainer, ranges_of, split_views
 from tilewright.ir.analysis.bounds import prove
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Extent, Formula, extents, reads, tensor
+from tilewright.ir.formula import Array, Extent, Formula, extents, needed, tensor
 from tilewright.ir.simplify import simplify
 
 
@@ -61,7 +61,7 @@ def normalize(formula: Formula, without: Collection[str] = ()) -> Normal:
             folds.setdefault(key, a.buffer)
         if not a.is_pointwise or a.name in outputs:
             arrays.append(a)
-    kept = _needed(arrays, outputs)
+    kept = needed(arrays, formula.outputs)
     aside = [a for a in known.values() if a.name not in outputs]
     found = merged(split_views(replace(formula, arrays=(*kept, *aside))))
     used = []
@@ -77,47 +77,37 @@ def normalize(formula: Formula, without: Collection[str] = ()) -> Normal:
 
 def squeezed(formula: Formula) -> Formula:
     """Without dimensions of one element: their index is zero."""
-    new: dict[str, Buffer] = {}
 
     def short(b: Buffer) -> Buffer:
         shape = tuple(n for n in extents(b) if n != 1)
         return b if len(shape) == b.rank else tensor(b.name, shape, b.dtype)
 
     def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or node.buffer.name not in new:
+        if not isinstance(node, Load):
             return None
-        kept = [i for i, n in zip(node.indices, extents(node.buffer), strict=True) if n != 1]
-        dropped = [i for i, n in zip(node.indices, extents(node.buffer), strict=True) if n == 1]
-        element: Expr = Load(new[node.buffer.name], tuple(kept), node.loc)
-        for index in dropped:  # what lies outside is zero, of one element, too
-            if not (isinstance(index, Const) and index.value == 0):
+        pairs = list(zip(node.indices, extents(node.buffer), strict=True))
+        kept = tuple(i for i, n in pairs if n != 1)
+        element: Expr = Load(short(node.buffer), kept, node.loc)
+        for index, n in pairs:  # what lies outside is zero, of one element, too
+            if n == 1 and not (isinstance(index, Const) and index.value == 0):
                 inside = compare("==", index, 0)
                 element = select(inside, element, const(0, element.dtype))
         return element
 
-    for b in formula.inputs:
-        new[b.name] = short(b)
-    arrays = []
-    for a in formula.arrays:
-        ones = {axis.var: const(0, INT32) for axis in (*a.axes, *a.over) if axis.extent == 1}
+    def shortened(a: Array) -> Array:
+        ones: dict[Var, Expr] = {x.var: const(0, INT32) for x in a.domain if x.extent == 1}
         arg = a.monoid.startswith("arg") and a.over[0].extent == 1
-        body = transform(substitute(a.body, dict(ones)), rule)
+        body = transform(substitute(a.body, ones), rule)
         over = tuple(axis for axis in a.over if axis.extent != 1)
         monoid = a.monoid if over else ""
         if a.monoid and not over:
             body = body.children[a.by.part] if a.by is not None else body  # of one element, it
             body = const(0, a.buffer.dtype) if arg else cast(body, a.buffer.dtype)
-        new[a.name] = short(a.buffer)
         axes = tuple(axis for axis in a.axes if axis.extent != 1)
-        arrays.append(replace(a, buffer=new[a.name], axes=axes, body=body, over=over,
-                              monoid=monoid, scan=a.scan and bool(over),
-                              by=a.by if over else None))  # fmt: skip
-    return replace(
-        formula,
-        inputs=tuple(new[b.name] for b in formula.inputs),
-        arrays=tuple(arrays),
-        outputs=tuple(new[b.name] for b in formula.outputs),
-    )
+        return replace(a, buffer=short(a.buffer), axes=axes, body=body, over=over, monoid=monoid,
+                       scan=a.scan and bool(over), by=a.by if over else None)  # fmt: skip
+
+    return formula.relaid(short, shortened)
 
 
 def _inlined(
@@ -163,12 +153,3 @@ def _definition(a: Array) -> tuple[object, ...]:
     body = substitute(a.body, {axis.var: Var(f"#{n}") for n, axis in enumerate(axes)})
     ends = tuple(axis.extent for axis in axes)
     return (a.monoid, a.by, a.scan, len(a.axes), ends, a.buffer.dtype, body)
-
-
-def _needed(arrays: list[Array], outputs: set[str]) -> tuple[Array, ...]:
-    needed, kept = set(outputs), []
-    for a in reversed(arrays):
-        if a.name in needed:
-            kept.append(a)
-            needed |= {read.buffer.name for read in reads(a)}
-    return tuple(reversed(kept))

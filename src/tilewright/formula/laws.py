@@ -15,7 +15,7 @@ from tilewright.formula.parts import folds_of_joined
 from tilewright.formula.views import ranges_of
 from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
-from tilewright.ir.formula import NEUTRAL, Array, Axis, Formula, array, tensor, together
+from tilewright.ir.formula import NEUTRAL, Array, Axis, Formula, array, tensor, together, vars_of
 
 _PARTS = 1024  # a fold without axes of its own: some for each multiprocessor
 
@@ -40,8 +40,7 @@ def masks_once(formula: Formula) -> Formula:
                 return a if known_without(cond, a) == 0 else None
         return None
 
-    arrays = tuple(replace(a, body=transform(a.body, rule)) for a in formula.arrays)
-    return replace(formula, arrays=arrays)
+    return formula.rewritten(rule)
 
 
 def scales_of_sums(formula: Formula) -> Formula:
@@ -60,7 +59,7 @@ def scales_of_sums(formula: Formula) -> Formula:
     """
     products = {a.name for a in formula.arrays if product_of(a) is not None}
     extremes = [a for a in formula.arrays if a.monoid in ("max", "min")]
-    scores = products & {x.buffer.name for a in extremes for x in loads(a.body)}
+    scores = products & set().union(*(a.sources for a in extremes))
 
     def rule(node: Expr) -> Expr | None:
         match node:
@@ -74,8 +73,7 @@ def scales_of_sums(formula: Formula) -> Formula:
                     return (a + r * const(1 / float(k), FLOAT32) * w) * factor
         return None
 
-    arrays = tuple(replace(a, body=transform(a.body, rule)) for a in formula.arrays)
-    return replace(formula, arrays=arrays)
+    return formula.rewritten(rule)
 
 
 def scales_behind_maxima(formula: Formula) -> Formula:
@@ -190,7 +188,7 @@ def _split_by(a: Array, known: list[Array]) -> list[Array]:
     ]  # fmt: skip
     beside = [x for x in known if x.is_beside(parts[0])]  # of another element of the tuple
     found = beside or parts
-    bodies = [Load(x.buffer, tuple(axis.var for axis in axes)) for x in found]
+    bodies = [Load(x.buffer, vars_of(axes)) for x in found]
     rest = replace(a, body=together(bodies), over=a.over[:-1])
     return [*(() if beside else parts), *_split_by(rest, known)]
 
@@ -213,8 +211,7 @@ def _split(a: Array) -> list[Array]:
         outer, inner, body = _parted(a, inner)
     part = array(f"{a.name}_parts", (*a.axes, *outer), body, a.buffer.dtype,
                  monoid=a.monoid, over=(inner,), loc=a.loc)  # fmt: skip
-    element = Load(part.buffer, tuple(axis.var for axis in part.axes))
-    return [*_split(part), *_split(replace(a, body=element, over=outer))]
+    return [*_split(part), *_split(replace(a, body=part.element, over=outer))]
 
 
 def _parted(a: Array, axis: Axis) -> tuple[tuple[Axis, ...], Axis, Expr]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from operator import mul
 
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array
+from tilewright.ir.formula import Array, vars_of
 
 # the elements that one block, or the blocks of one cluster, can hold and fold; by the user's monoid
 # those of several axes are held in registers
@@ -30,10 +31,22 @@ class Product:
 
 def axes_of(expr: Expr, known: Mapping[Var, frozenset[Var]]) -> frozenset[Var]:
     """The axes that the value of `expr` has: `known` says which a variable stands for."""
-    found: frozenset[Var] = frozenset()
-    for var in variables(expr):
-        found |= known.get(var, frozenset())
-    return found
+    return frozenset().union(*(known.get(var, ()) for var in variables(expr)))
+
+
+def axes_met(expr: Expr) -> list[Var]:
+    """Its axes, in the order in which they are met."""
+    return list(dict.fromkeys(node for node in walk(expr) if isinstance(node, Var)))
+
+
+def form_of(expr: Expr) -> Expr:
+    """The expression over axes without names."""
+    return substitute(expr, {v: Var(f"#{n}", v.dtype) for n, v in enumerate(axes_met(expr))})
+
+
+def swapped(expr: Expr, old: Expr, new: Expr) -> Expr:
+    """`expr` with another node in the place of one."""
+    return transform(expr, lambda node: new if node is old else None)
 
 
 def factors_of(expr: Expr) -> list[Expr]:
@@ -53,8 +66,8 @@ def product_of(a: Array) -> Product | None:
     """The product that a fold is, if it is one."""
     if a.monoid != "sum" or a.scan:
         return None
-    known = {axis.var: frozenset({axis.var}) for axis in (*a.axes, *a.over)}
-    return split(a.body, [axis.var for axis in a.over], [axis.var for axis in a.axes], known)
+    known = {v: frozenset({v}) for v in vars_of(a.domain)}
+    return split(a.body, vars_of(a.over), a.vars, known)
 
 
 def split(
@@ -85,9 +98,9 @@ def split(
     if any(axes_of(f, known) - deep - batch for f in loose):
         return None
     left = [*left, *loose]  # a factor of the depth alone goes with the rows
-    if not all(deep & axes_of(reduce(lambda x, y: x * y, side), known) for side in (left, right)):
+    both = reduce(mul, left), reduce(mul, right)
+    if not all(deep & axes_of(side, known) for side in both):
         return None
-    both = reduce(lambda x, y: x * y, left), reduce(lambda x, y: x * y, right)
-    scale = reduce(lambda x, y: x * y, outside) if outside else None
+    scale = reduce(mul, outside) if outside else None
     rows, columns = (tuple(v for v in order if v in side) for side in (first, second))
     return Product(*both, scale, rows, columns, tuple(order_of_depth), batch)

@@ -71,7 +71,7 @@ def computed(
 def parts_of(a: Array) -> Iterator[tuple[dict[Var, Any], tuple[int, ...]]]:
     """The axes as indices, and the shape that a body has, part by part along the first axis, so
     that long folds of wide arrays take no more memory than they must."""
-    axes = a.axes if a.scan else a.axes + a.over
+    axes = a.domain
     extents = [axis.extent for axis in axes if isinstance(axis.extent, int)]
     first = extents[0] if a.axes and not (a.scan and a.over[0] == a.axes[0]) else 1
     step = max(1, _AT_ONCE // max(1, int(np.prod(extents)) // max(1, first)))

@@ -11,7 +11,17 @@ from collections import Counter
 from dataclasses import replace
 
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Extent, Formula, extents, reads, tensor, times
+from tilewright.ir.formula import (
+    Array,
+    Axis,
+    Extent,
+    Formula,
+    extents,
+    reads,
+    tensor,
+    times,
+    vars_of,
+)
 
 
 def merged(formula: Formula) -> Formula:
@@ -33,8 +43,7 @@ def merged(formula: Formula) -> Formula:
 
 def _pairs(formula: Formula) -> set[tuple[str, int]]:
     """The (buffer, dimension) that may be one with the next, no two of them neighbours."""
-    buffers = [*formula.inputs, *(a.buffer for a in formula.arrays)]
-    pairs = {(b.name, p) for b in buffers for p in range(b.rank - 1)
+    pairs = {(b.name, p) for b in formula.buffers for p in range(b.rank - 1)
              if _is_one_extent(*extents(b)[p : p + 2])}  # fmt: skip
     while True:
         left = {pair for pair in pairs if all(_agrees(a, pair, pairs) for a in formula.arrays)}
@@ -62,7 +71,7 @@ def _agrees(a: Array, pair: tuple[str, int], pairs: set[tuple[str, int]]) -> boo
         x, y = read.indices[p], read.indices[p + 1]
         if not (isinstance(x, Var) and isinstance(y, Var) and _side_by_side(a, x, y, pairs)):
             return False
-        ends = {axis.var: axis.extent for axis in (*a.axes, *a.over)}
+        ends = {axis.var: axis.extent for axis in a.domain}
         if (ends[x], ends[y]) != extents(read.buffer)[p : p + 2]:
             return False
     if a.name == name:
@@ -71,13 +80,13 @@ def _agrees(a: Array, pair: tuple[str, int], pairs: set[tuple[str, int]]) -> boo
 
 
 def _side_by_side(a: Array, x: Var, y: Var, pairs: set[tuple[str, int]]) -> bool:
-    if a.scan and any(axis.var in (x, y) for axis in a.over):
+    if a.scan and a.folded & {x, y}:
         return False
     for axes, own in ((a.axes, True), (a.over, False)):
-        order = [axis.var for axis in axes]
+        order = vars_of(axes)
         if x in order and y in order:
             p = order.index(x)
-            if order[p + 1 : p + 2] != [y] or (own and (a.name, p) not in pairs):
+            if order[p + 1 : p + 2] != (y,) or (own and (a.name, p) not in pairs):
                 return False
             if not own and a.monoid.startswith("arg"):
                 return False
@@ -113,29 +122,21 @@ def _join(formula: Formula, pairs: set[tuple[str, int]]) -> Formula:
         indices = tuple(i for p, i in enumerate(node.indices) if p not in drop)
         return Load(shorter(node.buffer), indices, node.loc) if drop else None
 
-    arrays = []
-    for a in formula.arrays:
+    def joined(a: Array) -> Array:
         gone = {p + 1 for name, p in pairs if name == a.name}
         first = {a.axes[p - 1].var: a.axes[p] for p in gone}
-        by_var = {axis.var: axis for axis in (*a.axes, *a.over)}
+        by_var = {axis.var: axis for axis in a.domain}
         for read in reads(a):
             for name, p in pairs:
                 if name == read.buffer.name:
                     x, y = read.indices[p : p + 2]
                     assert isinstance(x, Var) and isinstance(y, Var)
                     first[x] = by_var[y]
-        new = {
-            "axes": _longer(a.axes, first),
-            "over": _longer(a.over, first),
-            "body": transform(a.body, rule),
-        }
-        arrays.append(replace(a, buffer=shorter(a.buffer), **new))  # type: ignore[arg-type]
-    return replace(
-        formula,
-        inputs=tuple(map(shorter, formula.inputs)),
-        arrays=tuple(arrays),
-        outputs=tuple(map(shorter, formula.outputs)),
-    )
+        axes, over = _longer(a.axes, first), _longer(a.over, first)
+        body = transform(a.body, rule)
+        return replace(a, buffer=shorter(a.buffer), axes=axes, over=over, body=body)
+
+    return formula.relaid(shorter, joined)
 
 
 def _longer(axes: tuple[Axis, ...], first: dict[Var, Axis]) -> tuple[Axis, ...]:

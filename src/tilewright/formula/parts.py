@@ -8,7 +8,7 @@ from tilewright.formula.matrices import product_of
 from tilewright.formula.views import plainer, ranges_of
 from tilewright.ir.analysis.bounds import prove
 from tilewright.ir.core import *
-from tilewright.ir.formula import NEUTRAL, Array, Axis, Extent, Formula, array
+from tilewright.ir.formula import NEUTRAL, Array, Axis, Extent, Formula, array, names_in
 from tilewright.ir.simplify import simplify
 
 _COMBINE = {"sum": "+", "prod": "*", "any": "or", "all": "and", "max": "max", "min": "min"}
@@ -65,7 +65,7 @@ def _split(
         value = _split(part, own, folds, sizes, arrays) if part.monoid else part.body
         if value is None:
             arrays.append(part)
-            value = Load(part.buffer, tuple(x.var for x in part.axes))
+            value = part.element
         values.append(value)
     return _combined(a.monoid, *values)
 
@@ -78,10 +78,10 @@ def _end(f: Array, folds: set[str], sizes: tuple[Dim, ...]) -> Expr | None:
     for node in walk(f.body):
         match node:
             case Select(cond=Cmp(op="<", a=a, b=b), a=x, b=y) if axis.var in variables(a):
-                both = [{r.buffer.name for r in loads(side)} for side in (x, y)]
+                both = names_in(x), names_in(y)
                 end = simplify(b - simplify(a - axis.var))
                 inside = prove(end > 0, known) and prove(end < axis.extent, known)
-                if inside and all(both) and folds & both[0].union(both[1]):
+                if inside and all(both) and folds & (both[0] | both[1]):
                     return end
     return None
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from math import e, log2
+from functools import reduce
+from operator import add
 
-from tilewright.formula.factors import is_far, product
+from tilewright.formula.factors import POWERS, is_far, is_power, product
+from tilewright.formula.front.trace import Names
 from tilewright.formula.inline import Normal
 from tilewright.formula.matrices import factors_of, product_of
 from tilewright.formula.tiles.kernels import KernelPlan
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula, array, reads
-
-_BASES = {"exp": log2(e), "exp2": 1.0, "exp10": log2(10)}
+from tilewright.ir.formula import Array, Axis, Formula, array
 
 
 def kept_rows(
@@ -40,7 +40,7 @@ def kept_rows(
     arrays = tuple(found.of(a, foreign.get(a.name, set())) for a in formula.arrays)
     if not found.made:
         return None
-    left = {r.buffer.name for a in arrays for r in reads(a) if r.buffer.name in foreign[a.name]}
+    left = set().union(*(a.sources & foreign[a.name] for a in arrays))
     memory = {name: why for name, why in apart.items() if name not in rows or name in left}
     memory |= {a.name: apart[row] for a, row in found.made.values()}
     return replace(normal, formula=replace(formula, arrays=found.placed(arrays))), memory
@@ -59,24 +59,23 @@ class Reading:
         self.formula, self.free, self.is_fast = formula, free, is_fast
         self.made: dict[Expr, tuple[Array, str]] = {}  # by definition; and of which row
         self.products = {a.name for a in formula.arrays if product_of(a) is not None}
-        self.names = {b.name for b in (*formula.inputs, *(a.buffer for a in formula.arrays))}
+        self.names = Names(b.name for b in formula.buffers)
 
     def of(self, a: Array, rows: Collection[str]) -> Array:
         """`a`, reading what is made of `rows`."""
-        if not any(r.buffer.name in rows for r in reads(a)):
+        if a.sources.isdisjoint(rows):
             return a
         if a.is_pointwise and self._is_made_of(a.body, rows):
             return a  # a row itself
         body = transform(a.body, lambda node: self._in_exponent(node, rows))
-        extents = {axis.var: axis for axis in (*a.axes, *a.over)}
+        extents = {axis.var: axis for axis in a.domain}
         return replace(a, body=self._read(body, rows, extents))
 
     def placed(self, arrays: Iterable[Array]) -> tuple[Array, ...]:
         """The arrays, each that was made behind the last that it reads."""
         found = list(arrays)
         for a, _ in self.made.values():
-            needed = {r.buffer.name for r in reads(a)}
-            at = max(n for n, other in enumerate(found) if other.name in needed)
+            at = max(n for n, other in enumerate(found) if other.name in a.sources)
             found.insert(at + 1, a)
         return tuple(found)
 
@@ -97,19 +96,19 @@ class Reading:
         if not isinstance(node, Bin) or node.op not in "*/" or not node.dtype.is_float:
             return None
         factors = factors_of(node)
-        power = next((f for f in factors if isinstance(f, Call) and f.name in _BASES), None)
+        power = next(filter(is_power, factors), None)
         below = [s for f in factors if (s := self._divisor(f, rows)) is not None]
-        if power is None or not below:
+        if not isinstance(power, Call) or not below:
             return None
         wide, row = list[Expr](), list[Expr]()
-        for by, term in _terms(power.args[0], _BASES[power.name]):
+        for by, term in _terms(power.args[0], POWERS[power.name]):
             own = isinstance(term, Const) or self._is_made_of(term, rows)
             (row if own else wide).append(term * (-by if own else by))
         exact = not self.is_fast and any(loads(term) for term in row)
         if exact or (row and any(is_far(term, self.products) for term in wide)):
             return None
         row += [Call("log2", (s,), s.dtype) for s in below]
-        exponent = _added(wide) - _added(row)
+        exponent = reduce(add, wide) - reduce(add, row)
         rest = [f for f in factors if f is not power and self._divisor(f, rows) is None]
         return product([*rest, Call("exp2", (exponent,), node.dtype)])
 
@@ -118,10 +117,8 @@ class Reading:
         match f:
             case Bin(op="/", a=Const(value=1), b=Load(buffer=b) as s) if b.name in rows:
                 made = self.formula.definition(b)
-                powers = made is not None and made.monoid == "sum" and all(
-                    isinstance(x, Call) and x.name in _BASES for x in factors_of(made.body)
-                )  # fmt: skip
-                return s if powers else None
+                if made is not None and made.monoid == "sum":
+                    return s if all(map(is_power, factors_of(made.body))) else None
         return None
 
     def _read(self, expr: Expr, rows: Collection[str], axes: dict[Var, Axis]) -> Expr:
@@ -129,7 +126,8 @@ class Reading:
             return self._element(expr, rows, axes)
         match expr:
             case Bin(op="/", a=a, b=b) if self._is_made_of(b, rows):
-                below = Call("rsqrt", b.children, b.dtype) if _is_root(b) else 1 / b
+                is_root = isinstance(b, Call) and b.name == "sqrt"
+                below = Call("rsqrt", b.children, b.dtype) if is_root else 1 / b
                 return self._read(a, rows, axes) * self._element(below, rows, axes)
         return map_children(expr, lambda x: self._read(x, rows, axes))
 
@@ -141,16 +139,9 @@ class Reading:
         if body not in self.made:
             word = "log_sum" if any(isinstance(n, Call) and n.name == "log2" for n in walk(expr)) \
                 else f"{read.buffer.name}_row"  # fmt: skip
-            name = next(n for n in (word, *(f"{word}{k}" for k in range(1, 99)))
-                        if n not in self.names)  # fmt: skip
-            self.names.add(name)
             over = tuple(Axis(new, axes[old].extent) for old, new in own.items())
-            self.made[body] = array(name, over, body), read.buffer.name
+            self.made[body] = array(self.names.fresh(word), over, body), read.buffer.name
         return Load(self.made[body][0].buffer, read.indices)
-
-
-def _is_root(expr: Expr) -> bool:
-    return isinstance(expr, Call) and expr.name == "sqrt"
 
 
 def _terms(expr: Expr, by: float) -> list[tuple[float, Expr]]:
@@ -163,10 +154,3 @@ def _terms(expr: Expr, by: float) -> list[tuple[float, Expr]]:
         case Bin(op="*", a=a, b=Const(value=k)):
             return _terms(a, by * float(k))
     return [(by, expr)]
-
-
-def _added(terms: list[Expr]) -> Expr:
-    found = terms[0]
-    for term in terms[1:]:
-        found = found + term
-    return found

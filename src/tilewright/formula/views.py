@@ -33,7 +33,7 @@ def split_views(formula: Formula) -> Formula:
 
 def ranges_of(a: Array, sizes: tuple[Dim, ...] = ()) -> Ranges:
     """What is known of the axes of an array."""
-    return within_sizes(sizes, (*a.axes, *a.over))
+    return within_sizes(sizes, a.domain)
 
 
 def plainer(node: Expr, known: Ranges) -> Expr | None:
@@ -130,17 +130,12 @@ def _with_split(formula: Formula, b: Buffer, place: int, by: int) -> Formula:
             indices = (*node.indices[:place], *both, *node.indices[place + 1 :])
             return Load(new, indices, node.loc)
 
-        return replace(a, buffer=new if a.buffer == b else a.buffer, body=transform(a.body, rule))
+        return replace(a, buffer=named(a.buffer), body=transform(a.body, rule))
 
     def named(x: Buffer) -> Buffer:
         return new if x == b else x
 
-    return replace(
-        formula,
-        inputs=tuple(map(named, formula.inputs)),
-        arrays=tuple(map(split, formula.arrays)),
-        outputs=tuple(map(named, formula.outputs)),
-    )
+    return formula.relaid(named, split)
 
 
 def _simpler(a: Array) -> Expr:

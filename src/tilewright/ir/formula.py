@@ -22,7 +22,7 @@ be computed anywhere, as often as one likes, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, TypeAlias
@@ -112,6 +112,31 @@ class Array:
         """What is folded: one expression, or those of a tuple."""
         return (self.body,) if self.by is None else self.body.children
 
+    @property
+    def vars(self) -> tuple[Var, ...]:
+        """The indices of an element."""
+        return vars_of(self.axes)
+
+    @property
+    def folded(self) -> set[Var]:
+        """The indices that are folded."""
+        return {axis.var for axis in self.over}
+
+    @property
+    def domain(self) -> tuple[Axis, ...]:
+        """All axes that a body is evaluated over."""
+        return self.axes if self.scan else self.axes + self.over
+
+    @property
+    def element(self) -> Load:
+        """An element, at the indices of the definition."""
+        return Load(self.buffer, self.vars)
+
+    @property
+    def sources(self) -> set[str]:
+        """The names of what the definition reads, inside indices too."""
+        return names_in(self.body)
+
     def is_beside(self, other: Array) -> bool:
         """Whether both are elements of one tuple."""
         return (
@@ -123,9 +148,7 @@ class Array:
     def at(self, indices: tuple[Expr, ...]) -> Expr:
         """The body of one element, of an array that folds nothing."""
         assert self.is_pointwise, self.name
-        return substitute(
-            self.body, {axis.var: i for axis, i in zip(self.axes, indices, strict=True)}
-        )
+        return substitute(self.body, dict(zip(self.vars, indices, strict=True)))
 
     def __str__(self) -> str:
         axes = ", ".join(map(str, self.axes))
@@ -148,6 +171,20 @@ class Formula:
     outputs: tuple[Buffer, ...]
     sizes: tuple[Dim, ...] = ()
 
+    @property
+    def buffers(self) -> list[Buffer]:
+        return [*self.inputs, *(a.buffer for a in self.arrays)]
+
+    def rewritten(self, rule: Callable[[Expr], Expr | None]) -> Formula:
+        """With `transform(body, rule)` for each body."""
+        arrays = (replace(a, body=transform(a.body, rule)) for a in self.arrays)
+        return replace(self, arrays=tuple(arrays))
+
+    def relaid(self, new: Callable[[Buffer], Buffer], made: Callable[[Array], Array]) -> Formula:
+        """With other buffers, and what defines them."""
+        inputs, outputs = (tuple(map(new, each)) for each in (self.inputs, self.outputs))
+        return replace(self, inputs=inputs, arrays=tuple(map(made, self.arrays)), outputs=outputs)
+
     def definition(self, buffer: Buffer) -> Array | None:
         return next((a for a in self.arrays if a.buffer == buffer), None)
 
@@ -158,6 +195,25 @@ class Formula:
         if self.sizes:
             head += f" where {', '.join(map(contract, self.sizes))}"
         return "\n    ".join([head, *map(str, self.arrays)])
+
+
+def vars_of(axes: Iterable[Axis]) -> tuple[Var, ...]:
+    return tuple(axis.var for axis in axes)
+
+
+def names_in(expr: Expr) -> set[str]:
+    """The names of what an expression reads."""
+    return {read.buffer.name for read in loads(expr)}
+
+
+def needed(arrays: Sequence[Array], outputs: Iterable[Buffer]) -> tuple[Array, ...]:
+    """The arrays that the outputs are made of."""
+    names, kept = {b.name for b in outputs}, []
+    for a in reversed(arrays):
+        if a.name in names:
+            kept.append(a)
+            names |= a.sources
+    return tuple(reversed(kept))
 
 
 def contract(size: Dim) -> str:
@@ -239,13 +295,11 @@ def at_sizes(formula: Formula, values: Mapping[Var, int]) -> Formula:
     def rule(node: Expr) -> Expr | None:
         return Load(shaped(node.buffer), node.indices) if isinstance(node, Load) else None
 
-    arrays = tuple(
-        replace(a, buffer=shaped(a.buffer), axes=axes(a.axes), over=axes(a.over),
-                body=transform(substitute(a.body, numbers), rule))
-        for a in formula.arrays
-    )  # fmt: skip
-    inputs, outputs = (tuple(map(shaped, each)) for each in (formula.inputs, formula.outputs))
-    return Formula(formula.name, inputs, arrays, outputs)
+    def sized(a: Array) -> Array:
+        body = transform(substitute(a.body, numbers), rule)
+        return replace(a, buffer=shaped(a.buffer), axes=axes(a.axes), over=axes(a.over), body=body)
+
+    return replace(formula.relaid(shaped, sized), sizes=())
 
 
 def bound_sizes(formula: Formula, shapes: Iterable[tuple[int, ...]]) -> dict[Var, int]:
@@ -282,7 +336,7 @@ def _verify_array(a: Array, known: dict[str, Buffer], sizes: set[Var]) -> None:
         raise wrong("the name is defined twice")
     if extents(a.buffer) != tuple(axis.extent for axis in a.axes):
         raise wrong(f"axes do not make its shape {list(extents(a.buffer))}")
-    bound = [axis.var for axis in (a.axes if a.scan else a.axes + a.over)]
+    bound = vars_of(a.domain)
     if len(set(bound)) != len(bound):
         raise wrong("two of its axes have the same name")
     if bool(a.monoid) != bool(a.over) or a.monoid not in ("", *MONOIDS):
@@ -299,7 +353,7 @@ def _verify_array(a: Array, known: dict[str, Buffer], sizes: set[Var]) -> None:
         raise wrong("a scan goes along one of its own axes")
     if sizes & set(bound):
         raise wrong("one of its axes has the name of a size")
-    used = [n for axis in (*a.axes, *a.over) if isinstance(n := axis.extent, Expr)]
+    used = [n for axis in a.domain if isinstance(n := axis.extent, Expr)]
     for var in {v for n in used for v in variables(n)} - sizes:
         raise wrong(f"{var.name} is no size")
     for var in variables(a.body) - set(bound) - sizes:

@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from tilewright.formula.check.models import Model, Value, evaluate
-from tilewright.formula.streams.stream import Center, Fold, Level, Result, Stream, Sum, old
+from tilewright.formula.streams.stream import (
+    Center,
+    Fold,
+    Level,
+    Result,
+    Stream,
+    Sum,
+    old,
+    value_of,
+)
 from tilewright.ir.arith import Bin, Call, Const, Expr, Select, Var
 from tilewright.ir.expr import variables
 
@@ -75,9 +84,8 @@ class Machine:
     def __init__(self, stream: Stream, model: Model, constants: Values) -> None:
         self.stream, self.model, self.constants = stream, model, constants
         self.running = _running(stream)
-        folds = [stage for stage in stream.state if isinstance(stage, Fold)]
-        self.positive = {fold.var: nonnegative(fold.term) for fold in folds}
-        self.before = {s.var: old(s.var) for s in stream.state if isinstance(s, Center)}
+        self.positive = {fold.var: nonnegative(fold.term) for fold in stream.of(Fold)}
+        self.before = {s.var: old(s.var) for s in stream.of(Center)}
 
     def start(self) -> State:
         """The state before any element."""
@@ -86,7 +94,7 @@ class Machine:
             begin = 0.0 if isinstance(stage, Sum) else stage.start
             state[stage.var] = self.model.constant(begin)
             if isinstance(stage, Fold) and stage.monoid in ARG:
-                state[best_value(stage)] = self.model.constant(begin)
+                state[value_of(stage)] = self.model.constant(begin)
                 state[stage.var] = self.model.constant(0)
         return state
 
@@ -103,9 +111,8 @@ class Machine:
         env = {**self.constants, **state}
         memo: dict[Expr, Value] = {}
         out: dict[Var, Value] = {}
-        for stage in self.stream.stages:
-            if isinstance(stage, Result):
-                out[stage.level] = env[stage.level] = evaluate(stage.value, env, self.model, memo)
+        for stage in self.stream.of(Result):
+            out[stage.level] = env[stage.level] = evaluate(stage.value, env, self.model, memo)
         return out
 
     def _advance(self, states: Sequence[State], block: Sequence[Values]) -> State:
@@ -152,7 +159,7 @@ class Machine:
             return {fold.var: self.model.fold("sum", [*before, seen])}
         terms = scopes.of(fold.term)
         if fold.monoid in ARG:
-            kept = best_value(fold)
+            kept = value_of(fold)
             pairs = [(state[kept], state[fold.var]) for state in states]
             places = [env[self.stream.index] for env in scopes.envs]
             pairs += zip(terms, places, strict=True)
@@ -160,11 +167,6 @@ class Machine:
             return {fold.var: place, kept: value}
         positive = self.positive[fold.var]
         return {fold.var: self.model.fold(fold.monoid, before + terms, positive)}
-
-
-def best_value(fold: Fold) -> Var:
-    """The value at the index that an argmax or argmin is."""
-    return Var(f"{fold.var.name}.value", fold.term.dtype)
 
 
 def nonnegative(expr: Expr) -> bool:

@@ -88,7 +88,7 @@ def _text(numbers: Sequence[Any], is_tuple: bool) -> str:
 
 def _drawn(a: Array, known: Mapping[str, Array], rng: np.random.Generator) -> list[Any]:
     """What a fold might meet, some of it equal: its bodies for random numbers and indices."""
-    extents = {axis.var: int(min(most(axis.extent), 100)) for axis in (*a.axes, *a.over)}
+    extents = {axis.var: int(min(most(axis.extent), 100)) for axis in a.domain}
     drawn: dict[Expr, Var] = {}
 
     def rule(node: Expr) -> Expr | None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tilewright.formula.check.machine import ARG, best_value
 from tilewright.formula.check.models import LOGARITHMS
-from tilewright.formula.streams.stream import Center, Fold, Level, Result, Stage, Stream, Sum, old
+from tilewright.formula.streams.stream import Fold, Level, Stage, Stream, Sum, made
 from tilewright.ir.arith import Bin, Call, Cmp, Const, Expr, Var
 from tilewright.ir.expr import variables, walk
 
@@ -24,17 +23,6 @@ def exprs(stage: Stage) -> list[Expr]:
     return [stage.value]
 
 
-def made(stage: Stage) -> set[Var]:
-    """What a stage gives a value."""
-    if isinstance(stage, Result):
-        return {stage.level}
-    if isinstance(stage, Center):
-        return {stage.var, old(stage.var)}
-    if isinstance(stage, Fold) and stage.monoid in ARG:
-        return {stage.var, best_value(stage)}
-    return {stage.var}
-
-
 GROWS = frozenset("exp exp2 exp10 expm1 sigmoid tanh sinh cosh".split())
 _LOGS = frozenset("log log2 log10 log1p".split())
 _BASES = frozenset("exp2 exp10 log2 log10".split())
@@ -44,7 +32,7 @@ def needs(levels: Sequence[Level], stream: Stream, extent: Var | None) -> Iterat
     """The laws that not every algebraic model has, and that an identity of these may use."""
     inside: dict[Var, set[str]] = {}
     counts = {level.name for level in levels if level.monoid == "count"}
-    counts |= {s.var for s in stream.state if isinstance(s, Fold) and s.monoid == "count"}
+    counts |= {s.var for s in stream.of(Fold) if s.monoid == "count"}
     counts |= set() if extent is None else {extent}
 
     def kinds(expr: Expr) -> set[str]:

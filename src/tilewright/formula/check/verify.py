@@ -39,8 +39,8 @@ from tilewright.formula.check.models import (
     Model,
     Value,
 )
-from tilewright.formula.check.needs import GROWS, exprs, made, needs
-from tilewright.formula.streams.stream import Center, Fold, Level, Result, Stream, Sum
+from tilewright.formula.check.needs import GROWS, exprs, needs
+from tilewright.formula.streams.stream import Center, Fold, Level, Result, Stream, Sum, made
 from tilewright.ir.arith import Bin, Call, Const, Expr, Var, cast
 from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import transform, variables, walk
@@ -285,7 +285,7 @@ def _part(machine: Machine, elements: Sequence[Values], rng: random.Random) -> S
 def check_form(problem: Problem) -> Mismatch | None:
     """Each level has a result, and each stage uses what is known when it is reached."""
     stream = problem.stream
-    results = {stage.level for stage in stream.stages if isinstance(stage, Result)}
+    results = {stage.level for stage in stream.of(Result)}
     for level in problem.levels:
         if level.name not in results:
             return Mismatch("form", "", level.name.name, "a result", "none")

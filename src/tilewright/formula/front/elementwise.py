@@ -74,7 +74,7 @@ largest, least = _extreme("max"), _extreme("min")
 
 def _log_twice(x: Expr) -> Expr:
     """log(2x) of large ones."""
-    return _call("log")(x) + _of(_LN2, x)
+    return _call("log")(x) + _LN2
 
 
 def _large(x: Expr) -> Expr:
@@ -82,8 +82,8 @@ def _large(x: Expr) -> Expr:
 
 
 def _acosh(x: Expr) -> Expr:
-    t = x - _of(1, x)
-    near = _call("log1p")(t + _call("sqrt")(t) * _call("sqrt")(t + _of(2, x)))
+    t = x - 1
+    near = _call("log1p")(t + _call("sqrt")(t) * _call("sqrt")(t + 2))
     return Select(_large(x), _log_twice(x), near)
 
 
@@ -93,29 +93,29 @@ def _size(x: Expr) -> Expr:
 
 
 def _asinh(x: Expr) -> Expr:
-    a, one = _size(x), _of(1, x)
-    near = _call("log1p")(a + a * a / (one + _call("sqrt")(a * a + one)))
+    a = _size(x)
+    near = _call("log1p")(a + a * a / (1 + _call("sqrt")(a * a + 1)))
     return _call("copysign")(Select(_large(a), _log_twice(a), near), x)
 
 
 def _atanh(x: Expr) -> Expr:
-    a, two = _size(x), _of(2, x)
-    return _call("copysign")(_call("log1p")(two * a / (_of(1, x) - a)) / two, x)
+    a = _size(x)
+    return _call("copysign")(_call("log1p")(2 * a / (1 - a)) / 2, x)
 
 
 def _hypot(a: Expr, b: Expr) -> Expr:
     a, b = abs(a), abs(b)
     top, bottom = largest(a, b), least(a, b)
     ratio = bottom / top
-    near = top * _call("sqrt")(_of(1, a) + ratio * ratio)
+    near = top * _call("sqrt")(1 + ratio * ratio)
     infinite = folded("or", Call("isinf", (a,), BOOL), Call("isinf", (b,), BOOL))
     return Select(infinite, _of(math.inf, a), Select(_is("==", top, 0), top, near))
 
 
 def _logaddexp(a: Expr, b: Expr) -> Expr:
     apart = largest(a, b) + _call("log1p")(_call("exp")(-abs(a - b)))
-    half = _of(0.5, a)  # both are said, so that both have a slope
-    return Select(_is("==", a, b), a * half + b * half + _of(_LN2, a), apart)
+    # both are said, so that both have a slope
+    return Select(_is("==", a, b), a * 0.5 + b * 0.5 + _LN2, apart)
 
 
 def _sign(x: Expr) -> Expr:
@@ -144,21 +144,12 @@ def _softplus(x: Expr) -> Expr:
 
 
 def _gelu(x: Expr) -> Expr:
-    half = x * _of(0.5, x)
-    return half * (_of(1, x) + _call("erf")(x * _of(math.sqrt(0.5), x)))
+    return x * 0.5 * (1 + _call("erf")(x * math.sqrt(0.5)))
 
 
 def _gelu_tanh(x: Expr) -> Expr:
-    inner = (x + x * x * x * _of(0.044715, x)) * _of(math.sqrt(2 / math.pi), x)
-    return x * _of(0.5, x) * (_of(1, x) + _call("tanh")(inner))
-
-
-def _invert(x: Expr) -> Expr:
-    return ~x
-
-
-def _absolute(x: Expr) -> Expr:
-    return x if x.dtype.kind == "uint" else abs(x)
+    inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+    return x * 0.5 * (1 + _call("tanh")(inner))
 
 
 class Elementwise(NamedTuple):
@@ -195,12 +186,12 @@ def _table() -> dict[str, Elementwise]:
         found[name] = Elementwise(1, "int", _float_test(name, of_integers), "bool")
     return {
         **found,
-        "abs": Elementwise(1, "int", _absolute),
+        "abs": Elementwise(1, "int", lambda x: x if x.dtype.kind == "uint" else abs(x)),
         "acosh": Elementwise(1, "float", _acosh),
         "asinh": Elementwise(1, "float", _asinh),
         "atan2": Elementwise(2, "float", _call("atan2")),
         "atanh": Elementwise(1, "float", _atanh),
-        "bitwise_invert": Elementwise(1, "bool", _invert, most="int"),
+        "bitwise_invert": Elementwise(1, "bool", lambda x: ~x, most="int"),
         "copysign": Elementwise(2, "float", _call("copysign")),
         "divide": Elementwise(2, "float", _bin("/")),
         "floor_divide": Elementwise(2, "int", _floor_divide),
@@ -212,7 +203,7 @@ def _table() -> dict[str, Elementwise]:
         "negative": Elementwise(1, "int", lambda x: -x),
         "positive": Elementwise(1, "int", lambda x: x),
         "pow": Elementwise(2, "int", power),
-        "reciprocal": Elementwise(1, "float", lambda x: _of(1, x) / x),
+        "reciprocal": Elementwise(1, "float", lambda x: 1 / x),
         "sign": Elementwise(1, "int", _sign),
         "signbit": Elementwise(1, "float", _signbit, "bool"),
         "square": Elementwise(1, "int", lambda x: x * x),

@@ -15,7 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.formula.front.promotion import compute_type, result_type
-from tilewright.formula.front.reductions import Axes, axes_of, comprehended, kept_axes
+from tilewright.formula.front.reductions import (
+    Axes,
+    axes_of,
+    comprehended,
+    folded_axes,
+    kept_axes,
+)
 from tilewright.formula.front.values import (
     Operand,
     Value,
@@ -93,15 +99,8 @@ def reduce(
     parts = _elements(monoid, x, "tm.reduce")
     shape = shape_of(*parts)
     folds = axes_of(axis, len(shape))
-    over = current().axes([shape[d] for d in folds])
-    kept = [d for d in range(len(shape)) if d not in folds]
-
-    def at(part: Value, new: tuple[Expr, ...]) -> Expr:
-        index = dict(zip(kept, new, strict=True))
-        index.update(zip(folds, (each.var for each in over), strict=True))
-        return broadcast_at(part, tuple(index[d] for d in range(len(shape))))
-
-    found = _folded(monoid, parts, tuple(shape[d] for d in kept), at, over=over)
+    left, over, places = folded_axes(shape, folds)
+    found = _folded(monoid, parts, left, lambda p, new: broadcast_at(p, places(new)), over=over)
     if not keepdims:
         return found
     if isinstance(found, tuple):

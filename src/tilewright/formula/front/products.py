@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import reduce
+from operator import mul
 from typing import Any
 
 from tilewright.formula.front.promotion import compute_type, result_type
@@ -24,6 +25,7 @@ from tilewright.formula.front.values import (
     same,
 )
 from tilewright.ir.core import *
+from tilewright.ir.formula import vars_of
 from tilewright.support.errors import CompileError
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -46,13 +48,12 @@ def _contraction(word: str, operands: list[Value], terms: list[str], result: str
     over = current().axes([extents[letter] for letter in depth])
 
     def elements(new: tuple[Expr, ...]) -> Expr:
-        index: dict[str, Expr] = dict(zip(result, new, strict=True))
-        index.update(zip(depth, (axis.var for axis in over), strict=True))
+        index = dict(zip((*result, *depth), (*new, *vars_of(over)), strict=True))
         factors = [
             cast(broadcast_at(x, tuple(index[a] for a in letters)), compute_type(kind))
             for x, letters in zip(operands, terms, strict=True)
         ]
-        return reduce(lambda a, b: a * b, factors)
+        return reduce(mul, factors)
 
     shape = tuple(extents[letter] for letter in result)
     return define(word, shape, elements, kind, monoid="sum" if over else "", over=over)
@@ -64,10 +65,6 @@ def _mismatch(word: str, operands: list[Value], got: str) -> None:
         f"{word} of shapes {shapes} that do not fit", got=got,
         fix="transpose one of them: tm.matrix_transpose(x), x.mT",
     )  # fmt: skip
-
-
-def _batch(count: int) -> str:
-    return _LETTERS[:count]
 
 
 def matmul(x1: Any, x2: Any, /) -> Value:
@@ -88,7 +85,7 @@ def matmul(x1: Any, x2: Any, /) -> Value:
     if not same(*depths):
         _mismatch("matmul", [a, b], f"{depths[0]} columns and {depths[1]} rows")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    letters = _batch(len(batch))
+    letters = _LETTERS[: len(batch)]
     terms = [letters[len(letters) - max(x.ndim - 2, 0) :] for x in (a, b)]
     result = letters + left[:-1] + right[1:]
     return _contraction("matmul", [a, b], [terms[0] + left, terms[1] + right], result)
@@ -104,7 +101,7 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
     if not same(a.shape[axis], b.shape[axis]):
         _mismatch("vecdot", [a, b], f"sizes {a.shape[axis]} and {b.shape[axis]}")
     ndim = len(broadcast_shapes(a.shape, b.shape))
-    letters = _batch(ndim)
+    letters = _LETTERS[:ndim]
     result = letters[: ndim + axis] + letters[ndim + axis + 1 :]
     return _contraction("vecdot", [a, b], [letters[ndim - x.ndim :] for x in (a, b)], result)
 

@@ -18,6 +18,7 @@ from tilewright.formula.front.promotion import (
     default_sum_type,
     result_type,
 )
+from tilewright.formula.front.shapes import reshape, squeeze
 from tilewright.formula.front.values import (
     Number,
     Shape,
@@ -27,13 +28,13 @@ from tilewright.formula.front.values import (
     current,
     define,
     element_of,
-    extent_of,
     operand,
     pointwise,
     sizes,
 )
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.formula import Axis, vars_of
 from tilewright.support.errors import CompileError
 
 Axes: TypeAlias = "int | tuple[int, ...] | None"
@@ -113,6 +114,21 @@ def axes_of(axis: Axes, ndim: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def folded_axes(
+    shape: Shape, folds: tuple[int, ...]
+) -> tuple[Shape, tuple[Axis, ...], Callable[[tuple[Expr, ...]], tuple[Expr, ...]]]:
+    """What is left of a shape, the axes that are folded, and the index of an element, of those that
+    are left."""
+    over = current().axes([shape[d] for d in folds])
+    kept = [d for d in range(len(shape)) if d not in folds]
+
+    def places(new: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        index = dict(zip((*kept, *folds), (*new, *vars_of(over)), strict=True))
+        return tuple(index[d] for d in range(len(shape)))
+
+    return tuple(shape[d] for d in kept), over, places
+
+
 def _fold(
     word: str,
     x: Value,
@@ -124,16 +140,12 @@ def _fold(
 ) -> Value:
     """`build` of the elements of `x`, folded."""
     folds = axes_of(axis, x.ndim)
-    over = current().axes([x.shape[d] for d in folds])
-    kept = [d for d in range(x.ndim) if d not in folds]
+    shape, over, places = folded_axes(x.shape, folds)
 
     def elements(new: tuple[Expr, ...]) -> Expr:
-        index = dict(zip(kept, new, strict=True))
-        index.update(zip(folds, (each.var for each in over), strict=True))
-        found = build(x.at(tuple(index[d] for d in range(x.ndim))))
+        found = build(x.at(places(new)))
         return found if monoid.startswith("arg") else cast(found, compute_type(dtype))
 
-    shape = tuple(x.shape[d] for d in kept)
     found = define(word, shape, elements, dtype, monoid=monoid if over else "", over=over)
     return kept_axes(found, x.shape, folds) if keepdims else found
 
@@ -169,19 +181,11 @@ def _reduce(
     return _fold(word, x, word, axis, keepdims, kind, build)
 
 
-def _bool(_: DType) -> DType:
-    return BOOL
-
-
-def _same(e: Expr) -> Expr:
-    return e
-
-
 # by fold: the type of its result, and what it does to each element
 _RULES: dict[str, tuple[Callable[[DType], DType], Callable[[Expr], Expr]]] = {
-    "sum": (default_sum_type, _same), "prod": (default_sum_type, _same),
-    "max": (arithmetic_type, _same), "min": (arithmetic_type, _same),
-    "any": (_bool, truth), "all": (_bool, truth),
+    **dict.fromkeys(("sum", "prod"), (default_sum_type, lambda e: e)),
+    **dict.fromkeys(("max", "min"), (arithmetic_type, lambda e: e)),
+    **dict.fromkeys(("any", "all"), (lambda _: BOOL, truth)),
 }  # fmt: skip
 _Fn: TypeAlias = "Callable[..., Any] | None"
 
@@ -227,7 +231,7 @@ def all(x: Any, fn: _Fn = None, /, *, axis: Axes = None, keepdims: bool = False)
 
 def _extreme_index(word: str, x: Any, axis: int | None, keepdims: bool) -> Value:
     x = array_of(x, word)
-    flat = x if axis is not None else _flat(x)
+    flat = x if axis is not None else reshape(x, (-1,))
     along = axis_of(-1 if axis is None else axis, flat.ndim)
     found = _fold(word, flat, word, along, False, INT64)
     if not keepdims:
@@ -245,17 +249,6 @@ def argmin(x: Value, /, *, axis: int | None = None, keepdims: bool = False) -> V
     return _extreme_index("argmin", x, axis, keepdims)
 
 
-def _flat(x: Value) -> Value:
-    def indices(i: Expr) -> tuple[Expr, ...]:
-        found: list[Expr] = []
-        for n in reversed([extent_of(n) for n in x.shape]):
-            found.append(i % n if len(found) < x.ndim - 1 else i)
-            i = i // n
-        return tuple(reversed(found))
-
-    return x.view((x.size,), indices)
-
-
 def count_nonzero(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
     """How many elements are not zero."""
     x = array_of(x, "count_nonzero")
@@ -264,7 +257,7 @@ def count_nonzero(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> 
 
 def isin(x1: Value, x2: Value, /, *, invert: bool = False) -> Value:
     """Whether each element of one array is somewhere in the other."""
-    x, among = array_of(x1, "isin"), _flat(array_of(x2, "isin"))
+    x, among = array_of(x1, "isin"), reshape(array_of(x2, "isin"), (-1,))
     kind = result_type(x, among)
     op = "==" if not invert else "!="
     over = current().axes(among.shape)
@@ -390,32 +383,17 @@ def log_softmax(x: Value, /, *, axis: Axes = -1) -> Value:
     """The logarithm of `softmax`."""
     top, _, total = _centered(x, "log_softmax", axis)
     kind = total.dtype
-
-    def build(e: Expr, m: Expr, t: Expr) -> Expr:
-        return (e - m) - Call("log", (t,), t.dtype)
-
-    return pointwise("log_softmax", [x, top, total], build, kind, kind)
+    return pointwise("log_softmax", [x, top, total], lambda e, m, t: (e - m) - _log(t), kind, kind)
 
 
 def logsumexp(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
     """log(sum(exp(x))) along `axis`, which does not overflow."""
     top, _, total = _centered(x, "logsumexp", axis)
     folds = axes_of(axis, array_of(x, "logsumexp").ndim)
-    parts = [each if keepdims else _dropped(each, folds) for each in (top, total)]
+    parts = [each if keepdims else squeeze(each, folds) for each in (top, total)]
     kind = total.dtype
-
-    def build(m: Expr, t: Expr) -> Expr:
-        return m + Call("log", (t,), t.dtype)
-
-    return pointwise("logsumexp", parts, build, kind, kind)
+    return pointwise("logsumexp", parts, lambda m, t: m + _log(t), kind, kind)
 
 
-def _dropped(x: Value, folds: tuple[int, ...]) -> Value:
-    """Without the axes that were kept at size 1."""
-    shape = tuple(n for d, n in enumerate(x.shape) if d not in folds)
-
-    def indices(*new: Expr) -> tuple[Expr, ...]:
-        rest = iter(new)
-        return tuple(const(0) if d in folds else next(rest) for d in range(x.ndim))
-
-    return x.view(shape, indices)
+def _log(e: Expr) -> Expr:
+    return Call("log", (e,), e.dtype)

@@ -20,7 +20,7 @@ from tilewright.formula.front import elementwise, indexing, products, shapes  # 
 from tilewright.formula.front.values import Trace, Value, define, input_of, tracing
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.formula import Array, Axis, Extent, Formula, extents, reads, tensor, verify
+from tilewright.ir.formula import Array, Axis, Extent, Formula, extents, needed, tensor, verify
 from tilewright.lang.rewrite import arguments_of
 from tilewright.lang.where import register
 from tilewright.support.definitions import FUTURE, Definition, definition, nested
@@ -120,17 +120,6 @@ def _output(trace: Trace, value: Any, function: Callable[..., Any]) -> Buffer:
     return defined.buffer
 
 
-def needed(arrays: list[Array], outputs: Iterable[Buffer]) -> list[Array]:
-    """The arrays that the outputs are made of."""
-    needed = {b.name for b in outputs}
-    kept = []
-    for a in reversed(arrays):
-        if a.name in needed:
-            kept.append(a)
-            needed |= {read.buffer.name for read in reads(a)}
-    return kept[::-1]
-
-
 # ── names ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -153,7 +142,7 @@ def _named(
     trace: Trace,
     name: str,
     inputs: tuple[Buffer, ...],
-    arrays: list[Array],
+    arrays: tuple[Array, ...],
     outputs: list[Buffer],
     sizes: tuple[Dim, ...],
 ) -> Formula:
@@ -165,7 +154,7 @@ def _named(
     buffers = {a.name: tensor(called[a.name], extents(a.buffer), a.buffer.dtype) for a in arrays}
     variables: dict[Var, Var] = {}
     for a in arrays:
-        for place, axis in enumerate(dict.fromkeys(a.axes + a.over)):
+        for place, axis in enumerate(a.domain):
             letter = _LETTERS[place] if place < len(_LETTERS) else "x"
             wish = trace.words[axis.var.name] or letter
             if axis.var not in variables:

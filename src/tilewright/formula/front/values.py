@@ -23,7 +23,16 @@ from tilewright.formula.front.promotion import compute_type
 from tilewright.ir.analysis.bounds import prove
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.formula import Array, Axis, Extent, Monoid, extents, tensor, within_sizes
+from tilewright.ir.formula import (
+    Array,
+    Axis,
+    Extent,
+    Monoid,
+    extents,
+    tensor,
+    vars_of,
+    within_sizes,
+)
 from tilewright.ir.simplify import simplify
 from tilewright.lang.where import locate
 
@@ -180,7 +189,7 @@ class Value(Foreign):
 
     def over(self, axes: tuple[Axis, ...]) -> Value | None:
         """The array of this number over `axes`, if it is defined as one."""
-        inner = tuple(axis.var for axis in axes)
+        inner = vars_of(axes)
         before = len(self._outer) - len(axes)
         if self.shape or self._scalar is not None or self._read is not tuple or before < 0:
             return None
@@ -516,12 +525,12 @@ def define(
     axes = trace.axes(shape) if axes is None else axes
     kind = compute_type(dtype)
     with trace.inside(over):
-        body = elements(tuple(axis.var for axis in axes))
+        body = elements(vars_of(axes))
     body = body if monoid.startswith("arg") or by else cast(body, kind)
     if not shape and not monoid and trace.enclosing:
         return Value((), dtype, scalar=body)
-    bound = {axis.var for axis in axes + over}
-    free = {var for var in variables(body) - bound if var.name.startswith("%")}  # no sizes
+    free = variables(body) - {*vars_of(axes + over)}
+    free = {var for var in free if var.name.startswith("%")}  # no sizes
     outer = [axis for axis in trace.enclosing if axis.var in free]
     if len(outer) < len(free):
         raise CompileError(
@@ -529,7 +538,7 @@ def define(
             fix="return what depends on the indices from the function that gets them",
         )
     own = trace.axes([a.extent for a in outer], [trace.words[a.var.name] for a in outer])
-    body = substitute(body, {a.var: b.var for a, b in zip(outer, own, strict=True)})
+    body = substitute(body, dict(zip(vars_of(outer), vars_of(own), strict=True)))
     if stored is not None:
         kind, body = stored, cast(body, stored)
     buffer = tensor(trace.fresh(word), tuple(a.extent for a in own + axes), kind)
@@ -537,7 +546,7 @@ def define(
     trace.arrays.append(
         Array(buffer, own + axes, body, monoid, folds, scan is not None, by, loc=locate())
     )
-    return Value(shape, dtype, buffer, tuple(axis.var for axis in outer))
+    return Value(shape, dtype, buffer, vars_of(outer))
 
 
 def _define_long(

@@ -42,7 +42,7 @@ def is_free_of(formula: Formula, name: str) -> bool:
     known: dict[str, tuple[Array, Growth]] = {}
     try:
         for a in formula.arrays:
-            own = Growth(False, 1.0, tuple(axis.var for axis in a.axes))
+            own = Growth(False, 1.0, a.vars)
             found = own if a.name == name else _grown(a, known)
             if found.rate:
                 known[a.name] = a, found
@@ -52,12 +52,11 @@ def is_free_of(formula: Formula, name: str) -> bool:
 
 
 def _grown(a: Array, known: dict[str, tuple[Array, Growth]]) -> Growth:
-    axes = {axis.var: axis for axis in (*a.axes, *a.over)}
+    axes = {axis.var: axis for axis in a.domain}
     found = _Growths(known, axes)(a.body)
     if not found.rate or not a.monoid:
         return found
-    inner = {axis.var for axis in a.over}
-    alike = not any(inner & variables(i) for i in found.at)
+    alike = not any(a.folded & variables(i) for i in found.at)
     keeps = a.monoid in ("max", "min") or (a.monoid == "sum" and found.is_factor)
     if a.scan or not alike or not keeps:
         raise _Unknown
@@ -108,7 +107,7 @@ class _Growths:
             inside = isinstance(index, Var) and self.axes[index].extent <= extent
             if not inside and not (isinstance(index, Const) and 0 <= index.value < extent):
                 raise _Unknown
-        own = {axis.var: i for axis, i in zip(a.axes, read.indices, strict=True)}
+        own = dict(zip(a.vars, read.indices, strict=True))
         return found._replace(at=tuple(substitute(i, own) for i in found.at))
 
     def _chosen(self, node: Select, parts: list[Growth]) -> Growth:

@@ -43,7 +43,7 @@ def parted(formula: Formula, cotangents: frozenset[str], count: int) -> tuple[Fo
     values, rest = formula.outputs[:count], formula.outputs[count:]
     late = {*cotangents, *(b.name for b in rest)}
     for a in formula.arrays:
-        late |= {a.name} if any(r.buffer.name in late for r in reads(a)) else set()
+        late |= {a.name} if late & a.sources else set()
     early = [a for a in formula.arrays if a.name not in late]
     last = [a for a in formula.arrays if a.name in late]
     stored = _stored(early, values)
@@ -81,7 +81,7 @@ def _stored(early: list[Array], values: tuple[Buffer, ...]) -> dict[str, Buffer]
             inner = inner.a
         if a.buffer not in values or not isinstance(inner, Load) or not inner.dtype.is_float:
             continue
-        if inner.indices == tuple(axis.var for axis in a.axes):
+        if inner.indices == a.vars:
             found.setdefault(inner.buffer.name, a.buffer)
     return found
 
@@ -99,12 +99,10 @@ def _kept(
     early: list[Array], last: list[Array], stored: dict[str, Buffer]
 ) -> tuple[set[str], list[Array]]:
     """The names of what is read again, and what is computed again."""
-    needed = {r.buffer.name for a in last for r in reads(a)}
+    needed = set().union(*(a.sources for a in last))
     seconds: dict[str, float] = {}
     for a in early:
-        seconds[a.name] = _time(a) + sum(
-            seconds.get(name, 0) for name in {r.buffer.name for r in reads(a)} - stored.keys()
-        )
+        seconds[a.name] = _time(a) + sum(seconds.get(n, 0) for n in a.sources - stored.keys())
     kept: set[str] = set()
     again: list[Array] = []
     for a in reversed(early):
@@ -114,11 +112,11 @@ def _kept(
             kept.add(a.name)
         else:
             again.append(a)
-            needed |= {r.buffer.name for r in reads(a)}
+            needed |= a.sources
     return kept, again[::-1]
 
 
 def _time(a: Array) -> float:
     """Seconds that a definition takes, without what it reads."""
-    elements = prod(most(axis.extent) for axis in dict.fromkeys((*a.axes, *a.over)))
+    elements = prod(most(axis.extent) for axis in a.domain)
     return 2 * elements / (THREADS if product_of(a) is None else TENSOR)

@@ -22,15 +22,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
 
 from tilewright.formula.front.promotion import compute_type
-from tilewright.formula.front.trace import Names, needed
+from tilewright.formula.front.trace import Names
 from tilewright.formula.gradients.derivatives import pullback
 from tilewright.formula.gradients.invariance import is_free_of
 from tilewright.formula.gradients.inverse import readers
 from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Extent, Formula, array, reads, tensor, verify
+from tilewright.ir.formula import (
+    Array,
+    Axis,
+    Extent,
+    Formula,
+    array,
+    needed,
+    tensor,
+    vars_of,
+    verify,
+)
 from tilewright.ir.simplify import simplify
 from tilewright.support.errors import CompileError
 
@@ -53,7 +65,7 @@ def vjp(formula: Formula, wrt: Sequence[str] | None = None, values: bool = False
     found = Formula(
         f"{formula.name}_vjp",
         (*formula.inputs, *walk.cotangents),
-        tuple(needed([*formula.arrays, *walk.arrays], outputs)),
+        needed([*formula.arrays, *walk.arrays], outputs),
         outputs,
     )
     verify(found)
@@ -85,8 +97,8 @@ class _Backwards:
 
     def __init__(self, formula: Formula, targets: list[Buffer]) -> None:
         self.formula = formula
-        buffers = [*formula.inputs, *(a.buffer for a in formula.arrays)]
-        axes = [x.var.name for a in formula.arrays for x in (*a.axes, *a.over)]
+        buffers = formula.buffers
+        axes = [v.name for a in formula.arrays for v in vars_of(a.domain)]
         self.names = Names([*(b.name for b in buffers), *axes])
         self.arrays: list[Array] = []
         self.cotangents: list[Buffer] = []
@@ -116,7 +128,7 @@ class _Backwards:
     def _walk(self, active: set[str]) -> None:
         """From the outputs to the inputs, by arrays that depend on what is asked for."""
         for a in self.formula.arrays:
-            if a.buffer.dtype.is_float and any(r.buffer.name in active for r in reads(a)):
+            if a.buffer.dtype.is_float and active & a.sources:
                 active.add(a.name)
         for a in reversed(self.formula.arrays):
             if a.name not in active:
@@ -126,8 +138,8 @@ class _Backwards:
             total = self._total(a.buffer, self.names.fresh(f"d_{a.name}"), a)
             if total is None:
                 continue
-            own = {x.var: y.var for x, y in zip(self.axes[a.name], a.axes, strict=True)}
-            given = _FOLDS[_fold(a)](self, a, substitute(total, dict(own)))
+            own: dict[Var, Expr] = dict(zip(self._at(a.buffer), a.vars, strict=True))
+            given = _FOLDS[_fold(a)](self, a, substitute(total, own))
             for read, value in pullback(a.body, given).items():
                 if read.buffer.name in active:
                     self._add(a, read, value)
@@ -142,7 +154,7 @@ class _Backwards:
         )
 
     def _at(self, b: Buffer) -> tuple[Var, ...]:
-        return tuple(axis.var for axis in self.axes[b.name])
+        return vars_of(self.axes[b.name])
 
     def _total(self, b: Buffer, name: str, of: Array | None = None) -> Expr | None:
         """The adjoint of `b`, an element of an array over its axes; None if it is zero."""
@@ -163,18 +175,15 @@ class _Backwards:
             self.arrays.append(made)
             parts.append(Load(made.buffer, at))
         if not whole:
-            total = parts[0]
-            for part in parts[1:]:
-                total = total + part
+            total = reduce(add, parts)
             self.arrays.append(array(name, self.axes[b.name], total, loc=loc))
         return Load(self.arrays[-1].buffer, at)
 
     def _add(self, a: Array, read: Load, value: Expr) -> None:
         """What the read of one element in the body of `a` adds to its adjoint."""
         b = read.buffer
-        axes = a.axes if a.scan else a.axes + a.over
-        indices = tuple(self._index(i, axes) for i in read.indices)
-        found = readers(indices, self.axes[b.name], axes, lambda w: Var(self.names.fresh(w)))
+        indices = tuple(self._index(i, a.domain) for i in read.indices)
+        found = readers(indices, self.axes[b.name], a.domain, lambda w: Var(self.names.fresh(w)))
         new = {axis.var: self._again(axis) for axis in found.left}
         names = {old: axis.var for old, axis in new.items()}
         values = {var: substitute(e, dict(names)) for var, e in found.values.items()}
@@ -183,11 +192,9 @@ class _Backwards:
         conditions = [
             substitute(c.holds, dict(names))
             for c in found.conditions
-            if not (c.axis in {x.var for x in a.axes} and _is_zero_outside(body, own))
+            if not (c.axis in a.vars and _is_zero_outside(body, own))
         ]
-        holds: Expr = TRUE
-        for each in conditions:
-            holds = logical_and(holds, each)
+        holds: Expr = reduce(logical_and, [TRUE, *conditions])
         body = select(holds, body, const(0, body.dtype))
         over = tuple(new.values())
         ranges = Ranges({x.var: (0, x.extent - 1) for x in (*self.axes[b.name], *over)})
@@ -218,8 +225,7 @@ class _Backwards:
 
     def define(self, word: str, a: Array, body: Expr, monoid: str) -> Expr:
         """An element of a new array that folds as `a` does, but by `monoid`."""
-        axes = a.axes if a.scan else a.axes + a.over
-        new = {axis: self._again(axis) for axis in axes}
+        new = {axis: self._again(axis) for axis in a.domain}
         body = substitute(body, {x.var: y.var for x, y in new.items()})
         over = tuple(new[x] for x in a.over)
         made = array(
@@ -227,7 +233,7 @@ class _Backwards:
             monoid=monoid, over=over, scan=a.scan, loc=a.loc,
         )  # fmt: skip
         self.arrays.append(made)
-        return Load(made.buffer, tuple(x.var for x in a.axes))
+        return Load(made.buffer, a.vars)
 
     def from_the_end(self, word: str, a: Array, body: Expr) -> Expr:
         """The sum of `body` from each index of the scan's axis to its end."""
@@ -299,8 +305,7 @@ def _extreme(walk: _Backwards, a: Array, given: Expr) -> Expr:
     """To the elements that are equal to the result, shared evenly."""
     body = _wide(a.body)
     one, zero = const(1, given.dtype), const(0, given.dtype)
-    result = Load(a.buffer, tuple(axis.var for axis in a.axes))
-    equal = compare("==", body, _wide(result))
+    equal = compare("==", body, _wide(a.element))
     ties = walk.define("ties", a, select(equal, one, zero), "sum")
     return select(equal, given / ties, zero)
 
@@ -323,10 +328,6 @@ def _product(walk: _Backwards, a: Array, given: Expr) -> Expr:
     return select(is_zero, alone, rest)
 
 
-def _running_sum(walk: _Backwards, a: Array, given: Expr) -> Expr:
-    return walk.from_the_end("rest", a, given)
-
-
 def _running_product(walk: _Backwards, a: Array, given: Expr) -> Expr:
     """Products that reach an element: those before the first zero, for the first zero those up to
     the second."""
@@ -346,6 +347,6 @@ _FOLDS: dict[str, Callable[[_Backwards, Array, Expr], Expr]] = {
     "max": _extreme,
     "min": _extreme,
     "prod": _product,
-    "scan sum": _running_sum,
+    "scan sum": lambda walk, a, given: walk.from_the_end("rest", a, given),
     "scan prod": _running_product,
 }

@@ -19,7 +19,7 @@ from tilewright.formula.tiles.kernels import KernelPlan
 from tilewright.ir.atoms import Feature
 from tilewright.ir.chips import Chip
 from tilewright.ir.core import *
-from tilewright.ir.formula import Extent, Formula, extents, most, reads
+from tilewright.ir.formula import Extent, Formula, extents, most, reads, vars_of
 from tilewright.ir.target import Target
 from tilewright.passes.overlap import unit_times as units
 
@@ -121,9 +121,9 @@ class _Kernel:
 
     def price(self, inputs: Iterable[Buffer]) -> Price:
         tensor = threads = extra = 0.0
-        grid = {axis.var for axis in self.kernel.grid}
+        grid = {*vars_of(self.kernel.grid)}
         for f in self.kernel.folds:
-            own = {axis.var for axis in (*f.axes, *f.over)}
+            own = {*vars_of(f.domain)}
             again = self.tiles(grid - own, COLUMNS)
             elements = self.count(own) * again
             product = self.products.get(f.name)
@@ -136,7 +136,7 @@ class _Kernel:
                 extra += self.operand(side, own) * again
         for a in self.kernel.outputs:
             if a.is_pointwise:
-                threads += self.count(x.var for x in a.axes) * weight(a.body) / self.rates.threads
+                threads += self.count(a.vars) * weight(a.body) / self.rates.threads
         moved = self.moved(inputs)
         # few blocks leave most of the chip idle
         blocks = self.tiles(grid, ROWS if self.products else 1)
@@ -180,8 +180,7 @@ def least(formula: Formula, rates: Rates, stored: Iterable[Buffer] = ()) -> floa
     and read."""
     tensor = threads = 0.0
     for a in formula.arrays:
-        axes = dict.fromkeys((*a.axes, *a.over))
-        elements = prod(float(size_of(x.extent, formula.sizes)) for x in axes)
+        elements = prod(float(size_of(x.extent, formula.sizes)) for x in a.domain)
         product = product_of(a)
         if product is None:
             threads += elements * weight(a.body) / rates.threads

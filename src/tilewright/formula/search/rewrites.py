@@ -7,16 +7,24 @@ are in `formula/laws.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from tilewright.formula.factors import product
+from tilewright.formula.front.trace import Names
 from tilewright.formula.inline import Normal
-from tilewright.formula.matrices import Product, factors_of, product_of
+from tilewright.formula.matrices import (
+    Product,
+    axes_met,
+    factors_of,
+    form_of,
+    product_of,
+    swapped,
+)
 from tilewright.ir.core import *
 from tilewright.ir.dtype import DType, promote
-from tilewright.ir.formula import Array, Axis, Formula, array, reads
+from tilewright.ir.formula import Array, Axis, Formula, array, needed, vars_of
 
 SIDES = ("left", "right")
 
@@ -37,7 +45,7 @@ def reordered_products(formula: Formula) -> Iterator[tuple[tuple[str, ...], Form
         t[k < 32, j < 32]: float32 = sum{r < 4} a[k, r] * b[r, j]
         y[i < 64, j < 32]: float32 = sum{k < 32} x[i, k] * t[k, j]
     """
-    readers = Counter(name for a in formula.arrays for name in {r.buffer.name for r in reads(a)})
+    readers = Counter(name for a in formula.arrays for name in a.sources)
     outputs = {b.name for b in formula.outputs}
     for f in formula.arrays:
         if product_of(f) is None:
@@ -58,13 +66,13 @@ def reordered_products(formula: Formula) -> Iterator[tuple[tuple[str, ...], Form
 
 def _turned(f: Array, factor: Load, inner: Array) -> tuple[Array, Array] | None:
     """The two arrays, the other product inside."""
-    taken = {x.var.name for x in (*f.axes, *f.over)}
-    own = {x.var: _fresh(x.var, taken) for x in inner.over}
-    at: dict[Var, Expr] = dict(zip((x.var for x in inner.axes), factor.indices, strict=True))
+    names = Names(v.name for v in vars_of(f.domain))
+    own = {v: Var(names.fresh(v.name), v.dtype) for v in vars_of(inner.over)}
+    at: dict[Var, Expr] = dict(zip(inner.vars, factor.indices, strict=True))
     factors = factors_of(substitute(inner.body, at | own))
     others = factors_of(f.body)
     others.remove(factor)
-    along = {x.var for x in f.over}
+    along = f.folded
     depth = tuple(Axis(own[x.var], x.extent) for x in inner.over)
     beside = [x for x in factors if along & variables(x)]
     outside = [x for x in factors if not along & variables(x)]
@@ -76,17 +84,10 @@ def _turned(f: Array, factor: Load, inner: Array) -> tuple[Array, Array] | None:
     axes = tuple(x for v, x in ends.items() if v in used)
     made = array(inner.name, axes, product([*beside, *inside]), inner.buffer.dtype,
                  monoid="sum", over=f.over, given=inner.given, loc=inner.loc)  # fmt: skip
-    element = Load(made.buffer, tuple(x.var for x in axes))
     rest = [x for x in others if x not in inside]
-    outer = replace(f, body=product([*outside, element, *rest]), over=depth)
+    outer = replace(f, body=product([*outside, made.element, *rest]), over=depth)
     both = product_of(made), product_of(outer)
     return None if None in both else (made, outer)
-
-
-def _fresh(var: Var, taken: set[str]) -> Var:
-    name = next(n for n in (var.name, *(f"{var.name}{k}" for k in range(1, 99))) if n not in taken)
-    taken.add(name)
-    return Var(name, var.dtype)
 
 
 def joined_sums(formula: Formula) -> Iterator[tuple[tuple[str, ...], Formula]]:
@@ -109,24 +110,16 @@ def joined_sums(formula: Formula) -> Iterator[tuple[tuple[str, ...], Formula]]:
         for node in dict.fromkeys(walk(reader.body)):
             if not isinstance(node, Bin) or node.op != "+" or not node.dtype.is_float:
                 continue
-            terms = [_term(formula, side) for side in (node.a, node.b)]
-            if terms[0] is None or terms[1] is None:
+            first, second = (_term(formula, side) for side in (node.a, node.b))
+            both = _joined(formula, reader, first, second) if first and second else None
+            if first is None or second is None or both is None:
                 continue
-            both = _joined(formula, reader, terms[0], terms[1])
-            if both is None:
-                continue
-            element = Load(both.buffer, tuple(x.var for x in both.axes))
-            own = replace(reader, body=transform(reader.body, _put(element, node)))
+            body = swapped(reader.body, node, both.element)
             arrays: list[Array] = []
             for a in formula.arrays:
-                arrays += [both, own] if a is reader else [a]
-            kept = _needed(arrays, {b.name for b in formula.outputs})
-            names = terms[0].of.name, terms[1].of.name
-            yield names, replace(formula, arrays=tuple(kept))
-
-
-def _put(element: Expr, place: Expr) -> Callable[[Expr], Expr | None]:
-    return lambda node: element if node is place else None
+                arrays += [both, replace(a, body=body)] if a is reader else [a]
+            found = replace(formula, arrays=needed(arrays, formula.outputs))
+            yield (first.of.name, second.of.name), found
 
 
 @dataclass(frozen=True)
@@ -154,35 +147,25 @@ def _joined(formula: Formula, reader: Array, a: _Term, b: _Term) -> Array | None
         return None
     if any(x.extent != y.extent for x, y in zip(a.of.over, b.of.over, strict=True)):
         return None
-    taken = {x.var.name for x in (*reader.axes, *reader.over)}
-    depth = tuple(Axis(_fresh(x.var, taken), x.extent) for x in a.of.over)
+    taken = Names(v.name for v in vars_of(reader.domain))
+    depth = tuple(Axis(Var(taken.fresh(x.var.name), x.var.dtype), x.extent) for x in a.of.over)
 
     def factors(term: _Term) -> Counter[Expr]:
-        places = (*term.read.indices, *(x.var for x in depth))
-        old = (x.var for x in (*term.of.axes, *term.of.over))
-        return Counter(factors_of(substitute(term.of.body, dict(zip(old, places, strict=True)))))
+        places = (*term.read.indices, *vars_of(depth))
+        new = dict(zip(vars_of(term.of.domain), places, strict=True))
+        return Counter(factors_of(substitute(term.of.body, new)))
 
     first, second = factors(a), factors(b)
     common = first & second
     rest = [*(first - common).elements(), *a.number], [*(second - common).elements(), *b.number]
     if not common or not all(rest):
         return None
-    ends = {x.var: x for x in (*reader.axes, *reader.over)}
+    ends = {x.var: x for x in reader.domain}
     axes = tuple(ends[i] for i in a.read.indices if isinstance(i, Var))
-    names = {x.name for x in (*formula.inputs, *(y.buffer for y in formula.arrays))}
-    name = _fresh(Var(f"{a.of.name}_{b.of.name}"), names).name
+    name = Names(x.name for x in formula.buffers).fresh(f"{a.of.name}_{b.of.name}")
     body = product([*common.elements(), product(rest[0]) + product(rest[1])])
     found = array(name, axes, body, a.of.buffer.dtype, monoid="sum", over=depth, loc=reader.loc)
     return found if product_of(found) is not None else None
-
-
-def _needed(arrays: list[Array], outputs: set[str]) -> list[Array]:
-    needed, kept = set(outputs), []
-    for a in reversed(arrays):
-        if a.name in needed:
-            kept.append(a)
-            needed |= {read.buffer.name for read in reads(a)}
-    return kept[::-1]
 
 
 def storable(formula: Formula) -> Iterator[tuple[str, str]]:
@@ -200,7 +183,7 @@ def storable(formula: Formula) -> Iterator[tuple[str, str]]:
             kind = operand_type(found, given)
             whole, _ = _whole(found, side)
             stored = whole is operand and isinstance(inner, Load) and inner.dtype == kind
-            form = _form(whole)
+            form = form_of(whole)
             stored |= form in known  # by the decision about another product
             known.add(form)
             if not stored and kind.is_float and kind.bits <= operand.dtype.bits:
@@ -243,14 +226,14 @@ def stored_operand(normal: Normal, name: str, side: str) -> tuple[Normal, str] |
         return None
     kind = operand_type(p, {b.name for b in formula.inputs})
     operand, _ = _whole(p, side)
-    ends = {x.var: x for x in (*f.axes, *f.over)}
-    batch = [x.var for x in f.axes if x.var in p.batch]
+    ends = {x.var: x for x in f.domain}
+    batch = [v for v in f.vars if v in p.batch]
     axes = tuple(ends[v] for v in _order(operand, p, side, batch) if v in variables(operand))
-    word = next((a.name for a in normal.inlined if a.given and _form(a.body) == _form(operand)),
+    word = next((a.name for a in normal.inlined if a.given and form_of(a.body) == form_of(operand)),
                 f"{name}_{side}")  # fmt: skip
-    names = {x.name for x in (*formula.inputs, *(y.buffer for y in formula.arrays))}
-    made = array(_fresh(Var(word), names).name, axes, cast(operand, kind), loc=f.loc)
-    form, places = _form(operand), _places(operand)
+    name = Names(x.name for x in formula.buffers).fresh(word)
+    made = array(name, axes, cast(operand, kind), loc=f.loc)
+    form, places = form_of(operand), axes_met(operand)
     arrays: list[Array] = []
     for a in formula.arrays:
         for each in SIDES:
@@ -258,10 +241,10 @@ def stored_operand(normal: Normal, name: str, side: str) -> tuple[Normal, str] |
             if own is None:
                 break
             expr, scale = _whole(own, each)
-            if _form(expr) != form or operand_type(own, {b.name for b in formula.inputs}) != kind:
+            if form_of(expr) != form or operand_type(own, {b.name for b in formula.inputs}) != kind:
                 continue
-            at = dict(zip(places, _places(expr), strict=True))
-            own_ends = {x.var: x.extent for x in (*a.axes, *a.over)}
+            at = dict(zip(places, axes_met(expr), strict=True))
+            own_ends = {x.var: x.extent for x in a.domain}
             if any(own_ends.get(at[x.var]) != x.extent for x in axes):
                 continue
             element = Load(made.buffer, tuple(at[x.var] for x in axes))
@@ -274,8 +257,8 @@ def stored_operand(normal: Normal, name: str, side: str) -> tuple[Normal, str] |
         arrays.append(a)
     if made not in arrays:
         return None
-    kept = _needed(arrays, {b.name for b in formula.outputs})
-    return replace(normal, formula=replace(formula, arrays=tuple(kept))), made.name
+    kept = needed(arrays, formula.outputs)
+    return replace(normal, formula=replace(formula, arrays=kept)), made.name
 
 
 def _whole(p: Product, side: str) -> tuple[Expr, Expr | None]:
@@ -298,14 +281,3 @@ def _order(operand: Expr, p: Product, side: str, batch: list[Var]) -> Sequence[V
         if len(read.indices) == len(used) and set(read.indices) == used:
             return [v for v in read.indices if isinstance(v, Var)]
     return found
-
-
-def _places(expr: Expr) -> list[Var]:
-    """Its axes, in the order in which they are met."""
-    return list(dict.fromkeys(node for node in walk(expr) if isinstance(node, Var)))
-
-
-def _form(expr: Expr) -> Expr:
-    """The expression over axes without names."""
-    numbers = {v: Var(f"#{n}", v.dtype) for n, v in enumerate(_places(expr))}
-    return substitute(expr, dict(numbers))

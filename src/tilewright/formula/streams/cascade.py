@@ -35,8 +35,8 @@ from tilewright.formula.streams.stream import (
     Stage,
     Stream,
     Sum,
+    made,
     old,
-    value_of,
 )
 from tilewright.formula.streams.written import Writer
 from tilewright.ir.arith import Bin, Call, Cast, Cmp, Const, Expr, Select, Var, cast, const
@@ -566,13 +566,7 @@ def _needed(stages: list[Stage]) -> list[Stage]:
                     read |= variables(value)
                 case Sum(var, term, shifts):
                     read |= variables(term) | {s.of for s in shifts if s.of is not var}
-        kept = [s for s in stages if isinstance(s, Result) or not read.isdisjoint(_names(s))]
+        kept = [s for s in stages if isinstance(s, Result) or not read.isdisjoint(made(s))]
         if len(kept) == len(stages):
             return kept
         stages = kept
-
-
-def _names(stage: Fold | Center | Sum) -> set[Var]:
-    if isinstance(stage, Fold) and stage.monoid.startswith("arg"):
-        return {stage.var, value_of(stage)}
-    return {stage.var}

@@ -25,7 +25,7 @@ which stays the same along the axis.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from tilewright.ir.arith import Expr, Var
 from tilewright.ir.formula import Monoid
@@ -98,6 +98,7 @@ class Result:
 
 
 Stage: TypeAlias = "Fold | Center | Sum | Result"
+S = TypeVar("S", "Fold", "Center", "Sum", "Result")
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,10 @@ class Stream:
     def state(self) -> tuple[Fold | Center | Sum, ...]:
         return tuple(s for s in self.stages if not isinstance(s, Result))
 
+    def of(self, kind: type[S]) -> list[S]:
+        """The stages of one kind."""
+        return [s for s in self.stages if isinstance(s, kind)]
+
 
 def old(var: Var) -> Var:
     """What `var`, a center, was before the step.
@@ -126,3 +131,15 @@ def old(var: Var) -> Var:
 def value_of(fold: Fold) -> Var:
     """The greatest or smallest term, of which a fold by argmax or argmin has the place."""
     return Var(f"{fold.var.name}.value", fold.term.dtype)
+
+
+def made(stage: Stage) -> set[Var]:
+    """What a stage gives a value."""
+    match stage:
+        case Result(level):
+            return {level}
+        case Center(var):
+            return {var, old(var)}
+        case Fold(var, "argmax" | "argmin"):
+            return {var, value_of(stage)}
+    return {stage.var}

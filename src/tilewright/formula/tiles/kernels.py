@@ -20,9 +20,9 @@ from math import inf, prod
 from typing import TypeAlias
 
 from tilewright.formula.inline import Normal
-from tilewright.formula.matrices import MOST_COMBINED, MOST_FOLDED, Product, product_of
+from tilewright.formula.matrices import MOST_COMBINED, MOST_FOLDED, Product, form_of, product_of
 from tilewright.ir.core import *
-from tilewright.ir.formula import NEUTRAL, Array, Axis, Extent, Formula, most, reads
+from tilewright.ir.formula import NEUTRAL, Array, Axis, Extent, Formula, most, reads, vars_of
 from tilewright.support.errors import CompileError
 
 # an axis that no product walks is held by a block if it is not longer than this
@@ -56,8 +56,7 @@ class KernelPlan:
     @property
     def levels(self) -> tuple[Array, ...]:
         """The folds of the loop, in order."""
-        along = {axis.var for axis in self.stream}
-        return tuple(f for f in self.folds if along & {axis.var for axis in f.over})
+        return tuple(f for f in self.folds if not f.folded.isdisjoint(vars_of(self.stream)))
 
 
 class Apart(Exception):
@@ -123,7 +122,7 @@ def _grouped(
 def _read_by(plan: KernelPlan) -> set[str]:
     """The names of the arrays in memory that a kernel reads."""
     arrays = (*plan.folds, *plan.outputs)
-    return {read.buffer.name for a in arrays for read in reads(a)} - {a.name for a in arrays}
+    return set().union(*(a.sources for a in arrays)) - {a.name for a in arrays}
 
 
 def _together(
@@ -139,8 +138,7 @@ def _together(
         plan = _kernel(roots, normal, in_memory, planned)
     except Apart:
         return None
-    grid = {axis.var for axis in plan.grid}
-    if any(not grid <= {axis.var for axis in a.axes} for a in plan.outputs):
+    if any(not {*vars_of(plan.grid)} <= {*a.vars} for a in plan.outputs):
         return None
     same = [not p.folds or _blocks(p) == _blocks(plan) for p in apart]
     return plan if all(same) else None
@@ -170,12 +168,12 @@ def _kernel_of(roots: list[Array], folds: list[Array], normal: Normal) -> Kernel
     own = {a.name for a in roots}
     arrays = [*folds, *(a for a in roots if a.is_pointwise)]
     pointwise = {a.name for a in roots if a.is_pointwise}
-    if any(read.buffer.name in pointwise for a in arrays for read in reads(a)):
+    if any(pointwise & a.sources for a in arrays):
         raise Apart(roots[-1].name, "reads what its kernel leaves in memory")
     arrays, named = _on_shared_axes(arrays, {a.name for a in folds}, normal.inlined)
     outputs = tuple(a for a in arrays if a.name in own)
     folds = [a for a in arrays if not a.is_pointwise]
-    extents = {axis.var: axis.extent for a in arrays for axis in (*a.axes, *a.over)}
+    extents = {axis.var: axis.extent for a in arrays for axis in a.domain}
     _check_kept(outputs, folds)
     largest = max(outputs, key=lambda a: len(a.axes))
     sizes = normal.formula.sizes
@@ -184,7 +182,7 @@ def _kernel_of(roots: list[Array], folds: list[Array], normal: Normal) -> Kernel
         whole = [x.extent for x in (*f.axes, *f.over) if roles.get(x.var) == "whole"]
         held = prod(most(n, sizes) for n in whole if n != CHOSEN)
         fits = MOST_COMBINED if f.by and len(f.over) + len(f.axes) > 1 else MOST_FOLDED
-        again = any(r.buffer.name == f.name for g in folds for r in reads(g))
+        again = any(f.name in g.sources for g in folds)
         if held > fits and again and f.name not in own and product_of(f) is None:
             raise Apart(f.name, f"folds {held:,} elements, more than a block can hold")
     if any(axis.var not in roles for a in outputs for axis in a.axes):
@@ -201,7 +199,7 @@ def _kernel_of(roots: list[Array], folds: list[Array], normal: Normal) -> Kernel
 def _check_alone(own: set[str], folds: list[Array], sizes: tuple[Dim, ...]) -> None:
     """Rows that many blocks can fold are not left to the one that folds what comes of them."""
     for f in reversed(folds):
-        outside = {axis.var for g in folds for axis in g.over} & {axis.var for axis in f.axes}
+        outside = set().union(*(g.folded for g in folds)) & {*f.vars}
         size = prod(most(axis.extent, sizes) for axis in (*f.axes, *f.over))
         if outside and f.name not in own and product_of(f) is None and size > MOST_ALONE:
             raise Apart(f.name, f"folds {size:,} elements, for a kernel of one block")
@@ -213,7 +211,7 @@ def _check_whole(
     """What a block holds at once has a length that is known, or a longest one."""
     for var, role in roles.items():
         if role == "whole" and most(extents[var], sizes) == inf:
-            a = next(a for a in arrays if var in {axis.var for axis in (*a.axes, *a.over)})
+            a = next(a for a in arrays if var in vars_of(a.domain))
             raise CompileError(
                 f"{a.name} needs all of an axis of {extents[var]} elements at once, however long "
                 "calls make it",
@@ -227,16 +225,15 @@ def _check_kept(outputs: tuple[Array, ...], folds: list[Array]) -> None:
     """What is folded along an axis that an output keeps has to lie in memory, if it is computed
     from what the kernel computes: each block has a part of it only."""
     inside = {f.name for f in folds}
-    kept = {axis.var for a in outputs for axis in a.axes}
+    kept = {v for a in outputs for v in a.vars}
     for f in folds:
         if f.scan or f.name in {a.name for a in outputs} or product_of(f) is not None:
             continue
-        along = kept & {axis.var for axis in f.over}
-        if along and any({x.var for x in f.axes} & {x.var for x in g.over} for g in folds):
+        along = kept & f.folded
+        if along and any(g.folded & {*f.vars} for g in folds):
             raise Apart(f.name, "is folded along what blocks have a part of")
         products = {g.name for g in folds if product_of(g) is not None}
-        reading = {read.buffer.name for read in reads(f)} & inside
-        if along and reading & _with_sources(products, folds):
+        if along and f.sources & inside & _with_sources(products, folds):
             raise Apart(f.name, "is folded along an axis of what it is needed for")
 
 
@@ -244,18 +241,17 @@ def _with_sources(names: set[str], folds: list[Array]) -> set[str]:
     """`names`, and the folds that are computed from them."""
     found = set(names)
     for f in folds:
-        if any(read.buffer.name in found for read in reads(f)):
-            found.add(f.name)
+        found |= {f.name} if found & f.sources else set()
     return found
 
 
 def _inner_of(folds: list[Array], stream: tuple[Axis, ...], roots: list[Array]) -> str:
     """The fold that has the axes of a loop itself, or the last of its folds; without one, outputs
     are too many."""
-    along, own = {axis.var for axis in stream}, {a.name for a in roots}
+    along, own = {*vars_of(stream)}, {a.name for a in roots}
     others = [f for f in folds if f.name not in own]
-    inner = [f.name for f in others if along & {axis.var for axis in f.axes}]
-    inner = inner or [f.name for f in others if along & {axis.var for axis in f.over}]
+    inner = [f.name for f in others if along & {*f.vars}]
+    inner = inner or [f.name for f in others if along & f.folded]
     return inner[-1] if inner else roots[-1].name
 
 
@@ -265,7 +261,7 @@ def _folds_of(roots: list[Array], formula: Formula, in_memory: set[str]) -> list
     found = []
     for a in reversed(formula.arrays):
         if a.name in needed and a.name not in in_memory:
-            needed |= {read.buffer.name for read in reads(a)} - in_memory
+            needed |= a.sources - in_memory
             if not a.is_pointwise:
                 found.append(a)
     return found[::-1]
@@ -283,15 +279,15 @@ def _on_shared_axes(
             inner = definitions.get(read.buffer.name)
             if inner is None or read.buffer.name not in folds:
                 continue
-            for index, axis in zip(read.indices, inner.axes, strict=True):
+            for index, var in zip(read.indices, inner.vars, strict=True):
                 if not isinstance(index, Var):
                     raise Apart(inner.name, f"is read at {_plain(index)}")
-                if not classes.join(index, axis.var):
+                if not classes.join(index, var):
                     raise Apart(inner.name, "is read along two axes of one array")
     for (p, a), (q, b) in combinations(enumerate(fresh), 2):
         if arrays[p].is_beside(arrays[q]):  # elements of one tuple are folded together
-            for x, y in zip((*a.axes, *a.over), (*b.axes, *b.over), strict=True):
-                classes.join(x.var, y.var)
+            for x, y in zip(vars_of(a.domain), vars_of(b.domain), strict=True):
+                classes.join(x, y)
     _share_inputs(fresh, definitions, classes)
     _share_loose(fresh, classes)
     names = _names(fresh, classes, _sizes_of(arrays))
@@ -324,23 +320,23 @@ def _share_loose(arrays: list[Array], classes: _Classes) -> None:
     """Axes that nothing is read along are one at the same place of arrays of one shape."""
     for a, b in combinations((a for a in arrays if a.is_pointwise), 2):
         if a.buffer.shape == b.buffer.shape:
-            for x, y in zip(a.axes, b.axes, strict=True):
-                if x.var in _loose(a) and y.var in _loose(b):
-                    classes.join(x.var, y.var)
+            for x, y in zip(a.vars, b.vars, strict=True):
+                if x in _loose(a) and y in _loose(b):
+                    classes.join(x, y)
 
 
 def _loose(a: Array) -> set[Var]:
     """The axes of `a` that nothing is read along."""
     read = {v for r in reads(a) for index in r.indices for v in variables(index)}
-    return {axis.var for axis in (() if a.monoid else a.axes)} - read
+    return set() if a.monoid else {*a.vars} - read
 
 
 class _Classes:
     """Axes that are one, by union and find."""
 
     def __init__(self, arrays: Iterable[Array]) -> None:
-        self.arrays = [[axis.var for axis in dict.fromkeys((*a.axes, *a.over))] for a in arrays]
-        self.extents = {x.var: x.extent for a in arrays for x in (*a.axes, *a.over)}
+        self.arrays = [vars_of(a.domain) for a in arrays]
+        self.extents = {x.var: x.extent for a in arrays for x in a.domain}
         self.above: dict[Var, Var] = {}
 
     def root(self, var: Var) -> Var:
@@ -363,21 +359,21 @@ class _Classes:
 
 def _sizes_of(arrays: Sequence[Array]) -> set[str]:
     """The names of the sizes that arrays mention."""
-    axes = [axis for a in arrays for axis in (*a.axes, *a.over)]
+    axes = [axis for a in arrays for axis in a.domain]
     ends = [axis.extent for axis in axes if isinstance(axis.extent, Expr)]
     found = {v for expr in (*ends, *(a.body for a in arrays)) for v in variables(expr)}
-    return {v.name for v in found - {axis.var for axis in axes}}
+    return {v.name for v in found - {*vars_of(axes)}}
 
 
 def _names(arrays: Sequence[Array], classes: _Classes, taken: set[str]) -> dict[Var, Var]:
     """A short name for each class: that of the last array's axis, as the user sees it first."""
     names: dict[Var, Var] = {}
     for a in reversed(arrays):
-        for axis in (*a.axes, *a.over):
-            root = classes.root(axis.var)
+        for var in vars_of(a.domain):
+            root = classes.root(var)
             if root in names:
                 continue
-            base = axis.var.name.split(".")[-1].rstrip("0123456789") or "i"
+            base = var.name.split(".")[-1].rstrip("0123456789") or "i"
             options = [base, *(c for c in "ijklmnpqrstuvw"), *(f"{base}{n}" for n in range(99))]
             name = next(c for c in options if c not in taken)
             taken.add(name)
@@ -387,7 +383,7 @@ def _names(arrays: Sequence[Array], classes: _Classes, taken: set[str]) -> dict[
 
 @lru_cache(maxsize=512)
 def _on_own_axes(a: Array) -> Array:
-    return _renamed(a, {x.var: Var(f"{a.name}.{x.var.name}") for x in (*a.axes, *a.over)})
+    return _renamed(a, {v: Var(f"{a.name}.{v.name}") for v in vars_of(a.domain)})
 
 
 def _renamed(a: Array, new: dict[Var, Var]) -> Array:
@@ -403,22 +399,13 @@ def _named(arrays: Sequence[Array], inlined: Sequence[Array]) -> dict[Expr, str]
     forms: dict[Expr, str] = {}
     for a in inlined:
         if a.given and not isinstance(a.body, (Load, Const, Var, Cast)):
-            forms.setdefault(_form(a.body), a.name)
+            forms.setdefault(form_of(a.body), a.name)
     found: dict[Expr, str] = {}
     for a in arrays if forms else ():
         for node in walk(a.body):
-            if node.children and not isinstance(node, Load) and _form(node) in forms:
-                found[node] = forms[_form(node)]
+            if node.children and not isinstance(node, Load) and (form := form_of(node)) in forms:
+                found[node] = forms[form]
     return found
-
-
-def _form(expr: Expr) -> Expr:
-    """The expression over axes without names, numbered as they are met."""
-    order: dict[Var, Expr] = {}
-    for node in walk(expr):
-        if isinstance(node, Var):
-            order.setdefault(node, Var(f"#{len(order)}"))
-    return substitute(expr, order)
 
 
 def _tiled(axes: list[Axis], sizes: tuple[Dim, ...]) -> int:
@@ -450,7 +437,7 @@ def _roles(
             roles.setdefault(axis.var, "tile" if axis in own[-tiled:] else "each")
         return roles, stream
     batch = frozenset[Var].intersection(*(p.batch for p in products.values()))
-    needed = {v for f in folds if f.name in inner for v in (axis.var for axis in f.axes)}
+    needed = {v for f in folds if f.name in inner for v in f.vars}
     sides = {v for p in products.values() for v in (*p.rows[-1:], *p.columns[-1:])}
     for axis in own:
         if axis.var in batch or axis.var not in sides:
@@ -477,8 +464,7 @@ def _stream(
     for f in folds:
         if f.name in inner:
             continue
-        walks = f.name in products or any(read.buffer.name in inner for read in reads(f))
-        walks |= _is_endless(f, sizes)
+        walks = f.name in products or inner & f.sources or _is_endless(f, sizes)
         if walks and f.over not in found:
             found.append(f.over)
     if len(found) > 1:
@@ -489,8 +475,9 @@ def _stream(
     if not found:
         return (), inner
     stream = found[0]
+    steps = {*vars_of(stream)}
     for f in folds:
-        along = {axis.var for axis in stream} & {axis.var for axis in f.over}
+        along = steps & f.folded
         if along and f.scan:
             raise Apart(min(inner, default=f.name), "is needed along the axis of a scan")
         if along and f.over != stream:
@@ -498,8 +485,8 @@ def _stream(
         if along and not inner and products and f.name not in products:
             reason = "is a fold of rows: read once more, operands of products stay where they lie"
             raise Apart(f.name, reason)
-    _check_order(folds, {axis.var for axis in stream})
-    _check_rows(folds, {axis.var for axis in stream}, products)
+    _check_order(folds, steps)
+    _check_rows(folds, steps, products)
     if any(f.by and f.over == stream for f in folds):
         return stream, inner  # whose order may count
     order = sorted(
@@ -515,19 +502,14 @@ def _is_endless(f: Array, sizes: tuple[Dim, ...]) -> bool:
 
 def _is_folded(f: Array, folds: list[Array]) -> bool:
     """Whether another fold reads `f` and folds one of its axes."""
-    own = {axis.var for axis in f.axes}
-    return any(
-        not own.isdisjoint(axis.var for axis in g.over)
-        and any(read.buffer.name == f.name for read in reads(g))
-        for g in folds
-    )
+    return any(f.name in g.sources and g.folded & {*f.vars} for g in folds)
 
 
 def _check_order(folds: list[Array], along: set[Var]) -> None:
     """What is computed in a step may not need what the whole loop gives."""
-    levels = {f.name for f in folds if along & {axis.var for axis in f.over}}
+    levels = {f.name for f in folds if along & f.folded}
     for f in folds:
-        if f.name not in levels and along & {axis.var for axis in f.axes}:
+        if f.name not in levels and along & {*f.vars}:
             for read in reads(f):
                 if read.buffer.name in levels:
                     raise Apart(read.buffer.name, f"is needed in each step of {f.name}")
@@ -537,15 +519,9 @@ def _check_rows(folds: list[Array], along: set[Var], products: Collection[str]) 
     """A row of numbers that a loop beside products goes along is kept, few bytes: each block
     would compute it again, and threads while products wait."""
     for f in folds:
-        own = {axis.var for axis in f.axes}
-        if along & own and not along & {axis.var for axis in f.over} and f.name not in products:
-            inner = {g.name for g in folds if g.name in products and not _is_level(g, along)}
-            if inner:
-                raise Apart(f.name, "would be folded again by each block whose loop goes along it")
-
-
-def _is_level(f: Array, along: set[Var]) -> bool:
-    return not along.isdisjoint(axis.var for axis in f.over)
+        is_row = along & {*f.vars} and not along & f.folded and f.name not in products
+        if is_row and any(g.name in products and not along & g.folded for g in folds):
+            raise Apart(f.name, "would be folded again by each block whose loop goes along it")
 
 
 def _is_plain(var: Var, folds: list[Array]) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import inf, isfinite, isinf
 
 from tilewright.formula.check.verify import Mismatch, Verdict, verify
-from tilewright.formula.factors import FAR, is_far, product
-from tilewright.formula.matrices import factors_of
+from tilewright.formula.factors import FAR, is_far, is_power, product
+from tilewright.formula.matrices import factors_of, swapped
 from tilewright.formula.streams.cascade import Refused, derive
 from tilewright.formula.streams.stream import (
     Center,
@@ -20,13 +20,12 @@ from tilewright.formula.streams.stream import (
     old,
     value_of,
 )
-from tilewright.formula.tiles.kernels import Apart, KernelPlan
+from tilewright.formula.tiles.kernels import Apart
 from tilewright.formula.tiles.pieces import ATOM, PLUS, TIMES, UNARY, Piece
 from tilewright.formula.tiles.text import Writer
 from tilewright.ir.core import *
-from tilewright.ir.formula import NEUTRAL, Array, Monoid, reads
+from tilewright.ir.formula import NEUTRAL, Array, Monoid, names_in, vars_of
 
-_POWERS = ("exp", "exp2", "exp10")
 _MERGE = {"max": "T.maximum({}, {})", "min": "T.minimum({}, {})", "prod": "{} * {}"}
 
 
@@ -43,7 +42,7 @@ class Loop:
         elements = {v for v, e in self.back.items() if self._varies(e)}
         elements |= {self.along}
         alone = _alone(levels, frozenset(elements), self.along)
-        grows = any(isinstance(n, Call) and n.name in _POWERS for x in levels for n in walk(x.body))
+        grows = any(is_power(n) for x in levels for n in walk(x.body))
         extent = self._extent(levels)
         try:  # factors are taken out of sums, but those of a power may leave its range
             skip = alone and (grows or not levels)
@@ -60,7 +59,10 @@ class Loop:
         if isinstance(verdict, Mismatch):
             raise Apart(self._apart(), f"is computed first: its loop is wrong, {verdict}")
         self.levels, self.verdict = levels, verdict
-        self.centers = {s.var: s for s in self.stream.stages if isinstance(s, Center)}
+        self.centers = {s.var: s for s in self.stream.of(Center)}
+        self.folds, self.sums = self.stream.of(Fold), self.stream.of(Sum)
+        self.results = self.stream.of(Result)
+        self.kept: list[Fold | Sum] = [*self.folds, *self.sums]
         self._before: dict[Var, Piece] = {}  # what state was, where it has been updated
         self._blocks: dict[tuple[str, Expr], Piece] = {}  # what steps give that is needed twice
         self.late: dict[str, str] = {}  # what takes its new value at the end of a step, and which
@@ -88,8 +90,9 @@ class Loop:
         their laws say, in any blocks."""
         stages: list[Stage] = []
         done: list[Array] = []
+        folded = {g.name for g in self.kernel.levels if g.by}
         for f in self.kernel.levels:
-            if running & {r.buffer.name for r in reads(f)} and (f.by or _reads_by(f, self.kernel)):
+            if running & f.sources and (f.by or folded & f.sources):
                 raise Apart(self._apart(), "is needed twice: a monoid folds no running values")
             if f.by is None or any(f.is_beside(g) for g in done):
                 continue
@@ -107,13 +110,12 @@ class Loop:
 
     def state(self) -> dict[Var, Piece]:
         """What the loop keeps, by the variables of the stream."""
-        kept: dict[Var, Piece] = {}
-        for s in self.stream.stages:
-            if isinstance(s, (Fold, Sum)):
-                kept[s.var] = self.w.bound[s.var]
+        kept = []
+        for s in self.stream.state:
+            kept += [s.var] if not isinstance(s, Center) else []
             if isinstance(s, Fold) and _is_place(s) and self._value_beside(s) is None:
-                kept[value_of(s)] = self.w.bound[value_of(s)]
-        return kept
+                kept.append(value_of(s))
+        return {var: self.w.bound[var] for var in kept}
 
     def _extent(self, levels: tuple[Level, ...]) -> Var | None:
         """The length of the loop, if calls give it and means divide by it: they are then those of
@@ -131,8 +133,7 @@ class Loop:
         return next((name for name in self.w.products if name not in levels), levels[0])
 
     def _varies(self, expr: Expr) -> bool:
-        steps = {axis.var for axis in self.kernel.stream}
-        return not steps.isdisjoint(variables(expr))
+        return not variables(expr).isdisjoint(vars_of(self.kernel.stream))
 
     def _leaves(self, expr: Expr) -> Expr:
         """`expr` over variables: an element that is read is one, and so is an earlier level."""
@@ -151,7 +152,7 @@ class Loop:
     def written(self) -> dict[str, Expr]:
         """Write the loop; its folds are then expressions over what it left."""
         w = self.w
-        w.running |= {self.along, *(axis.var for axis in self.kernel.stream)}
+        w.running |= {*vars_of(self.kernel.stream)}
         stages = self.stream.stages
         results: dict[Var, Expr] = {}
         exprs: list[Expr] = []
@@ -180,9 +181,8 @@ class Loop:
     @property
     def is_wide(self) -> bool:
         """Whether more matrices are kept than are asked for, to be corrected by one another."""
-        kept = [s.var for s in self.stream.stages if isinstance(s, (Fold, Sum))]
         asked = [f for f in self.kernel.levels if f.name in self.w.products]
-        return sum(len(self.w.bound[v].dims) > 1 for v in kept) > len(asked)
+        return sum(len(self.w.bound[s.var].dims) > 1 for s in self.kept) > len(asked)
 
     def _whole(self, expr: Expr) -> Expr:
         return substitute(expr, dict(self.back))
@@ -197,10 +197,8 @@ class Loop:
     def _wanted(self, var: Var) -> str:
         """The name of the level that is this state, or that is made of it."""
         for exact in (True, False):
-            for s in self.stream.stages:
-                if isinstance(s, Result) and (
-                    s.value is var if exact else var in variables(s.value)
-                ):
+            for s in self.results:
+                if s.value is var if exact else var in variables(s.value):
                     return s.level.name
         return var.name
 
@@ -216,8 +214,7 @@ class Loop:
             if self._value_beside(stage) is None:
                 self._state(value_of(stage), f"{name}_value", dims, replace(stage, monoid="max"))
             stage = replace(stage, start=0.0)
-        shape = ", ".join(v.name if w.kernel.roles[v] == "tile" else w.size(v) for v in dims)
-        shape = f"({shape}{',' if len(dims) == 1 else ''})"
+        shape = w.shape(dims)
         wraps = var.dtype.is_int and var.dtype.bits < 32  # when the loop has ended
         kind = "" if var.dtype == FLOAT32 else f', "{INT32 if wraps else var.dtype}"'
         start = stage.start if isinstance(stage, Fold) else 0.0
@@ -250,15 +247,14 @@ class Loop:
         else:
             name = w.names.fresh("center")
             w.bound[stage.var] = w.bound[old(stage.var)] = Piece(name, dims)
-            shape = ", ".join(v.name if w.kernel.roles[v] == "tile" else w.size(v) for v in dims)
-            shape = f"({shape}{',' if len(dims) == 1 else ''})"
+            shape = w.shape(dims)
             kind = "" if value.dtype == FLOAT32 else f', "{value.dtype}"'
             w.before.append(f"{name} = T.full({shape}, {start!r}{kind})")
 
     def _start(self, start: float) -> float:
         """Where fast words multiply a center, what it starts with stays finite."""
-        terms = [self._whole(s.term) for s in self.stream.stages if isinstance(s, (Fold, Sum))]
-        powers = [n for t in terms for n in walk(t) if isinstance(n, Call) and n.name in _POWERS]
+        terms = [self._whole(s.term) for s in self.kept]
+        powers = [n for t in terms for n in walk(t) if is_power(n)]
         if not self.w.fast or all(is_far(n, self.w.products) for n in powers) or isinf(start):
             return start
         return max(-FAR, min(FAR, start))
@@ -269,7 +265,7 @@ class Loop:
         if not self.centers:  # nothing waits for an earlier fold: products first, then threads
             for f in self.kernel.folds:
                 if f.name in w.products and f not in self.kernel.levels:
-                    w.value(Load(f.buffer, tuple(axis.var for axis in f.axes)))
+                    w.value(f.element)
         for stage in self.stream.stages:
             match stage:
                 case Fold(monoid="count"):
@@ -313,14 +309,13 @@ class Loop:
             return
         if stage.monoid == "sum":
             own, block = w.bound[stage.var], w.summed(self._term(stage))
-            if any(x.of is stage.var for s in self.stream.stages if isinstance(s, Sum)
-                   for x in s.shifts):  # fmt: skip
+            if any(x.of is stage.var for s in self.sums for x in s.shifts):
                 self._before[stage.var] = own
                 self._update(stage.var, f"{own.text} + {block.text}", keeps_old=True)
             else:
                 w.line(f"{own.text} += {block.text}")
             return
-        if any(isinstance(s, Fold) and self._value_beside(s) is stage for s in self.stream.stages):
+        if any(self._value_beside(s) is stage for s in self.folds):
             return  # it is written where its place is
         word = stage.monoid.removeprefix("arg")
         if _is_place(stage):
@@ -331,8 +326,7 @@ class Loop:
         text = _MERGE[stage.monoid].format(was, block.text)
         if shows:
             text = f"T.where({_stays(was, word, block, stage)}, {was}, {block.text})"
-        needed = {v for s in self.stream.stages if isinstance(s, Sum) for x in s.shifts
-                  for v in variables(x.coefficient)}  # fmt: skip
+        needed = {v for s in self.sums for x in s.shifts for v in variables(x.coefficient)}
         keeps = any(c.value is stage.var and old(v) in needed and self._is_shared(stage.var)
                     for v, c in self.centers.items())  # fmt: skip
         self._update(stage.var, text, keeps)
@@ -344,9 +338,9 @@ class Loop:
         if found is None:
             found = w.folded(word, self._term(stage), {self.along})
             again = any(
-                isinstance(s, Fold) and s is not stage and s.term is stage.term
-                and s.monoid.removeprefix("arg") == word for s in self.stream.stages
-            )  # fmt: skip
+                s is not stage and s.term is stage.term and s.monoid.removeprefix("arg") == word
+                for s in self.folds
+            )
             if named or again:
                 name = w.names.fresh("best")
                 w.line(f"{name} = {found.text}")
@@ -368,40 +362,34 @@ class Loop:
 
     def _value_beside(self, stage: Fold) -> Fold | None:
         """The fold that is the value of an argmax or argmin anyway."""
-        for s in self.stream.stages:
-            if not isinstance(s, Fold) or stage.monoid != f"arg{s.monoid}":
-                continue
-            if s.term is stage.term and not self._is_center(s):
-                return s
-        return None
+        return next(
+            (s for s in self.folds if stage.monoid == f"arg{s.monoid}"
+             and s.term is stage.term and not self._is_center(s)), None
+        )  # fmt: skip
 
     def _is_center(self, fold: Fold) -> bool:
-        values: dict[Var, Expr] = {s.level: s.value for s in self._results}
+        values: dict[Var, Expr] = {s.level: s.value for s in self.results}
         return any(substitute(c.value, values) is fold.var for c in self.centers.values())
 
     def _is_shared(self, center: Expr) -> bool:
         """Whether a center is the state of a fold."""
-        folds = [s for s in self.stream.stages if isinstance(s, Fold) and s.var is center]
-        return center in self.w.bound and not any(map(self._is_exact, folds))
+        exact = any(self._is_exact(s) for s in self.folds if s.var is center)
+        return center in self.w.bound and not exact
 
     def _is_exact(self, fold: Fold) -> bool:
         """Whether it is read as it is, not as a center: an extreme of nothing is infinite, where
         a center starts with a finite number."""
         if fold.monoid not in ("max", "min") or not isfinite(fold.start):
             return False
-        names = {r.level.name for r in self._results if r.value is fold.var}
+        names = {r.level.name for r in self.results if r.value is fold.var}
         known = {f.name for f in self.kernel.levels} - names
         for a in self.kernel.outputs:
             compared = [n for n in walk(a.body) if isinstance(n, Cmp)]
-            if a.name in names or any(_names(n) & names for n in compared):
+            if a.name in names or any(names_in(n) & names for n in compared):
                 return True
-            if _names(a.body) & names and not _names(a.body) & known:
+            if a.sources & names and not a.sources & known:
                 return True
         return False
-
-    @property
-    def _results(self) -> list[Result]:
-        return [s for s in self.stream.stages if isinstance(s, Result)]
 
     def _shows_nan(self, stage: Fold) -> bool:
         """Whether a NaN has to be seen in the fold itself: sums that it is the center of have one
@@ -410,10 +398,10 @@ class Loop:
             return False
         if not self._is_center(stage):
             return True
-        sums = {s.var for s in self.stream.stages if isinstance(s, Sum)}
-        with_sums = {r.level.name for r in self._results if sums & variables(r.value)}
-        names = {r.level.name for r in self._results if stage.var in variables(r.value)} - with_sums
-        reading = [{a.name, *(r.buffer.name for r in reads(a))} for a in self.kernel.outputs]
+        sums = {s.var for s in self.sums}
+        with_sums = {r.level.name for r in self.results if sums & variables(r.value)}
+        names = {r.level.name for r in self.results if stage.var in variables(r.value)} - with_sums
+        reading = [{a.name, *a.sources} for a in self.kernel.outputs]
         return any(names & own and not with_sums & own for own in reading)
 
     def _fold_by(self, stage: Fold, by: Monoid) -> None:
@@ -421,9 +409,8 @@ class Loop:
         w = self.w
         if by.part:
             return
-        kept = [w.bound[s.var].text for s in self.stream.stages
-                if isinstance(s, Fold) and s.by and s.term is stage.term
-                and replace(s.by, part=0) == by]  # fmt: skip
+        kept = [w.bound[s.var].text for s in self.folds
+                if s.by and s.term is stage.term and replace(s.by, part=0) == by]  # fmt: skip
         block = w.reduced(by, self._term(stage), [self.along])
         state = f"({', '.join(kept)})" if len(kept) > 1 else kept[0]
         w.line(f"{', '.join(kept)} = {w.function(by)}({state}, {block.text})")
@@ -445,8 +432,7 @@ class Loop:
             w.kernel.named.setdefault(coefficient, "fix")
             factor = w.aligned(w.value(coefficient), own.dims)
             parts.append(f"{before.inside(TIMES)} * {factor.inside(UNARY)}")
-        later = [s for s in self.stream.stages if isinstance(s, Sum)]
-        after = later[later.index(stage) + 1 :]
+        after = self.sums[self.sums.index(stage) + 1 :]
         keeps = any(x.of is stage.var for s in after for x in s.shifts)
         if keeps:
             self._before[stage.var] = own
@@ -455,22 +441,21 @@ class Loop:
     def _left(self, results: dict[Var, Expr]) -> dict[str, Expr]:
         """What the levels are when the loop has ended: the plain names hold the last values."""
         w = self.w
-        for stage in self.stream.stages:
-            if isinstance(stage, Fold) and stage.monoid == "count":
+        for stage in self.folds:
+            if stage.monoid == "count":
                 w.bound[stage.var] = Piece(w.size(self.along))
         for name, new in self.late.items():
             for var, piece in list(w.bound.items()):
                 if piece.text == new:
                     w.bound[var] = Piece(name, piece.dims)
-        for s in self.stream.stages:
-            if isinstance(s, Fold) and s.var.dtype.is_int and s.var.dtype.bits < 32:
+        for s in self.folds:
+            if s.var.dtype.is_int and s.var.dtype.bits < 32:
                 sum_of = w.bound[s.var]
                 w.bound[s.var] = Piece(f'T.cast({sum_of.text}, "{s.var.dtype}")', sum_of.dims)
         w.left = {level.name: value for level, value in results.items()}
         w.after = set(w.left)
         for f in self.kernel.folds:
-            if any(read.buffer.name in w.after for read in reads(f)):
-                w.after.add(f.name)
+            w.after |= {f.name} if w.after & f.sources else set()
         return w.left
 
 
@@ -498,7 +483,7 @@ def _parted(level: Level, elements: frozenset[Var]) -> tuple[Expr, list[Expr]]:
     summed = level.monoid == "sum" and level.name.dtype.is_float
     for f in factors_of(level.body) if summed else ():
         far = isinstance(f, Const) and not 2.0**-24 < abs(f.value) < 2.0**24
-        stays = far or any(isinstance(n, Call) and n.name in _POWERS for n in walk(f))
+        stays = far or any(map(is_power, walk(f)))
         (inside if stays or elements & variables(f) else behind).append(f)
     if not behind or not any(elements & variables(f) for f in inside):
         return level.body, []
@@ -511,24 +496,15 @@ def _stays(own: str, word: str, block: Piece, stage: Fold) -> str:
     return f"({stays}) | T.isnan({own})" if stage.term.dtype.is_float else stays
 
 
-def _names(expr: Expr) -> set[str]:
-    return {read.buffer.name for read in loads(expr)}
-
-
 def _is_place(fold: Fold) -> bool:
     return fold.monoid.startswith("arg")
 
 
-def _reads_by(f: Array, kernel: KernelPlan) -> bool:
-    return any(g.by and g.name == r.buffer.name for g in kernel.levels for r in reads(f))
-
-
 def _guarded(term: Expr) -> Expr:
     """A term whose exponential is zero is zero, even where another factor is infinite there."""
-    powers = [n for n in walk(term) if isinstance(n, Call) and n.name in _POWERS]
-    for power in powers:
+    for power in filter(is_power, walk(term)):
         masked = any(isinstance(n, Const) and n.value == -inf for n in walk(power))
-        others = transform(term, lambda n, p=power: const(1, n.dtype) if n is p else None)  # type: ignore[misc]
+        others = swapped(term, power, const(1, power.dtype))
         if masked and any(isinstance(n, Const) and n.value == -inf for n in walk(others)):
             return select(compare("==", power, 0), const(0, term.dtype), term)
     return term

@@ -19,7 +19,16 @@ from tilewright.formula.tiles.spell import NOTE
 from tilewright.formula.tiles.split import MOST, PARTS, Parts, is_thin, parts_of
 from tilewright.formula.tiles.text import Writer
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Extent, Formula, contract, extents, within_sizes
+from tilewright.ir.formula import (
+    Array,
+    Axis,
+    Extent,
+    Formula,
+    contract,
+    extents,
+    listed,
+    within_sizes,
+)
 from tilewright.support.errors import CompileError
 
 _INDENT = "    "
@@ -155,8 +164,8 @@ class _Printer:
 
     def _shape(self, b: Buffer) -> str:
         """Sizes and type of a tensor, as the words that declare one take them."""
-        shape = ", ".join(self.sizes.get(n) or self._said(n) for n in extents(b))
-        return f'(({shape}{"," if b.rank == 1 else ""}), "{b.dtype}")'
+        shape = listed(self.sizes.get(n) or self._said(n) for n in extents(b))
+        return f'({shape}, "{b.dtype}")'
 
     def _size(self, var: Var, kernel: KernelPlan) -> str:
         extent = kernel.extents[var]
@@ -289,7 +298,7 @@ class _Printer:
         end = self._size(kernel.stream[-1].var, kernel)
         why = []
         stream = self.found.loops[kernel.output.name].stream
-        if any(isinstance(stage, Center) for stage in stream.stages):
+        if stream.of(Center):
             why.append("# one pass: what it keeps is moved to each new center by `fix`")
         if (low, high) != ("0", end):
             why.append("# beyond these ends the mask lets nothing pass")
@@ -313,9 +322,7 @@ class _Printer:
         axis, roles = kernel.stream[-1], kernel.roles
         end = self._size(axis.var, kernel)
         stream = self.found.loops[kernel.output.name].stream
-        if len(kernel.stream) > 1 or any(
-            isinstance(s, Fold) and s.monoid == "count" for s in stream.stages
-        ):
+        if len(kernel.stream) > 1 or any(s.monoid == "count" for s in stream.of(Fold)):
             return "0", end
         kinds = {k: {v for v in roles if roles[v] == k} for k in ("tile", "each")}
         kinds["each"] |= set(self.given)  # numbers, like indices of batches
@@ -414,15 +421,12 @@ def _check_turn(a: Array, dims: tuple[Var, ...]) -> None:
 
 
 def _least(word: str, texts: list[str]) -> str:
-    found = texts[0]
-    for text in texts[1:]:
-        found = f"{word}({found}, {text})"
-    return found
+    return reduce(lambda a, b: f"{word}({a}, {b})", texts)
 
 
 def _stored_body(a: Array, results: dict[str, Expr]) -> Expr:
     """What an output is, of what the loop left; a store rounds."""
-    body: Expr = Load(a.buffer, tuple(axis.var for axis in a.axes))
+    body: Expr = a.element
     if a.is_pointwise:
         body = a.body
         while isinstance(body, Cast) and body.a.dtype.is_float and body.dtype.is_float:

@@ -8,13 +8,11 @@ divided by a value of fewer dimensions is multiplied by its reciprocal. `explain
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from math import e, log2
 
-from tilewright.formula.factors import is_far
+from tilewright.formula.factors import POWERS, is_far
 from tilewright.ir.core import *
 
 NOTE = "exponentials and quotients are a few ulp of float32 off: results have 16 bits or fewer"
-_BASES = {"exp": log2(e), "exp2": 1.0, "exp10": log2(10)}
 _FAST = {"sigmoid": "__sigmoid", "log": "__log", "log2": "__log2"}
 
 
@@ -34,8 +32,8 @@ def spell(
         if node.dtype != FLOAT32:
             return None
         match node:
-            case Call(name=name, args=(a,)) if name in _BASES:
-                return Call("__exp2", (_scaled(_logistic(a), _BASES[name], dims, near),), FLOAT32)
+            case Call(name=name, args=(a,)) if name in POWERS:
+                return Call("__exp2", (_scaled(_logistic(a), POWERS[name], dims, near),), FLOAT32)
             case (
                 Bin(op="+", a=Const(value=1), b=Call(name="tanh", args=(u,)))
                 | Bin(op="+", a=Call(name="tanh", args=(u,)), b=Const(value=1))

@@ -14,7 +14,17 @@ from tilewright.formula.streams.stream import Center, Fold, Result, Stream, Sum,
 from tilewright.formula.tiles.kernels import CHOSEN, KernelPlan
 from tilewright.formula.tiles.pieces import Piece
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula, Monoid, array, most, tensor, together
+from tilewright.ir.formula import (
+    Array,
+    Axis,
+    Formula,
+    Monoid,
+    array,
+    most,
+    tensor,
+    together,
+    vars_of,
+)
 
 # Blocks of this many rows that leave multiprocessors idle share a loop of at least so many steps.
 ROWS, BLOCKS, STEPS = 64, 132, 2048
@@ -33,7 +43,7 @@ class Parts:
 
 def is_thin(kernel: KernelPlan) -> bool:
     """Whether the grid leaves most of a GPU idle while each block has a long way to go."""
-    if len(kernel.stream) != 1 or not any(f.name not in _levels(kernel) for f in kernel.folds):
+    if len(kernel.stream) != 1 or len(kernel.levels) == len(kernel.folds):
         return False
     counts = {axis.var: most(axis.extent, kernel.sizes) for axis in (*kernel.grid, *kernel.stream)}
     blocks = prod(
@@ -43,17 +53,13 @@ def is_thin(kernel: KernelPlan) -> bool:
     return 2 * blocks <= BLOCKS and counts[kernel.stream[0].var] >= STEPS
 
 
-def _levels(kernel: KernelPlan) -> set[str]:
-    return {f.name for f in kernel.levels}
-
-
 def parts_of(kernel: KernelPlan, stream: Stream, pieces: dict[Var, Piece]) -> Parts | None:
     """The parts of a kernel whose states are `pieces` of text, and what makes its outputs of them;
     None where blocks would store the same state twice."""
-    if any(isinstance(s, Fold) and s.monoid in ("count", "prod") for s in stream.stages):
+    if any(s.monoid in ("count", "prod") for s in stream.of(Fold)):
         return None
     batch = [axis for axis in kernel.grid if kernel.roles[axis.var] == "each"]
-    tiles = {axis.var for axis in kernel.grid} - {axis.var for axis in batch}
+    tiles = {*vars_of(kernel.grid)} - {*vars_of(batch)}
     states: dict[Var, Array] = {}
     for var, piece in pieces.items():
         if not tiles <= set(piece.dims):
@@ -68,7 +74,7 @@ def parts_of(kernel: KernelPlan, stream: Stream, pieces: dict[Var, Piece]) -> Pa
 def _combined(stream: Stream, states: dict[Var, Array], kernel: KernelPlan) -> Normal:
     """The folds of the parts, and the outputs over them."""
     outputs = kernel.outputs
-    part: dict[Var, Expr] = {v: Load(a.buffer, _vars(a.axes)) for v, a in states.items()}
+    part: dict[Var, Expr] = {v: a.element for v, a in states.items()}
     whole: dict[Var, Expr] = {}
     centers: dict[Var, Expr] = {}
     results: dict[Var, Expr] = {}
@@ -81,20 +87,21 @@ def _combined(stream: Stream, states: dict[Var, Array], kernel: KernelPlan) -> N
         name = states[var].name.removesuffix("_parts") + "_all"
         found = array(name, axes, body, var.dtype, monoid=monoid, over=(PARTS,), by=by)
         arrays.append(found)
-        whole[var] = Load(found.buffer, _vars(axes))
+        whole[var] = found.element
 
     for stage in stream.stages:
         match stage:
             case Fold(var=var, by=Monoid() as by, term=term):
-                beside = [s.var for s in stream.stages if isinstance(s, Fold) and s.term is term
-                          and s.by and replace(s.by, part=by.part) == by]  # fmt: skip
+                beside = [s.var for s in stream.of(Fold)
+                          if s.term is term and s.by
+                          and replace(s.by, part=by.part) == by]  # fmt: skip
                 fold(var, "by", together([part[v] for v in beside]), by)
             case Fold(var=var, monoid="argmax" | "argmin" as monoid):
                 word = monoid.removeprefix("arg")
                 best = value_of(stage)
                 if best not in part:
-                    best = next(s.var for s in stream.stages if isinstance(s, Fold)
-                                 and s.monoid == word and s.term is stage.term)  # fmt: skip
+                    best = next(s.var for s in stream.of(Fold)
+                                if s.monoid == word and s.term is stage.term)  # fmt: skip
                 fold(best, word, part[best])
                 at = compare("==", part[best], whole[best])
                 if best.dtype.is_float:
@@ -125,7 +132,3 @@ def _combined(stream: Stream, states: dict[Var, Array], kernel: KernelPlan) -> N
     made = tuple(a.buffer for a in outputs)
     formula = Formula("combined", inputs, tuple(arrays), made, kernel.sizes)
     return Normal(formula, (), {})
-
-
-def _vars(axes: tuple[Axis, ...]) -> tuple[Var, ...]:
-    return tuple(axis.var for axis in axes)

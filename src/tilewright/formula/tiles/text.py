@@ -34,7 +34,7 @@ from tilewright.formula.tiles.pieces import (
 from tilewright.formula.tiles.spell import spell
 from tilewright.ir.core import *
 from tilewright.ir.dtype import DType, promote
-from tilewright.ir.formula import Array, Extent, Monoid, extents
+from tilewright.ir.formula import Array, Extent, Monoid, extents, listed, vars_of
 from tilewright.ir.simplify import simplify
 
 _BINARY = {
@@ -347,7 +347,7 @@ class Writer:
                 return self._parts_of(fold, fold.by)[name]
             else:
                 body = self.spelt(fold.body)
-                piece = self.folded(fold.monoid, body, {x.var for x in fold.over}, fold.scan)
+                piece = self.folded(fold.monoid, body, fold.folded, fold.scan)
         except Apart as wrong:
             raise Apart(wrong.array or name, wrong.reason) from wrong
         name = self.names.fresh(fold.name.split(".")[-1])
@@ -360,15 +360,13 @@ class Writer:
     def _parts_of(self, fold: Array, by: Monoid) -> dict[str, Piece]:
         """The elements of a fold by the user's monoid that somebody needs."""
         needed = {f.by.part: f for f in self.kernel.folds if f.by and f.is_beside(fold)}
-        over = [axis.var for axis in fold.over]
-        piece = self.reduced(by, self.spelt(fold.body), over, fold.scan)
+        piece = self.reduced(by, self.spelt(fold.body), vars_of(fold.over), fold.scan)
         parts = [needed.get(n) for n in range(len(by.identity))]
         names = [self.names.fresh(f.name) if f else "_" for f in parts]
         self.line(f"{', '.join(names)} = {piece.text}")
         found = {f.name: Piece(n, piece.dims) for f, n in zip(parts, names, strict=True) if f}
         for f in needed.values():
-            element = Load(f.buffer, tuple(axis.var for axis in f.axes))
-            self.known[id(self.section), element] = found[f.name]
+            self.known[id(self.section), f.element] = found[f.name]
         if self.section is self.before:
             self.folds |= found
         return found
@@ -415,8 +413,7 @@ class Writer:
 
     def shape(self, dims: tuple[Var, ...]) -> str:
         """A shape as it is written."""
-        sizes = [self.size(v) if self.kernel.roles[v] == "whole" else v.name for v in dims]
-        return f"({', '.join(sizes)}{',' if len(dims) == 1 else ''})"
+        return listed(self.size(v) if self.kernel.roles[v] == "whole" else v.name for v in dims)
 
     def summed(self, term: Expr) -> Piece:
         """`term` summed along the loop's tile: a product of matrices where it is one."""
@@ -525,16 +522,15 @@ def _scaled_side(p: Product) -> Product:
 def _order(kernel: KernelPlan) -> list[Var]:
     """The order of dimensions: rows, the loop's tile, columns; without a loop, as what is read
     has them, so that little is turned."""
-    order = [axis.var for axis in kernel.output.axes]
+    order = [*kernel.output.vars]
     if kernel.stream:
         at = 1 + next((n for n, v in enumerate(order) if kernel.roles[v] == "tile"), -1)
         order.insert(at, kernel.stream[-1].var)
     else:
         order = _read_order(kernel, order)
     for fold in kernel.folds:
-        own = dict.fromkeys(axis.var for axis in (*fold.axes, *fold.over))
-        order += [var for var in own if var not in order]
-    steps = {axis.var for axis in kernel.stream[:-1]}
+        order += [var for var in vars_of(fold.domain) if var not in order]
+    steps = vars_of(kernel.stream[:-1])
     return [v for v in order if kernel.roles[v] != "each" and v not in steps]
 
 
