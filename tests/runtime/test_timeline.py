@@ -13,10 +13,10 @@ import tilewright.language as T
 from tests.cuda.test_zoo import KERNELS as ZOO
 from tests.cuda.test_zoo import TARGETS, lowered
 from tilewright.inspect.explain import explanation, in_words
-from tilewright.inspect.multiprocessor import Clock, Slots, sharing
-from tilewright.inspect.simulate import Simulation, simulate
+from tilewright.inspect.multiprocessor import COPIES, WAITS, Clock, Slots, sharing
+from tilewright.inspect.simulate import MEMORY, Simulation, simulate
 from tilewright.inspect.timeline import COLUMNS, drawing, interval, timeline
-from tilewright.ir.op import Gemm, walk_ops
+from tilewright.ir.op import Copy, For, Gemm, Map, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.passes.overlap import unit_times as rates
@@ -221,3 +221,71 @@ def test_blocks_that_run_at_once_share_tiles():
     assert sorted(simulation.sharing.values()) == [1, 1, 2, 2]
     unknown = measured("mla_seesaw").kernels[0]
     assert set(sharing(unknown, {}, 132, set()).values()) == {132}
+    # blocks of a cluster have parts of a row each
+    copy = "copy X[r // 4, cluster_rank * 64:+64] -> x"
+    kernel = parse_program(ROWS.format(copy=copy)).kernels[0]
+    assert list(sharing(kernel, {}, 8, set()).values()) == [1]
+
+
+ROWS = """
+program rows {{
+  param X: float32[2, 256] global
+  kernel rows grid r in 8 threads tx in 128 cluster=(4) rank=cluster_rank {{
+    alloc x: float32[1, 64] shared
+    {copy}
+  }}
+}}
+"""
+READS = """
+program reads {
+  param Y: float32[64] global
+  kernel reads grid n in 1 threads tx in 128 {
+    alloc a: float32[64] shared
+    alloc b: float32[64] fragment layout="frag{tile=(64) tv=((2,64),1):((0,1),0)}"
+    copy a -> b atom=threads
+    copy b -> Y atom=threads
+  }
+}
+"""
+LOADS = """
+program loads {
+  param X: uint8[128, 4096] global
+  param Y: uint8[128] global
+  kernel loads grid n in 1 threads tx in 128 {
+    alloc early: uint8[128] fragment layout="frag{tile=(128) tv=(128,1):(1,0)}"
+    alloc now: uint8[128] fragment layout="frag{tile=(128) tv=(128,1):(1,0)}"
+    alloc tile: uint8[128] shared
+    for k in 0 .. 64 {
+      copy early -> now atom=threads
+      map i in 128 layout="frag{tile=(128) tv=(128,1):(1,0)}" {
+        early[i] = X[i, k]
+      }
+      sync block
+      copy now -> tile atom=threads
+      sync block
+    }
+    copy tile -> Y atom=threads
+  }
+}
+"""
+
+
+def test_loads_of_threads_wait_where_they_are_used():
+    """Not at barriers; and sectors that were loaded before are near: 64 bytes of a row are two."""
+    program = parse_program(LOADS)
+    run = Simulation(program, program.kernels[0], CUDA, 1, {})
+    run.loop = next(walk_ops(program.kernels[0], For))
+    run.env, run.trip, run.loops = dict.fromkeys(program.kernels[0].blocks, 0), 64, {id(run.loop)}
+    run.rounds, run.whole = run.trip, True
+    run.walk()
+    waits = [s for s in run.spans if s.unit == WAITS and s.what == MEMORY]
+    assert all(isinstance(s.op, Copy) for s in waits)
+    assert sum(s.end - s.start > 400 for s in waits) == 2
+    assert len([s for s in run.spans if s.unit == COPIES and isinstance(s.op, Map)]) == 2
+
+
+def test_all_who_hold_an_element_read_it_from_shared_memory():
+    program = parse_program(READS)
+    run = Simulation(program, program.kernels[0], CUDA, 1, {})
+    both = [run.cost(op) for op in walk_ops(program.kernels[0], Copy)]
+    assert [each.shared for each in both] == [2 * 64 * 4 / 128, 0]

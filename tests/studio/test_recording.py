@@ -327,7 +327,8 @@ def test_measured_times_beside_the_model(gemm, tmp_path):
     about = {"arch": "sm_90a", "date": "2026-01-01", "device": "a GPU"}
     kept.write_text(json.dumps({**about, "traces": [told(trace, gemm["request"])]}))
     (part,) = measured(gemm, kept)["parts"]
-    (role,) = part["roles"]
+    role, producer = part["roles"]
+    assert producer["modelled"]["computes"] and "tile_free" in producer["modelled"]["waits"]
     assert role["measured"] == {"role": "consumer 0", "computes": 450, "waits": {"products": 650}}
     model = gemm["parts"][0]["timeline"]["agents"][0]
     assert role["off"] == round((450 - model["computes"]) / 1100, 3) and role["says"]

@@ -227,7 +227,10 @@ class Block:
         self.loops: list[tuple[Work, Any]] = []
         self.ends = self.work(kernel.body)
         self.ping_pong = self.halved = False  # whether warpgroups have tiles, blocks half the room
-        self.by_groups = all(split and split.atom == "wgmma" for split in self.splits())
+        # rows that clusters share; what follows a product was fitted as if it were by groups
+        self.shares_parts = not self.loops and not self.splits() and bool(self.ends.meetings)
+        by_groups = all(split and split.atom == "wgmma" for split in self.splits())
+        self.by_groups = by_groups and not self.shares_parts
         self.resident, self.ping_pong = self.room()
         # by a producer, of which a kernel with meetings of its own has none
         several = self.ping_pong or self.groups > 1
@@ -445,6 +448,8 @@ class Block:
         last = ends.threads / issue + ends.tensor * together + sum(ends.lines.values()) / rate
         units[ENDS] = float(np.mean(last))
         alone = main + last + ends.meetings + rates.LATENCY
+        if self.shares_parts:  # while blocks of one cluster wait for each other, others work
+            alone = np.maximum(last, alone - last * (1 - 1 / together))
         # of two warpgroups with a tile each, one stores while the other multiplies
         both = np.maximum(np.maximum(main, last), alone / 2)
         return both if self.ping_pong else alone, units
@@ -536,7 +541,8 @@ class Block:
             once += min(tensor.bytes, asked) if tensor.is_static else asked
         if once <= CACHED:
             return once
-        waves = ceil(prod(self.grid) / active)
+        waves = prod(self.grid) / active
+        waves = waves if self.shares_parts else ceil(waves)
         return max(once, waves * min(self._wave(high, active) for high in PANELS))
 
     def _wave(self, high: int, active: int) -> float:

@@ -6,18 +6,21 @@ the same tile. What is not known is taken as large (`ENOUGH`).
 
 Of the multiprocessor: time, the units that agents share, and what ops take. The tensor core runs
 products one after the other, as they are issued. Threads share issue slots: a warpgroup alone fills
-`SOLO` of them. Copies come one after the other at the rate of memory, and are there after its
-latency. Barriers and groups are the interpreter's (`machine.sync`), of which nobody keeps account.
+`SOLO` of them. What they read of shared memory comes at its rate, to each thread that holds it, and
+exponentials and quotients at that of the special functions. Copies come one after the other at the
+rate of memory, and are there after its latency. Barriers and groups are the interpreter's
+(`machine.sync`), of which nobody keeps account.
 """
 
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from operator import truediv
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -150,9 +153,14 @@ def sharing(kernel: Kernel, env: Env, running: int, sizes: set[str]) -> dict[int
     running = min(running, prod(counts))
     values: dict[Var, Any] = {v: np.int64(n) for v, n in env.items() if isinstance(n, int)}
     rest = np.arange(running, dtype=np.int64)
-    for var, size in zip(kernel.blocks, counts, strict=True):
-        values[var] = rest % size
-        rest = rest // size
+    rank: Any = np.zeros(running, np.int64)
+    for axis in reversed(range(len(counts))):
+        at = rest // prod(counts[:axis]) % counts[axis]
+        values[kernel.blocks[axis]] = at
+        if axis < len(kernel.cluster):
+            rank = rank * kernel.cluster[axis] + at % kernel.cluster[axis]
+    if kernel.rank is not None:
+        values[kernel.rank] = rank
     found: dict[int, float] = {}
     _share(kernel.body, values, running, found)
     return found
@@ -186,6 +194,11 @@ def _share(body: Body, values: dict[Var, Any], running: int, found: dict[int, fl
 
 
 COPIES, WAITS = "copies", "waits"
+SPECIAL, SHARED = "special functions", "shared memory"
+SPECIALS = 16  # special functions of a cycle
+ISSUE = 50  # cycles of the thread that asks for a box: latent attention loads 8 of them, in 440
+PANEL = 128  # bytes of a box's row at most, where rows are swizzled
+_SPECIAL = re.compile("a?(sin|cos|tan)h?|exp.*|log.*|r?sqrt|sigmoid|erf|gelu|pow")
 
 
 @dataclass(frozen=True)
@@ -219,6 +232,15 @@ class Who:
     @property
     def leader(self) -> bool:
         return self.place == 0
+
+
+class Cost(NamedTuple):
+    """Cycles of units."""
+
+    tensor: float = 0.0
+    threads: float = 0.0
+    shared: float = 0.0
+    special: float = 0.0
 
 
 Steps: TypeAlias = "Generator[float | Blocked | None, None, None]"  # until when, or for what
@@ -321,6 +343,7 @@ class Multiprocessor:
         self.chip, self.sizes = target.chip, sizes
         self.clock = Clock()
         self.tensor, self.memory = Lane(self.clock), Lane(self.clock)
+        self.shared = Lane(self.clock)
         self.slots = Slots(self.clock)
         self.clocks = Clocks(0, watching=False)
         self.cells: dict[Any, Cell] = {}
@@ -331,7 +354,7 @@ class Multiprocessor:
         self.crew: list[Who] = []
         self.open: set[int] = set()  # agents that have iterations to go
         self.known: Env = {}
-        self.costs: dict[int, tuple[float, float]] = {}
+        self.costs: dict[int, Cost] = {}
         self.roles = list(walk_ops(kernel.body, Role))
         self.sharing: dict[int, float] = {}  # by a copy's id, how many blocks read the same
         for dim in program.dims:
@@ -346,27 +369,27 @@ class Multiprocessor:
 
     # what ops take
 
-    def cost(self, op: Op) -> tuple[float, float]:
-        """Cycles of (tensor core, threads), of the whole block's op."""
+    def cost(self, op: Op) -> Cost:
+        """Of the whole block's op."""
         if id(op) not in self.costs:
             self.costs[id(op)] = self._cost(op)
         return self.costs[id(op)]
 
-    def _cost(self, op: Op) -> tuple[float, float]:
+    def _cost(self, op: Op) -> Cost:
         if isinstance(op, Gemm):
             return self._product(op)
         if isinstance(op, (For, If)):
             turns = len(trips(op, self.env)) if isinstance(op, For) else 1
             inner = [self.cost(each) for body in bodies(op) for each in body]
-            return turns * sum(t for t, _ in inner), turns * sum(h for _, h in inner)
+            return Cost(*(turns * sum(each) for each in zip(Cost(), *inner, strict=True)))
         if isinstance(op, (Map, Reduce, Copy, Store, Fill, Scan, Relayout, Atomic, Intrinsic)):
             try:
-                return 0.0, max(rates.cycles(op), self.through_shared(op))
+                return Cost(0.0, rates.cycles(op), _through_shared(op), _specials(op))
             except (CompileError, TypeError, ValueError):
-                return 0.0, 1.0
-        return 0.0, 0.0
+                return Cost(0.0, 1.0)
+        return Cost()
 
-    def _product(self, op: Gemm) -> tuple[float, float]:
+    def _product(self, op: Gemm) -> Cost:
         m, n, k = shape_of(op)
         bits = op.a.dtype.bits
         if op.atom == "wgmma":
@@ -375,24 +398,20 @@ class Multiprocessor:
             split = split_of(op, threads, self.target)
             width = split.n if split is not None else min(n, 256)
             a_shared = op.a.buffer.is_shared
-            return rates.warpgroup_cycles(m, n, k, bits, width, a_shared), 0.0
+            return Cost(rates.warpgroup_cycles(m, n, k, bits, width, a_shared))
         if op.atom == "mma":
-            return m * n * k * bits / 16 / self.chip.warp_products, 0.0
-        return 0.0, m * n * k / rates.LANES
+            return Cost(m * n * k * bits / 16 / self.chip.warp_products)
+        return Cost(0.0, m * n * k / rates.LANES)
 
-    def through_shared(self, op: Op) -> float:
-        if not isinstance(op, Copy):
-            return 0.0
-        sides = [r for r in (op.src, op.dst) if r.buffer.is_shared]
-        return sum(bytes_of(r) for r in sides) / rates.SHARED_BYTES
-
-    def move(self, who: Who, op: Op, size: float) -> tuple[float, float]:
+    def move(
+        self, who: Who, op: Op, size: float, latency: float = rates.LATENCY
+    ) -> tuple[float, float]:
         """From or to global memory: when it is through, and when it is there."""
         shared = self.sharing.get(id(op), 1.0)
         time = max(size / shared / self.chip.dram_bytes, size / self.chip.l2_bytes)
         start, end = self.memory.take(time)
         self.spans.append(Span(who.number, COPIES, op, start, end, end - start, size))
-        return end, end + rates.LATENCY
+        return end, end + latency
 
     def barrier(self, who: Who, region: Region, env: Env) -> Cell:
         name = region.buffer.name
@@ -400,6 +419,49 @@ class Multiprocessor:
         if key not in self.cells:
             self.cells[key] = Cell(self.clocks, name, self.counts.get(name, 1), 0, self)
         return self.cells[key]
+
+
+def _through_shared(op: Op) -> float:
+    """Cycles of shared memory for what threads read and write there."""
+    size = 0.0
+    if isinstance(op, Copy):
+        for side, other in ((op.src, op.dst), (op.dst, op.src)):
+            held = other.buffer.layout
+            times = held.replication if isinstance(held, Fragment) and side is op.src else 1
+            size += bytes_of(side) * times * side.buffer.is_shared
+    elif isinstance(op, Map):
+        extents = {
+            v: e.value for v, e in zip(op.vars, op.extents, strict=True) if isinstance(e, Const)
+        }
+        for inner in walk_ops(op.body):
+            for at in (*op_loads(inner), *([inner] if isinstance(inner, Store) else ())):
+                own = {v for e in at.indices for v in variables(e)} & extents.keys()
+                points = prod(int(extents[v]) for v in own)
+                size += points * at.buffer.dtype.bits / 8 * at.buffer.is_shared
+    return size / rates.SHARED_BYTES
+
+
+def _specials(op: Op) -> float:
+    """Cycles of the special functions."""
+    if not isinstance(op, Map):
+        return 0.0
+    points = prod(int(e.value) if isinstance(e, Const) else 1 for e in op.extents)
+    asked = [part for inner in walk_ops(op.body) for e in expressions(inner) for part in walk(e)]
+    count = sum(
+        bool(_SPECIAL.fullmatch(part.name.strip("_")))
+        if isinstance(part, Call)
+        else isinstance(part, Bin) and part.op == "/" and part.dtype.is_float
+        for part in asked
+    )
+    return count * points / SPECIALS
+
+
+def boxes_of(op: Copy) -> int:
+    """Boxes that the copy engine is asked for."""
+    side = op.src if op.src.buffer.is_shared else op.dst
+    row = int(e.value) if isinstance(e := side.extents[-1], Const) else 1
+    panels = -(-row * side.dtype.bits // 8 // PANEL)
+    return max(1, panels) if isinstance(side.buffer.layout, ComposedLayout) else 1
 
 
 def holds(op: Op, inner: Op) -> bool:

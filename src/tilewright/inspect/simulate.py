@@ -9,7 +9,7 @@ has it has run `rounds` of its iterations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from math import prod
@@ -29,6 +29,7 @@ from tilewright.passes.overlap.unit_times import TENSOR, THREADS
 
 NOBODY = np.zeros(0, np.int64)
 WARM = 4  # iterations before the steady state
+SECTOR, NEAR = 32, 40  # bytes that a load gets at least; cycles until it has them from the L1 cache
 MANY, CAP = 32, 3  # of loops that have nothing to do with it, longer than many, so few are walked
 EACH_OTHER, PRODUCTS, MEMORY, TURNS = "each other", "products", "memory", "their turn"
 
@@ -51,6 +52,7 @@ class Walk:
     def __init__(self, sim: Multiprocessor, who: Who, env: Env) -> None:
         self.sim, self.who, self.env = sim, who, env
         self.loaded: dict[str, float] = {}  # when what threads load of global memory is there
+        self.sectors: dict[tuple[int, str], Any] = {}  # of what they have loaded last, by op
         self.groups: dict[str, Groups] = {}  # values are ends: (read, whole)
 
     def body(self, body: Body) -> Steps:
@@ -142,23 +144,32 @@ class Walk:
             self.wait(op, since, MEMORY)
 
     def compute(self, op: Op) -> Steps:
-        """Ordinary instructions, and products of warps, which keep both units busy."""
+        """Ordinary instructions, and what keeps other units busy besides: products of warps,
+        special functions, shared memory."""
         sim, who = self.sim, self.who
         yield from self.needs(op)
-        tensor, threads = sim.cost(op)
-        start = self.now
-        over = start
-        if tensor:
-            begun, over = sim.tensor.take(tensor / who.peers)
-            sim.spans.append(Span(who.number, TENSOR, op, begun, over, over - begun))
-        if threads:
-            work = threads / who.peers
+        cost, start = sim.cost(op), self.now
+        ends = {}
+        for unit, lane, each, latency, what in (
+            (TENSOR, sim.tensor, cost.tensor, rates.PRODUCT_LATENCY, PRODUCTS),
+            (SHARED, sim.shared, cost.shared, 0, SHARED),
+        ):
+            if each:
+                begun, over = lane.take(each / who.peers)
+                sim.spans.append(Span(who.number, unit, op, begun, over, over - begun))
+                ends[what] = over, over + latency
+        if cost.threads:
+            work = cost.threads / who.peers
             yield sim.slots.run(work * GROUP / who.warps)
             sim.spans.append(Span(who.number, THREADS, op, start, self.now, work))
-        if over > self.now:
-            since = self.now
-            yield over + rates.PRODUCT_LATENCY
-            self.wait(op, since, PRODUCTS)
+            if cost.special:  # what threads wait for them is part of their work
+                work = cost.special / who.peers
+                sim.spans.append(Span(who.number, SPECIAL, op, start, self.now, work))
+        for what, (over, there) in ends.items():
+            if over > self.now:
+                since = self.now
+                yield there
+                self.wait(op, since, what)
 
     on_fill = on_scan = on_relayout = on_atomic = on_intrinsic = compute
 
@@ -168,7 +179,7 @@ class Walk:
         inner = list(walk_ops(op.body))
         if op.atom == "cp_async":
             tile = filled_by(op).dtype
-            yield self.sim.slots.run(self.sim.cost(op)[1] / self.who.peers / 8)
+            yield self.sim.slots.run(self.sim.cost(op).threads / self.who.peers / 8)
             self.joins(op, "cp_async", self.sim.move(self.who, op, points * tile.bits / 8))
             return
         reads = {x.buffer.name: x.dtype.bits / 8 for i in inner for x in op_loads(i)
@@ -177,11 +188,11 @@ class Walk:
                   if isinstance(i, Store) and i.buffer.is_global}  # fmt: skip
         yield from self.needs(op)
         if reads:
-            _, there = self.sim.move(self.who, op, points * sum(reads.values()))
+            there = self.fetch(op, points * sum(reads.values()))
             if all(isinstance(i, Store) and _only_loads(i) for i in inner):
                 # nobody waits until what is loaded is used
                 self.loaded.update((i.buffer.name, there) for i in inner if isinstance(i, Store))
-                yield self.sim.slots.run(self.sim.cost(op)[1] / self.who.peers)
+                yield self.sim.slots.run(self.sim.cost(op).threads / self.who.peers)
                 return
             since = self.now
             yield there
@@ -189,6 +200,23 @@ class Walk:
         yield from self.compute(op)
         if writes:
             self.sim.move(self.who, op, points * sum(writes.values()))
+
+    def fetch(self, op: Op, size: float) -> float:
+        """When what threads load is there: from near, where they have loaded its sectors before."""
+        known = [self.has(op, *each) for each in _pieces(op)]
+        if all(known):
+            return self.now + NEAR
+        return self.sim.move(self.who, op, size)[1]
+
+    def has(self, op: Op, buffer: Buffer, first: Sequence[Expr], last: Sequence[Expr]) -> bool:
+        """Whether the op loads the sectors from one element to another again."""
+        found = []
+        for at in (first, last):
+            *outer, inner = (value(e, self.env) for e in at)
+            found.append((*outer, inner * buffer.dtype.bits // 8 // SECTOR))
+        known = self.sectors.get((id(op), buffer.name))
+        self.sectors[id(op), buffer.name] = found
+        return known == found
 
     def on_store(self, op: Store) -> None:
         if op.buffer.is_local and not op.indices:
@@ -222,8 +250,7 @@ class Walk:
             return
         sim = self.sim
         yield from self.needs(op)
-        tensor, _ = sim.cost(op)
-        start, end = sim.tensor.take(tensor / self.who.peers)
+        start, end = sim.tensor.take(sim.cost(op).tensor / self.who.peers)
         sim.spans.append(Span(self.who.number, TENSOR, op, start, end, end - start))
         self.joins(op, "wgmma", (end, end + rates.PRODUCT_LATENCY))
 
@@ -241,20 +268,29 @@ class Walk:
             ends = sim.move(who, op, bytes_of(op.src))
             if op.barrier is None:
                 self.joins(op, "bulk", ends)
-                return
-            size = bytes_of(op.src)
-            if op.multicast is not None:  # peers send as much
-                size *= prod(sim.kernel.cluster or (1,))
-            barrier = sim.barrier(who, op.barrier, self.env)
-            sim.clock.at(ends[1], lambda: barrier.count_bytes(int(size), op))
+            else:
+                size = bytes_of(op.src)
+                if op.multicast is not None:  # peers send as much
+                    size *= prod(sim.kernel.cluster or (1,))
+                barrier = sim.barrier(who, op.barrier, self.env)
+
+                def landed() -> None:
+                    sim.shared.take(bytes_of(op.src) / rates.SHARED_BYTES)
+                    barrier.count_bytes(int(size), op)
+
+                sim.clock.at(ends[1], landed)
+            since = self.now
+            yield since + ISSUE * boxes_of(op)
+            sim.spans.append(Span(who.number, THREADS, op, since, self.now))
         elif op.atom == "cp_async":
-            yield sim.slots.run(sim.cost(op)[1] / who.peers / 8)  # an instruction moves 16 bytes
+            yield sim.slots.run(
+                sim.cost(op).threads / who.peers / 8
+            )  # an instruction moves 16 bytes
             self.joins(op, "cp_async", sim.move(who, op, bytes_of(op.src) / who.peers))
         elif op.src.buffer.is_global:
             yield from self.needs(op)
-            _, there = sim.move(who, op, bytes_of(op.src) / who.peers)
-            self.loaded[op.dst.buffer.name] = there
-            yield sim.slots.run(sim.cost(op)[1] / who.peers / 4)
+            self.loaded[op.dst.buffer.name] = self.fetch(op, bytes_of(op.src) / who.peers)
+            yield sim.slots.run(sim.cost(op).threads / who.peers / 4)
         else:
             yield from self.compute(op)
             if op.dst.buffer.is_global:
@@ -303,11 +339,6 @@ class Walk:
         if op.scope == "warp":
             return
         since = self.now
-        if self.loaded:
-            yield max(since, *self.loaded.values())
-            self.loaded.clear()
-            self.wait(op, since, MEMORY)
-            since = self.now
         everybody = sum(w.warps for w in sim.crew if w.block == who.block)
         name, warps = "block", everybody
         if op.scope == "named":
@@ -331,6 +362,19 @@ class Walk:
         if ended[who.place - 1] < least:
             yield Blocked(lambda: ended[who.place - 1] >= least, lambda: TURNS)
         self.wait(op, since, TURNS)
+
+
+def _pieces(op: Op) -> Iterator[tuple[Buffer, Sequence[Expr], Sequence[Expr]]]:
+    """Tensors that an op reads, with the first and the last element of each."""
+    if isinstance(op, Copy):
+        ends = [s + e - 1 for s, e in zip(op.src.starts, op.src.extents, strict=True)]
+        yield op.src.buffer, op.src.starts, ends
+    elif isinstance(op, Map):
+        starts: dict[Var, Expr] = dict.fromkeys(op.vars, const(0))
+        corners = starts, {v: e - 1 for v, e in zip(op.vars, op.extents, strict=True)}
+        for load in (x for i in walk_ops(op.body) for x in op_loads(i) if x.buffer.is_global):
+            first, last = ([substitute(e, at) for e in load.indices] for at in corners)
+            yield load.buffer, first, last
 
 
 def _only_loads(op: Store) -> bool:

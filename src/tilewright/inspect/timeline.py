@@ -23,8 +23,8 @@ COLUMNS = 60  # of a drawing, for two iterations
 SHOWN = 4  # warpgroups that a drawing has at most
 BUSY = 0.85  # of the time: a unit that is busier is what limits
 LONG = 0.1  # of an iteration: what waits for less is not worth a word
-UNITS = (TENSOR, THREADS, COPIES)
-_UNIT = {TENSOR: TENSOR, THREADS: THREADS, COPIES: "memory"}
+UNITS = (TENSOR, THREADS, COPIES)  # that are drawn
+_UNIT = {COPIES: "memory"}
 CLOCK = "clock"  # what was measured
 _SHORT = {TENSOR: "tensor", THREADS: "threads", COPIES: "copies", CLOCK: CLOCK}
 
@@ -106,16 +106,19 @@ class _Told:
         self.names = _Names(
             span
             for span in run.spans
-            if span.unit != WAITS and run.crew[span.who].block == 0 and self.drawn.part(span)
+            if _is_drawn(span) and run.crew[span.who].block == 0 and self.drawn.part(span)
         )
 
     def data(self) -> dict[str, Any]:
         run, loc = self.run, self.run.loop.loc
         # work of the window, in cycles of its unit
-        work = {unit: sum(self._work(unit)) for unit in UNITS}
+        work = {unit: sum(self._work(unit)) for unit in (*UNITS, SPECIAL, SHARED)}
+        work = {unit: total for unit, total in work.items() if total or unit in UNITS}
         length = self.window.end - self.window.start
         used = {unit: min(1.0, total / length) for unit, total in work.items()}
-        agents = [self._agent(who) for who in run.agents if who.block == 0]
+        own = [who for who in run.crew if who.block == 0]
+        agents = [self._agent(who, steady(who)) for who in own if who in run.agents]
+        feeders = [self._agent(who, self.window) for who in own if who not in run.agents]
         return {
             "loop": run.loop.var.name,
             "line": loc.line if loc else None,
@@ -126,6 +129,7 @@ class _Told:
             "utilisation": {unit: round(part, 3) for unit, part in used.items()},
             "bytes": round(self._bytes()),
             "agents": agents,
+            "feeders": feeders,
             "limit": self._limit(used, agents),
             "notes": list(self._notes()),
             "spans": list(self._spans()),
@@ -144,9 +148,8 @@ class _Told:
         )
         return found / self.window.count / self.blocks
 
-    def _agent(self, who: Who) -> dict[str, Any]:
+    def _agent(self, who: Who, window: Window) -> dict[str, Any]:
         """How a warpgroup spends an iteration, in cycles."""
-        window = steady(who)
         computes, waits = 0.0, dict[str, float]()
         for span in self.run.spans:
             if span.who != who.number or span.unit not in (THREADS, WAITS):
@@ -158,7 +161,7 @@ class _Told:
                 waits[span.what] = waits.get(span.what, 0.0) + time
         ranked = sorted(waits.items(), key=lambda item: -item[1])
         return {
-            "role": role_name(who, self.run.agents),
+            "role": role_name(who, self.run.crew),
             "computes": round(computes),
             "waits": {what: round(time) for what, time in ranked if round(time)},
         }
@@ -168,7 +171,7 @@ class _Told:
     def _limit(self, used: Mapping[str, float], agents: list[dict[str, Any]]) -> str:
         unit = max(used, key=lambda u: used[u])
         if used[unit] >= BUSY:
-            text = f"{_UNIT[unit]} {_percent(used[unit])} busy"
+            text = f"{_UNIT.get(unit, unit)} {_percent(used[unit])} busy"
             return text + (f" ({self._rate()})" if unit == COPIES else "")
         total = round(self.interval)
         slowest = max(agents, key=lambda a: sum(a["waits"].values()))
@@ -232,7 +235,7 @@ class _Told:
         window = self.drawn
         for span in sorted(self.run.spans, key=lambda s: (s.who, s.start)):
             who = self.run.crew[span.who]
-            if who.block == 0 and window.part(span):
+            if who.block == 0 and window.part(span) and (span.unit == WAITS or _is_drawn(span)):
                 yield {
                     "role": role_name(who, self.run.crew),
                     "unit": span.unit,
@@ -241,6 +244,11 @@ class _Told:
                     "start": round(span.start - window.start),
                     "end": round(span.end - window.start),
                 }
+
+
+def _is_drawn(span: Span) -> bool:
+    """Not what one thread does, which asks for copies."""
+    return span.unit in UNITS and bool(span.work)
 
 
 def _percent(part: float) -> str:
@@ -360,7 +368,7 @@ def drawing(told: Mapping[str, Any]) -> Iterator[str]:
     if told["blocks"] > 1:
         yield f"  {told['blocks']} blocks share a multiprocessor, the drawing shows one"
     used = ", ".join(
-        f"{_UNIT[unit]} {_percent(part)}" for unit, part in told["utilisation"].items()
+        f"{_UNIT.get(unit, unit)} {_percent(part)}" for unit, part in told["utilisation"].items()
     )
     yield f"  busy: {used}"
     yield from _wrapped(f"  limit: {told['limit']}")

@@ -9,6 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tilewright.inspect.multiprocessor import SHARED
+from tilewright.inspect.simulate import MEMORY, PRODUCTS
+
 SHIPPED = Path(__file__).parent / "results"  # of a wheel
 CHECKOUT = Path(__file__).parents[4] / "benchmarks" / "results"
 RESULTS = SHIPPED if SHIPPED.exists() else CHECKOUT
@@ -16,6 +19,7 @@ TRACES = "studio_traces_h200.json"
 LEVELS = "memory_levels_h200.json"  # benchmarks/memory_levels.py
 OFF = 0.15  # of an iteration: roles that differ by more are told of
 WAITS = "waits for "
+INSIDE = (MEMORY, PRODUCTS, SHARED)
 ASKED = ("kernel", "sizes", "args", "schedule")
 
 
@@ -91,14 +95,18 @@ def measured(recording: Mapping[str, Any], path: Path | None = None) -> dict[str
 
 def _beside(part: Mapping[str, Any], timeline: Mapping[str, Any]) -> dict[str, Any]:
     """With the model's figures; `off`: by how much of an iteration computing differs."""
-    agents = {agent["role"]: agent for agent in timeline.get("agents") or ()}
+    told = (*(timeline.get("agents") or ()), *(timeline.get("feeders") or ()))
+    agents = {agent["role"]: agent for agent in told}
     interval = part["interval"]
     rows = [[*row[:3], row[4].startswith(WAITS), row[4]] for row in part["spans"]["rows"]]
     roles = []
     for role in _roles(rows, part["length"], interval):
         model = agents.get(role["role"])
         if model is not None:
-            off = (role["computes"] - model["computes"]) / interval
+            # of what an op waits for in its middle, a trace has no stamp
+            inside = [t for what, t in model["waits"].items()
+                      if what in INSIDE and what not in role["waits"]]  # fmt: skip
+            off = (role["computes"] - model["computes"] - sum(inside)) / interval
             roles.append({"role": role["role"], "measured": role, "modelled": model,
                           "off": round(off, 3), "says": abs(off) > OFF})  # fmt: skip
     off = (interval - (timeline.get("interval") or interval)) / interval

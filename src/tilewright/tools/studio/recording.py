@@ -208,7 +208,7 @@ def _timeline(
     whole = recorded(run)
     if not steady and run.in_loop():  # `explain()` goes where data are not known to lead
         steady = steady_state(run, blocks)
-    names = ("interval", "steady", "limit", "agents", "bytes")
+    names = ("interval", "steady", "limit", "agents", "feeders", "bytes")
     loop = {name: steady.get(key) for name, key in
             (("var", "loop"), ("line", "line"), ("iterations", "iterations"))}  # fmt: skip
     return {
