@@ -21,7 +21,6 @@ Of the standard it leaves out:
 
 | left out | why |
 |---|---|
-| argsort searchsorted sort | sorting is no fold |
 | nonzero unique_all unique_counts unique_inverse unique_values | data decide their shapes |
 | boolean masks as indices | shapes that depend on data: `where` says it |
 | asarray from_dlpack empty empty_like | arrays are arguments and definitions |
@@ -98,7 +97,7 @@ from tilewright.formula.front.shapes import (
     zeros,
     zeros_like,
 )
-from tilewright.formula.front.trace import trace
+from tilewright.formula.front.sorting import argsort, searchsorted, sort
 from tilewright.formula.front.values import OPERATIONS as _OPERATIONS
 from tilewright.formula.front.values import Value, astype, broadcast_shapes
 from tilewright.ir.dtype import DTYPES as _DTYPES
@@ -144,6 +143,7 @@ __all__ = [
     "arange",
     "argmax",
     "argmin",
+    "argsort",
     "array",
     "astype",
     "broadcast_arrays",
@@ -192,7 +192,9 @@ __all__ = [
     "result_type",
     "roll",
     "scan",
+    "searchsorted",
     "softmax",
+    "sort",
     "squeeze",
     "stack",
     "std",
@@ -202,7 +204,6 @@ __all__ = [
     "tensordot",
     "tile",
     "top_k",
-    "trace",
     "tril",
     "triu",
     "unstack",

@@ -28,7 +28,6 @@ ULPS = {"float32": 8 * 2.0**-23, "float64": 8 * 2.0**-52}
 
 # of the standard, and not here
 LEFT_OUT = {
-    "argsort searchsorted sort": "sorting is no fold",
     "nonzero unique_all unique_counts unique_inverse unique_values": "data decide their shapes",
     "asarray from_dlpack empty empty_like": "a formula's arrays are arguments and definitions",
     "conj imag real complex64 complex128": "no complex numbers",
@@ -283,6 +282,29 @@ def test_places(dtype):
     for axis, keep in itertools.product([None, 0, -1], [False, True]):
         for name in ("argmax", "argmin"):
             compare(lambda m, v: getattr(m, name)(v, axis=axis, keepdims=keep), x)
+
+
+@pytest.mark.parametrize("dtype", NUMERIC)
+def test_sorting(dtype):
+    x = data(dtype, (2, 9, 3), low=-2)  # with equal ones
+    for axis, descending in itertools.product([0, 1, -1], [False, True]):
+        for name in ("sort", "argsort"):
+            compare(lambda m, v: getattr(m, name)(v, axis=axis, descending=descending), x)
+    keys, order = np.sort(x[0, :, 0]), np.argsort(x[1, :, 1])
+    for side in ("left", "right"):
+        compare(lambda m, v, w: m.searchsorted(v, w, side=side), keys, x[:1])
+        compare(lambda m, v, w, o: m.searchsorted(v, w, side=side, sorter=o),
+                x[1, :, 1], x[0, :2], order)  # fmt: skip
+
+
+def test_sorting_of_special_values():
+    x = np.float32([[2, np.nan, -np.inf, 0, np.nan, np.inf, -0.0, 2], [1] * 8])
+    for part in (np.s_[:, :], np.s_[:, :1], np.s_[:0, :]):
+        compare(lambda m, v: m.sort(v[part], axis=1), x)
+        compare(lambda m, v: m.argsort(v[part], axis=1), x)
+    keys = np.float32([-np.inf, 0, 2, np.inf, np.nan, np.nan])
+    for side in ("left", "right"):
+        compare(lambda m, v, w: m.searchsorted(v, w, side=side), keys, x[0])
 
 
 @pytest.mark.parametrize("dtype", NUMERIC)

@@ -27,7 +27,8 @@ def branched(x):
 
 
 REFUSED = {
-    "tm.sort": (lambda x: tm.sort(x), "rank elements"),
+    "tm.sort": (lambda x: tm.sort(tm.reshape(tm.tile(x, (999, 1)), (-1,))), "up to 2048"),
+    "tm.median": (lambda x: tm.median(x), r"tm\.sort"),
     "tm.nonzero": (lambda x: tm.nonzero(x), r"tm\.where"),
     "tm.unique_values": (lambda x: tm.unique_values(x), r"tm\.where"),
     "a mask": (lambda x: x[x > 0], r"tm\.where"),
@@ -70,7 +71,8 @@ def test_scalars_of_numpy_on_the_left():
 
 
 def test_modules_have_no_other_names():
-    assert not hasattr(tm, "sort") and not hasattr(tm, "__wrapped__")
+    assert not hasattr(tm, "median") and not hasattr(tm, "__wrapped__")
+    assert {n for n in vars(tm) if n[0] != "_"} == {*tm.__all__, "annotations"}
 
 
 def test_dimensions_that_no_index_holds_stay_apart():

@@ -15,18 +15,14 @@ class NoName(CompileError, AttributeError):
 
 
 _SHAPES = "data decide its shape: keep all elements and choose them by tm.where(condition, x, 0)"
-_SORTS = (
-    "sorting is no fold: rank elements by tm.sum(x[None, :] < x[:, None], axis=1) where they are "
-    "few, or sort before the call"
-)
+_SORTED = "tm.sort(x, axis=-1) of rows of up to 2048 elements, and its parts: y[..., n // 2]"
 _VALUE = "an array has no value until the function is called: return it"
 _SAME = "arrays are values, which nothing changes: leave it out"
 _CAST = 'tm.astype(x, "float16")'
 _GIVEN = "arrays are arguments of the function; tm.full, tm.zeros and tm.arange make some"
 _TABLE = {
-    "sort argsort searchsorted": _SORTS,
-    "topk": "of the largest k, one after the other: tm.max, and tm.where to leave it out",
-    "median quantile percentile": _SORTS,
+    "topk": "tm.top_k(x, k)",
+    "median quantile percentile sorted": _SORTED,
     "nonzero argwhere unique unique_all unique_counts unique_inverse unique_values": _SHAPES,
     "linalg inv solve det svd eig qr cholesky": "matrix decompositions are no formulas: use "
     "numpy.linalg before the call; norms are tm.sqrt(tm.sum(x * x, axis=-1))",
@@ -38,6 +34,8 @@ _TABLE = {
     "transpose permute swapaxes": "tm.permute_dims(x, axes), tm.matrix_transpose(x), x.mT",
     "t": "x.T",
     "dot mm bmm": "x @ y",
+    "trace diagonal": 'tm.einsum("...ii->...", x), tm.einsum("...ii->...i", x)',
+    "vector_norm matrix_norm norm": "tm.sqrt(tm.sum(x * x, axis=-1))",
     "absolute": "tm.abs(x)",
     "power": "x ** y, tm.pow(x, y)",
     "cumsum": "tm.cumulative_sum(x, axis=0)",
