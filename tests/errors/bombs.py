@@ -7,6 +7,8 @@ Every limit is in `support/limits.py`, or, where it is a chip's, in the target.
 # fmt: off
 from __future__ import annotations
 
+import numpy as np
+
 import tilewright as tw
 import tilewright.language as T
 from tests.errors.case import case
@@ -327,6 +329,21 @@ def grid():
             A[bx % 8] = 1
 #+          for i in range(8):
 #+              A[(bx + i) % 8] = 1
+
+
+@case(CompileError, "grid axis 0 of T.Kernel is too long", "2**31", "1 099 511 627 776", "loop")
+def grid_of_tiles():
+    @tw.jit
+    def main(A):
+        A: T.Tensor((8,), "float32")
+        B = T.empty((8,), "float32")
+        for i, j in T.tile(T.each(2**20), T.each(2**20)):
+#                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+      for i, j in T.tile(T.each(2), T.each(2)):
+            B[i % 8] = A[j % 8]
+        return B
+
+    main.on("cuda").compile(np.ones(8, np.float32))
 
 
 @case(CompileError, "A is too large: no address reaches its end", "2**63 bytes", "fix:")

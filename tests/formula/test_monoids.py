@@ -313,6 +313,30 @@ def test_what_no_block_can_hold_is_folded_in_parts():
     assert made.kernel.compile(*made.examples()).get_kernel_source()
 
 
+LONG = {
+    "of two axes": (lambda x: tm.sum(tm.tanh(x[:, None] * x)), 1 << 20, "Out_parts1 = "),
+    "in two levels": (
+        lambda x: tm.max(x),
+        1 << 30,
+        "j_part * 1048576 + ((j.index * 1024)[:, None]",
+    ),
+    "of a square": (lambda x: tm.sum(tm.sort(x)[1:]), 600, "compares 600 elements with all"),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_folds_have_parts_with_their_own_names(name):
+    function, length, part = LONG[name]
+    text = tw.math(function, target="cuda").tile(np.broadcast_to(np.float32(0), (length,)))
+    assert part.replace("j", "i") in text.replace("j", "i")
+
+
+def test_results_that_no_memory_holds_are_refused_with_their_size():
+    x = np.broadcast_to(np.float32(0), (1 << 20,))
+    with pytest.raises(tw.CompileError, match="1,152,921,504,606,846,976 elements, 4,194,304 TiB"):
+        tw.math(lambda x: x[:, None, None] * x[:, None] * x).tile(x)
+
+
 def test_a_name_that_the_program_has():
     def best(x):
         def best(a, b):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import compress
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,7 +31,7 @@ from tilewright.formula.sizes import Sizes
 from tilewright.formula.tiles.program import TileProgram
 from tilewright.formula.tiles.source import examples, load
 from tilewright.ir.buffer import Buffer
-from tilewright.ir.core import Dim, Var
+from tilewright.ir.core import Const, Dim, Var
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Extent, Formula, bound_sizes, extents
 from tilewright.ir.target import Target
@@ -65,6 +66,7 @@ class Launching:
 
 
 LAUNCH = Launching()
+MOST_BYTES = 1 << 40  # of a result
 
 
 class MathFunction:
@@ -309,6 +311,8 @@ class Made:
         self.tree, self.planned = tree, plan
         if plan is not None:
             check_formula(plan, formula)
+        for b in formula.outputs:
+            _check_bytes(formula, b)
         self.normal = normalize(without_empty(formula))
         # arrays without elements are taken and given, but no kernel sees them
         self._used = [not is_empty(b) for b in formula.inputs]
@@ -462,6 +466,20 @@ class Made:
         if is_quick(self.found.decided.normal.formula, sizes):
             lines += here(self._bounds(arrays))
         return "\n".join([*lines, "", self.program.text, str(told)])
+
+
+def _check_bytes(formula: Formula, b: Buffer) -> None:
+    count = prod(int(n.value) for n in b.shape if isinstance(n, Const))
+    if count * b.dtype.bits > MOST_BYTES * 8:
+        a = formula.definition(b)
+        raise CompileError(
+            f"{b.name} has {count:,} elements, {count * b.dtype.bits / (8 << 40):,.0f} TiB",
+            loc=a and a.loc,
+            expected="at most 1 TiB: no GPU has more memory",
+            got=f"shape {list(extents(b))} of {b.dtype}",
+            fix="fold it where it is computed, or give it in parts",
+            code="too-large",
+        )
 
 
 def _given(like: Any, b: Buffer, values: Any = None) -> Any:

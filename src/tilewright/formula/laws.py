@@ -6,6 +6,7 @@ Each takes a formula in normal form and gives one; nothing but sums is reassocia
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from math import inf, prod
 
 from tilewright.formula.factors import common_divisors, exchanged_sums, factors_behind_sums
@@ -168,29 +169,28 @@ def split_long_folds(formula: Formula) -> Formula:
         t[]: float32 = sum{i < 4} t_parts[i]
     """
     arrays: list[Array] = []
+    taken = {b.name for b in (*formula.inputs, *(a.buffer for a in formula.arrays))}
     for a in formula.arrays:
-        arrays += _split(a) if a.by is None else _split_by(a, arrays)
+        arrays += _split(a, taken) if a.by is None else _split_by(a, arrays, taken)
     return replace(formula, arrays=tuple(arrays))
 
 
-def _split_by(a: Array, known: list[Array]) -> list[Array]:
+def _split_by(a: Array, known: list[Array], taken: set[str]) -> list[Array]:
     """A fold of several long axes by the user's monoid: the last axis first."""
     if a.by is None or len(a.over) == 1 or _count(a) <= MOST_COMBINED:
         return [a]
     axes = (*a.axes, *a.over[:-1])
     shape = tuple(axis.extent for axis in axes)
     parts = [
-        replace(
-            a, buffer=tensor(f"{a.name}_part{n}", shape, body.dtype), axes=axes, over=a.over[-1:],
-            by=replace(a.by, part=n),
-        )
+        replace(a, buffer=tensor(_free(f"{a.name}_part{n}", taken), shape, body.dtype), axes=axes,
+                over=a.over[-1:], by=replace(a.by, part=n))
         for n, body in enumerate(a.bodies)
     ]  # fmt: skip
     beside = [x for x in known if x.is_beside(parts[0])]  # of another element of the tuple
     found = beside or parts
     bodies = [Load(x.buffer, vars_of(axes)) for x in found]
     rest = replace(a, body=together(bodies), over=a.over[:-1])
-    return [*(() if beside else parts), *_split_by(rest, known)]
+    return [*(() if beside else parts), *_split_by(rest, known, taken)]
 
 
 def _count(a: Array) -> int:
@@ -199,7 +199,7 @@ def _count(a: Array) -> int:
     return prod(known) if len(known) == len(a.over) else 0
 
 
-def _split(a: Array) -> list[Array]:
+def _split(a: Array, taken: set[str]) -> list[Array]:
     if a.scan or a.monoid not in NEUTRAL or product_of(a) is not None:
         return [a]
     if _count(a) <= MOST_FOLDED:
@@ -209,16 +209,23 @@ def _split(a: Array) -> list[Array]:
         body = a.body
     else:
         outer, inner, body = _parted(a, inner)
-    part = array(f"{a.name}_parts", (*a.axes, *outer), body, a.buffer.dtype,
+    part = array(_free(f"{a.name}_parts", taken), (*a.axes, *outer), body, a.buffer.dtype,
                  monoid=a.monoid, over=(inner,), loc=a.loc)  # fmt: skip
-    return [*_split(part), *_split(replace(a, body=part.element, over=outer))]
+    return [*_split(part, taken), *_split(replace(a, body=part.element, over=outer), taken)]
+
+
+def _free(name: str, taken: set[str]) -> str:
+    found = next(n for k in count() if (n := f"{name}{k or ''}") not in taken)
+    taken.add(found)
+    return found
 
 
 def _parted(a: Array, axis: Axis) -> tuple[tuple[Axis, ...], Axis, Expr]:
     """One axis as parts of even length; the last may be shorter."""
     assert isinstance(axis.extent, int)
     length = -(-axis.extent // _PARTS)
-    parts = Axis(Var(f"{axis.var.name}_part"), -(-axis.extent // length))
+    name = _free(f"{axis.var.name}_part", {x.var.name for x in (*a.axes, *a.over)})
+    parts = Axis(Var(name), -(-axis.extent // length))
     place = parts.var * length + axis.var
     body = substitute(a.body, {axis.var: place})
     if axis.extent % length:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.bounds import multiple_of
@@ -298,6 +299,9 @@ def _folded(counts: list[Expr], lead: int) -> list[Expr]:
 
 
 def _product(counts: list[Expr]) -> Expr:
+    known = [int(n.value) for n in counts if isinstance(n, Const)]
+    if len(known) == len(counts):
+        return wrap(prod(known))  # of any size: T.Kernel says what is too long
     found = counts[0]
     for count in counts[1:]:
         found = found * count

@@ -30,6 +30,7 @@ MOST_HELD = 512
 ENOUGH = 4096  # elements of a block
 # a kernel of one block folds no rows of more elements than this
 MOST_ALONE = 1 << 16
+MOST_SQUARE = 1 << 15  # elements of a value with one dimension twice: it lies in registers
 # stands for an extent that is chosen with the tiles: no axis is as long
 CHOSEN = (1 << 31) - 1
 
@@ -190,10 +191,22 @@ def _kernel_of(roots: list[Array], folds: list[Array], normal: Normal) -> Kernel
     grid = tuple(axis for axis in largest.axes if roles[axis.var] in ("each", "tile"))
     if not grid:
         _check_alone(own, folds, sizes)
+    for f in folds:
+        _check_square(f, own, roles)
     if any(roles[axis.var] == "stream" for a in outputs for axis in a.axes):
         raise Apart(_inner_of(folds, stream, roots), "is read again after its loop")
     _check_whole(roles, extents, sizes, [*folds, *outputs])
     return KernelPlan(outputs, tuple(folds), roles, grid, stream, named, extents, sizes)
+
+
+def _check_square(f: Array, own: set[str], roles: dict[Var, str]) -> None:
+    """A block walks a long dimension piece by piece, but not one that a value has twice."""
+    kept, gone = (
+        [x.extent for x in axes if roles.get(x.var) == "whole"] for axes in (f.axes, f.over)
+    )
+    for n in gone if not f.scan and f.name not in own and product_of(f) is None else ():
+        if n in kept and isinstance(n, int) and n * n > MOST_SQUARE:
+            raise Apart(f.name, f"compares {n:,} elements with all of them")
 
 
 def _check_alone(own: set[str], folds: list[Array], sizes: tuple[Dim, ...]) -> None:
