@@ -401,8 +401,10 @@ def is_nan(a: Val) -> Val:
 
 def _decode(code: Val, form: Minifloat, dtype: DType) -> Val:
     magnitude = code & ((1 << form.sign) - 1)
-    small = bits_of(magnitude << 23 - form.mantissa, FLOAT32)
-    bits = bits_of(small * 2.0 ** (127 - form.bias), UINT32)
+    bits = (magnitude << 23 - form.mantissa) + ((127 - form.bias) << 23)
+    # not by float32 numbers below the normals: some threads flush those to zero, as XLA's do
+    tiny = convert("uitofp", magnitude, FLOAT32) * 2.0 ** (1 - form.bias - form.mantissa)
+    bits = choose(magnitude < 1 << form.mantissa, bits_of(tiny, UINT32), bits)
     if form.nan is not None:
         nan: Operand = 0x7FC00000
         if dtype.name == "float8_e5m2":
