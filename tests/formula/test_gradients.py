@@ -398,6 +398,19 @@ def test_gradients_of_a_math_function():
     assert "def scaled_vjp(" in gradient.tile(x, w, np.ones(3, np.float32))
 
 
+def test_gradients_of_arrays_with_defaults_and_in_trees():
+    def layer(p, x, q=None, d_0=1):
+        return d_0 * x @ p["w"] + (0 if q is None else q[0] * q[1])
+
+    w, x, a, b, d = (drawn(*s).astype(np.float32) for s in ((4, 2), (3, 4), *[(3, 2)] * 3))
+    gradient = tm.vjp(tw.math(layer, target="cpu"))
+    wanted = (2 * x).T @ d, 2 * d @ w.T, d * b, d * a  # as the parameters stand
+    _, kept = gradient.forward({"w": w}, x, (a, b), 2)
+    for found in (gradient({"w": w}, x, d, q=(a, b), d_0=2), gradient.backward(kept, d)):
+        for got, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(got, want, 1e-4, 1e-5)
+
+
 def test_cotangents_that_do_not_fit_are_refused():
     gradient = tm.vjp(lambda x: x * 2)
     x = np.ones(3, np.float32)

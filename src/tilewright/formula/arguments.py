@@ -59,6 +59,13 @@ def together(tree: Any, leaves: Mapping[str, Any]) -> Any:
     return tree
 
 
+def leaves(tree: Any) -> list[Leaf]:
+    """The leaves of what was taken apart, in order."""
+    found: dict[str, Any] = {}
+    apart(tree, "", found, is_leaf=lambda x: isinstance(x, Leaf))
+    return [*found.values()]
+
+
 def _like(value: Any, each: list[Any]) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*each)

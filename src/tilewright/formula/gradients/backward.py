@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tilewright.formula.arguments import Call
+from tilewright.formula.arguments import Call, leaves
 from tilewright.formula.function import Kind, Made, MathFunction
 from tilewright.formula.gradients.keep import parted
 from tilewright.formula.gradients.vjp import vjp
@@ -61,15 +62,24 @@ class Gradients(MathFunction):
 
     def pair(self, *args: Any, **kwargs: Any) -> tuple[Pair, list[Any]]:
         """The two formulas for arguments like these, and the arrays among them."""
-        given = self.arguments(args, kwargs)
+        self._check_parameters()
+        given = super().arguments(args, kwargs)  # all of them: there are no cotangents yet
         key, kinds, call, arrays = self.sorted_out(given)
         if key not in self._pairs:
             formula, _ = super().traced(kinds, call)
-            self._pairs[key] = Pair(formula, self.wrt, self.target, self.schedule)
+            wrt = self._wanted(formula, call)
+            self._pairs[key] = Pair(formula, wrt, self.target, self.schedule)
         return self._pairs[key], arrays
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        parameters = self.signature.parameters.values()
+        parameters = self._check_parameters()
+        count = sum(p.default is p.empty and p.kind is not p.KEYWORD_ONLY for p in parameters)
+        found = super().arguments(args[:count], kwargs)
+        word = "d" + "_" * max(map(len, self.signature.parameters), default=1)  # no parameter's
+        return found | {f"{word}{n}": each for n, each in enumerate(_arrays(args[count:]))}
+
+    def _check_parameters(self) -> list[inspect.Parameter]:
+        parameters = [*self.signature.parameters.values()]
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
             raise CompileError(
                 f"{self.__name__}: gradients are of functions whose parameters are named",
@@ -77,16 +87,33 @@ class Gradients(MathFunction):
                 fix="write one parameter for each array",
                 code="arguments",
             )
-        count = sum(p.default is p.empty and p.kind is not p.KEYWORD_ONLY for p in parameters)
-        found = super().arguments(args[:count], kwargs)
-        return found | {f"d_{n}": each for n, each in enumerate(_arrays(args[count:]))}
+        return parameters
+
+    def sorted_out(
+        self, given: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], list[Kind], Call, list[Any]]:
+        """Cotangents come last, as in the formula."""
+        key, kinds, call, arrays = super().sorted_out(given)
+        ends = given.keys() - self.signature.parameters.keys()
+        order = sorted(range(len(kinds)), key=lambda place: kinds[place][0] in ends)
+        return key, [kinds[i] for i in order], call, [arrays[i] for i in order]
 
     def traced(self, kinds: list[Kind], call: Call) -> tuple[Formula, Any]:
-        own = [kind for kind in kinds if kind[0] in self.signature.parameters]
-        found = vjp(super().traced(own, call)[0], self.wrt)
-        wanted = [(extents(b), b.dtype) for b in found.inputs[len(own) :]]
-        _check(self.__name__, [(shape, dtype) for _, shape, dtype in kinds[len(own) :]], wanted)
+        count = len(kinds) - len(call.trees.keys() - self.signature.parameters.keys())
+        own, others = kinds[:count], kinds[count:]
+        formula = super().traced(own, call)[0]
+        found = vjp(formula, self._wanted(formula, call))
+        wanted = [(extents(b), b.dtype) for b in found.inputs[count:]]
+        _check(self.__name__, [(shape, dtype) for _, shape, dtype in others], wanted)
         return found, None
+
+    def _wanted(self, formula: Formula, call: Call) -> Sequence[str]:
+        """The inputs whose gradients are asked for; all floats, in the order of the parameters."""
+        if self.wrt is not None:
+            return self.wrt
+        floats = [b.name for b in formula.inputs if b.dtype.is_float]
+        trees = [call.trees[n] for n in self.signature.parameters if n in call.trees]
+        return sorted(floats, key=[leaf.name for leaf in leaves(trees)].index)
 
 
 Shapes: TypeAlias = "Sequence[tuple[tuple[Extent, ...], Any]]"
@@ -114,9 +141,8 @@ class Kept(NamedTuple):
 class Pair:
     """A function of known shapes, and its gradients given what it keeps."""
 
-    def __init__(
-        self, formula: Formula, wrt: Sequence[str] | None, target: Any, schedule: Any
-    ) -> None:
+    def __init__(self, formula: Formula, wrt: Sequence[str], target: Any, schedule: Any) -> None:
+        self.wrt = wrt
         self.whole = normalize(vjp(formula, wrt, values=True))
         inside = self.whole.formula
         self.own = len(formula.inputs)
