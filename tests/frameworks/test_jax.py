@@ -11,6 +11,7 @@ import tilewright as tw
 import tilewright.jax
 import tilewright.language as T
 import tilewright.math as tm
+import tilewright.ops as ops
 from tests.commands import ROOT
 from tests.export import programs
 from tilewright.support.errors import CompileError, LaunchError
@@ -268,3 +269,37 @@ def test_names_are_of_content_alone(scale):
 def test_the_example_trains(capsys):
     runpy.run_path(str(ROOT / "examples" / "jax_step.py"))
     assert capsys.readouterr().out.startswith("the loss is 0.")
+
+
+def ops_inside(x, w, experts, t):
+    normal = ops.rms_norm(x, (4,), w, 1e-6)
+    _, place, _ = ops.moe_pack(experts, 2)
+    return ops.cross_entropy(normal, t), place
+
+
+def test_ops_inside_jit():
+    x, w, t = random(3, 4), random(4, seed=1), jnp.asarray([1, 3, 0], jnp.int32)
+    experts = jnp.asarray([[1], [0], [1]], jnp.int32)
+    found, place = jax.jit(ops_inside)(x, w, experts, t)
+    want, there = ops_inside(x, w, experts, t)
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+    np.testing.assert_array_equal(place, there)
+
+    def plain(x, w):
+        y = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w
+        return -jax.nn.log_softmax(y)[jnp.arange(3), t].mean()
+
+    wanted = jax.grad(plain, (0, 1))(x, w)
+    for way in (lambda f: f, jax.jit):
+        slopes = way(jax.grad(lambda x, w: ops_inside(x, w, experts, t)[0], (0, 1)))(x, w)
+        for got, want in zip(slopes, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    with pytest.raises(LaunchError, match="weight has 3 elements"):
+        jax.jit(lambda x: ops.rms_norm(x, (4,), w[:3]))(x)
+
+
+def test_all_eight_bit_floats_inside_jit():
+    """XLA's threads flush small numbers of float32 to zero."""
+    x = jnp.asarray(np.arange(256, dtype=np.uint8).view(jnp.float8_e4m3fn))
+    found = jax.jit(lambda x: call(tw.math(lambda x: tm.astype(x, tm.float32)), x))(x)
+    np.testing.assert_array_equal(found, np.asarray(x).astype(np.float32))

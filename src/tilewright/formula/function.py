@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Mapping
 from itertools import compress
 from math import prod
 from typing import Any, TypeAlias
@@ -45,27 +43,6 @@ _Shape: TypeAlias = "tuple[Extent, ...] | None"
 Dynamic: TypeAlias = "Mapping[str, Mapping[int, Any]]"
 
 
-class Launching:
-    """Who calls the kernels of formulas meanwhile, with the kernel and its arrays: another library,
-    whose values have no memory yet."""
-
-    def __init__(self) -> None:
-        self._current: ContextVar[Callable[..., Any] | None] = ContextVar("launch", default=None)
-
-    @contextmanager
-    def during(self, launch: Callable[..., Any]) -> Iterator[None]:
-        token = self._current.set(launch)
-        try:
-            yield
-        finally:
-            self._current.reset(token)
-
-    def __call__(self, kernel: Any, arrays: list[Any]) -> Any:
-        launch = self._current.get()
-        return kernel(*arrays) if launch is None else launch(kernel, *arrays)
-
-
-LAUNCH = Launching()
 MOST_BYTES = 1 << 40  # of a result
 
 
@@ -414,7 +391,7 @@ class Made:
         if not self.has_kernel:
             return self.returned(self._made_here(arrays))
         try:
-            found = LAUNCH(self.kernel, self.shaped([*map(_contiguous, arrays)]))
+            found = self.kernel(*self.shaped([*map(_contiguous, arrays)]))
         except LaunchError:
             bound_sizes(self.formula, [a.shape for a in arrays])  # in the user's names
             raise

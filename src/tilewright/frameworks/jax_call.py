@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from tilewright.formula.arguments import is_array
-from tilewright.formula.function import LAUNCH, MathFunction
+from tilewright.formula.function import MathFunction
 from tilewright.formula.gradients.backward import gradients
 from tilewright.ir.bind import checked_scalar, shape_of
 from tilewright.ir.core import *
@@ -26,7 +27,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
 from tilewright.lang.trace import PrimFunc
 from tilewright.runtime.direct import Outline
-from tilewright.runtime.jit import Jit
+from tilewright.runtime.jit import Jit, Launch, launching
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.runtime.outputs import check_jax_type, stored_as
 from tilewright.targets.arrays import ArrayView
@@ -39,11 +40,12 @@ PLATFORMS = {"cpu": ("cpu", "cpu"), "gpu": ("cuda", "CUDA"), "cuda": ("cuda", "C
 def call(kernel: Any, /, *arguments: Any, target: Any = None, **named: Any) -> Any:
     """Run a kernel or a formula on JAX's arrays, also inside `jax.jit`.
 
-    `kernel` is a compiled kernel, a `prim_func`, a jitted function that is written directly, or a
-    formula (`@tw.math`), and `arguments` what it is called with; numbers are constants of the call.
-    It returns what a call of the kernel returns: parameters that it makes. JAX's arrays never
-    change, so parameters that a kernel writes in place are returned, too, in their order, as new
-    arrays. `vmap` calls it once for each element of the batch. Formulas have their gradients.
+    `kernel` is a compiled kernel, a `prim_func`, a jitted function that is written directly, a
+    formula (`@tw.math`), or a function that calls such jitted functions and formulas; `arguments`
+    are what it is called with, and numbers constants of the call. It returns what a call of the
+    kernel returns: parameters that it makes. JAX's arrays never change, so parameters that a kernel
+    writes in place are returned, too, in their order, as new arrays. `vmap` calls it once for each
+    element of the batch. Formulas have their gradients.
 
     >>> n = T.dynamic("n")
     >>> @T.prim_func
@@ -58,9 +60,13 @@ def call(kernel: Any, /, *arguments: Any, target: Any = None, **named: Any) -> A
     """
     kernel = kernel.jitted if isinstance(kernel, Autotuned) else kernel
     kind = _kind(target, arguments, named)
+    launch = partial(_launched, kind=kind)
     if isinstance(kernel, MathFunction):
-        return _formula(kernel, arguments, named, kind)
-    return _launched(kernel, arguments, named, kind)
+        return _formula(kernel, arguments, named, launch)
+    if isinstance(kernel, FunctionType):
+        with launching(launch):
+            return kernel(*arguments, **named)
+    return launch(kernel, arguments, named)
 
 
 def _launched(kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any], kind: str) -> Any:
@@ -83,7 +89,7 @@ def _launched(kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any], k
     if not isinstance(kernel, CompiledKernel):
         raise CompileError(
             "tilewright.jax.call takes a kernel",
-            expected="a compiled kernel, a prim_func, a @tw.jit kernel or a @tw.math formula",
+            expected="a compiled kernel, a prim_func, a @tw.jit kernel, a formula or a function",
             got=type(kernel).__name__,
             fix="compile it first: tw.compile(prim_func)",
             code="arguments",
@@ -345,7 +351,7 @@ _gradients = lru_cache(256)(gradients)  # deriving them takes longer than most t
 
 
 def _formula(
-    function: MathFunction, arguments: Sequence[Any], named: Mapping[str, Any], kind: str
+    function: MathFunction, arguments: Sequence[Any], named: Mapping[str, Any], launch: Launch
 ) -> Any:
     """A formula with its gradients as JAX has them."""
     import jax
@@ -354,41 +360,39 @@ def _formula(
     places = [i for i, x in enumerate(leaves) if is_array(x)]
     pairs: list[Any] = []
 
-    def launching(body: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+    def filled(body: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         """What `body` gives of the arguments with these arrays, its kernels called by JAX."""
-        filled = list(leaves)
+        found = list(leaves)
         for place, array in zip(places, arrays, strict=True):
-            filled[place] = array
-        args, kwargs = jax.tree.unflatten(tree, filled)
-        with LAUNCH.during(lambda kernel, *xs: _several(_launched(kernel, xs, {}, kind))):
+            found[place] = array
+        args, kwargs = jax.tree.unflatten(tree, found)
+        with launching(launch):
             return body(*args, **kwargs)
 
-    run = jax.custom_vjp(lambda *arrays: launching(function, arrays))
+    run = jax.custom_vjp(lambda *arrays: filled(function, arrays))
 
     def forward(*arrays: Any) -> Any:
         def both(*args: Any, **kwargs: Any) -> Any:
             pair, found = _gradients(function).pair(*args, **kwargs)
             outputs, kept = pair.forward(found)
             made = function.made_for(*args, **kwargs)
-            floats = [b.dtype.is_float for b in pair.values.formula.inputs]
             left = dict(enumerate(arrays))  # one may be given twice
-            chosen = []
-            for x, is_float in zip(found, floats, strict=True):
-                place = next(i for i, a in left.items() if a is x)
-                del left[place]
-                chosen += [place] * is_float
-            pairs.append((pair, made, chosen))
+            given: dict[str, int] = {}
+            for b, x in zip(pair.values.formula.inputs, found, strict=True):
+                given[b.name] = next(i for i, a in left.items() if a is x)
+                del left[given[b.name]]
+            pairs.append((pair, made, [given[name] for name in pair.wrt]))
             several = [*outputs] if pair.count > 1 else [outputs]
             return made.returned(several), kept.arrays
 
-        return launching(both, arrays)
+        return filled(both, arrays)
 
     def backward(kept: Any, cotangent: Any) -> Any:
         pair, made, chosen = pairs[-1]
         order = jax.tree.leaves(made.returned(list(range(pair.count))))
         given = dict(zip(order, jax.tree.leaves(cotangent), strict=True))
         wanted = [given[i] for i, b in enumerate(made.formula.outputs) if b.dtype.is_float]
-        with LAUNCH.during(lambda kernel, *xs: _several(_launched(kernel, xs, {}, kind))):
+        with launching(launch):
             found = _several(pair.backward(kept, wanted))
         slopes: list[Any] = [None] * len(places)
         for place, slope in zip(chosen, found, strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from tilewright.ops.record import OPS, Record
+from tilewright.ops.record import OPS, Record, is_traced
 from tilewright.ops.shapes import Signature
 from tilewright.support.errors import CompileError, TilewrightError, current_loc, entry
 
@@ -25,16 +25,32 @@ class Op(Record):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self.bind(args, kwargs)
         try:
-            if self.is_torch(given):
+            library = self.library(given)
+            if library == "torch":
                 from tilewright.ops import for_torch
 
                 return for_torch.call(self, given)
+            if library == "jax":
+                return self._by_jax(given)
             self.check(given)
             return self.run(**given)
         except TilewrightError as error:
             if error.loc is not None and error.loc.file.startswith(_OURS):
                 error.diagnostic = replace(error.diagnostic, loc=current_loc())
             raise
+
+    def _by_jax(self, given: dict[str, Any]) -> Any:
+        import jax
+
+        import tilewright.jax
+
+        if any(map(is_traced, given.values())):
+            self.results(given)
+            named = {n: given.pop(n) for n in self.names[self.places :]}
+            return tilewright.jax.call(self.run, *given.values(), **named)
+        with jax.ensure_compile_time_eval():  # arrays that a traced function closes over
+            self.check(given)
+            return self.run(**given)
 
 
 def op(

@@ -6,6 +6,7 @@ PyTorch (`for_torch`), the page of all ops.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,8 +122,8 @@ class Record:
                 repair=repair,
             ) from None
 
-    def is_torch(self, given: Mapping[str, Any]) -> bool:
-        """Whether an argument is a tensor of PyTorch; all arrays then are."""
+    def library(self, given: Mapping[str, Any]) -> str:
+        """Whose arrays these are: all are of one library."""
         for n in self.signature.arrays:
             if not is_array(given[n]) and (given[n] is not None or n not in self.defaults):
                 raise CompileError(
@@ -143,7 +144,7 @@ class Record:
                 got=shown,
                 fix="convert them: torch.from_numpy(x), x.numpy(), jax.numpy.asarray(x)",
             )
-        return "torch" in libraries.values()
+        return next(iter(libraries.values()), "numpy")
 
     def check(self, given: Mapping[str, Any]) -> None:
         """Whether shapes, types and devices fit, once for all arguments like these."""
@@ -156,7 +157,8 @@ class Record:
 
     def results(self, given: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], str]]:
         """Shapes and types of the results for these arguments, which are checked."""
-        devices = {n: _device(given[n]) for n in self.signature.arrays if given[n] is not None}
+        arrays = {n: given[n] for n in self.signature.arrays if given[n] is not None}
+        devices = {n: _device(a) for n, a in arrays.items() if not is_traced(a)}
         if len(set(devices.values())) > 1:
             raise LaunchError(
                 f"{self.name} was given arrays on several devices",
@@ -200,6 +202,12 @@ def _library(kind: type) -> str:
     """Where a type of arrays comes from: numpy, torch, jax, …"""
     library = kind.__module__.partition(".")[0]
     return "jax" if library == "jaxlib" else library
+
+
+def is_traced(array: Any) -> bool:
+    """Whether it is an array of a function that JAX traces: it has no elements yet."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.core.Tracer)
 
 
 def _device(array: Any) -> str:

@@ -9,7 +9,9 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,18 @@ from tilewright.support.key_rules import at_home
 
 Tuner = Callable[["Jit", dict[str, Any], Mapping[str, int]], Any]
 OutIdx = int | Sequence[int] | None
+Launch = Callable[["Jit", tuple[Any, ...], dict[str, Any]], Any]
+_LAUNCH: ContextVar[Launch | None] = ContextVar("launch", default=None)
+
+
+@contextmanager
+def launching(launch: Launch) -> Iterator[None]:
+    """Another library calls the kernels of this context: its values have no memory yet."""
+    token = _LAUNCH.set(launch)
+    try:
+        yield
+    finally:
+        _LAUNCH.reset(token)
 
 
 class PassConfigKey(str, Enum):
@@ -209,7 +223,8 @@ class Jit:
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.direct:
-            return self.calls(args, kwargs)
+            launch = _LAUNCH.get()
+            return self.calls(args, kwargs) if launch is None else launch(self, args, kwargs)
         return self.compile(*args, **kwargs)
 
     @entry
