@@ -236,6 +236,22 @@ def undeclared_argument():
     scale(np.zeros(8, np.float32), np.zeros(8, np.float32))
 
 
+@case(CompileError, "the type of the number 's' stands in the signature", "s: T.float32")
+def declaring_a_number():
+    @tw.jit(target="interp")
+    def scale(A, s):
+#+  def scale(A, s: T.float32):
+        M = T.const("M")
+        A: T.Tensor((M,), "float32")
+        s: T.float32
+#       ^^^^^^^^^^^^
+#-
+        with T.Kernel(1):
+            A[0] = s
+
+    scale(np.zeros(8, np.float32), 2.0)
+
+
 @case(CompileError, "'C' is not a parameter of this function", "one of A", "T.empty")
 def declaring_a_stranger():
     @tw.jit(target="interp")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import tilewright as tw
 import tilewright.language as T
 from tests.roads import on_gpu, on_threads
 from tilewright.ir.target import Target
@@ -122,3 +123,18 @@ def test_scans_count_the_dimensions_that_are_written(run, shape):
         np.testing.assert_array_equal(o, a.cumsum(dim))
         flipped = np.maximum.accumulate(np.flip(a, dim), dim)
         np.testing.assert_array_equal(p, np.flip(flipped, dim))
+
+
+def test_numpy_scalars_are_numbers():
+    @tw.jit(target="interp")
+    def scaled(X, s, t: T.float32):
+        M = T.const("M")
+        X: T.Tensor((M,), "float32")
+        Y = T.empty((M,), "float32")
+        for m in T.tile(M):
+            Y[m] = X[m] * s + t
+        return Y
+
+    x = np.arange(3, dtype=np.float32)
+    assert scaled(x, np.float32(3), np.float64(1)).tolist() == [1, 4, 7]
+    assert scaled(x, np.int32(2), np.uint8(0)).tolist() == [0, 2, 4]

@@ -377,6 +377,13 @@ class Env(Logic, PythonWords):
         if isinstance(annotation, TensorType):
             value: Any = declare_argument(self.builder, name, annotation)
         elif isinstance(annotation, ScalarType):
+            if name in self.builder.plain:
+                raise CompileError(
+                    f"the type of the number {name!r} stands in the signature",
+                    fix=f"write def {self.builder.name}(…, {name}: T.{annotation}) and leave this "
+                    "line out; without a type it is a constant of the kernel",
+                    code="annotation",
+                )
             self.builder.hint = name
             value = alloc_var(annotation)
             value.named = True
