@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from tests.commands import ROOT, tilewright
 from tilewright.ir.text import parse_program
+from tilewright.tools.cli import main
 
 
 def run(*command, **env):
@@ -46,6 +48,58 @@ def test_ir_of_a_factory_with_arguments():
     done = tilewright("ir", file, "--args", "M=8, N=64")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("program main") == 3
+
+
+FORMULAS = """
+import tilewright as tw
+import tilewright.math as tm
+
+
+@tw.math
+def soft(x):
+    return tm.softmax(x, axis=-1)
+
+
+@tw.math
+def product(x, y):
+    return x @ y
+"""
+
+
+@pytest.fixture
+def on_formulas(tmp_path):
+    """A command on a file of formulas that nobody has called, in this process."""
+    path = tmp_path / "formulas.py"
+    path.write_text(FORMULAS)
+    return lambda *words: CliRunner().invoke(main, [words[0], str(path), *words[1:]])
+
+
+def test_arrays_by_type_and_shape(on_formulas):
+    soft = ("--kernel", "soft", "--args", 'x="float32[3, 5]"')
+    assert "sum{j2 < 5}" in on_formulas("ir", *soft, "--stage", "math").output
+    parse_program(on_formulas("ir", *soft).output)
+    done = on_formulas("check", *soft, "--target", "cpu")
+    assert done.exit_code == 0 and "soft" in done.output, done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--sizes", 'x="floot32[3]"'), "did you mean 'float32'?"),
+        (("--sizes", "x=3"), "soft was given no array"),
+        ((), "soft: call it in the file, or pass --args 'x=…' with arrays"),
+    ],
+)
+def test_arrays_that_are_none(on_formulas, words, said):
+    done = on_formulas("ir", "--kernel", "soft", "--stage", "math", *words)
+    assert done.exit_code == 1 and said in done.output
+    assert "click" not in done.output  # nor any other place that is not the user's
+
+
+def test_a_place_in_a_formula_of_a_command(on_formulas):
+    given = 'x="float32[3, 5]", y="float32[6, 7]"'
+    done = on_formulas("explain", "--kernel", "product", "--args", given)
+    assert done.exit_code == 1 and "formulas.py:13:12: matmul of shapes" in done.output
 
 
 def test_unknown_stage_is_named():

@@ -142,3 +142,20 @@ def test_what_no_tile_does_is_refused(said):
 
     with pytest.raises(tw.CompileError, match=said):
         kernel.on("interp")(X)
+
+
+def test_a_whole_axis_keeps_its_name():
+    outer = tw.math(lambda x, y: x[:, None, ::1] * y[None, :, None])
+
+    @tw.jit
+    def products(X, Y):
+        M, N, K = T.const("M, N, K")
+        X: T.Tensor((M, K), "float32")
+        Y: T.Tensor((N,), "float32")
+        Out = T.empty((M, N, K), "float32")
+        for i, k in T.tile(M, K):
+            Out[i, :, k] = outer(X[i, k], Y[:])
+        return Out
+
+    y = X[0, :3]
+    np.testing.assert_allclose(products.on("cpu")(X, y), X[:, None] * y[:, None], rtol=1e-6)

@@ -23,6 +23,11 @@ def double(A):
     for n in T.tile(N):
         B[n] = A[n] * 2
     return B
+
+
+@tw.math
+def third(x):
+    return x / 3
 """
 
 
@@ -61,6 +66,14 @@ def test_tune_export_and_merge(run, tmp_path, monkeypatch):
     table["entries"][0]["version"] = "0.0.1"
     (tmp_path / "old.json").write_text(json.dumps(table))
     assert "1 of another version of Tilewright are not used" in run("tuned", "merge", "old.json")[1]
+
+
+def test_a_formula(run):
+    asked = ["tune", "kernels.py", "--kernel", "third", "--target", "cpu", "--most", "2"]
+    code, told = run(*asked, "--workers", "1", "--sizes", 'x="float32[3000]"')
+    assert code == 0 and 'third x="float32[3000]": i ' in told, told
+    code, told = run(*asked)
+    assert code == 1 and "pass --sizes 'x=…' with arrays" in told
 
 
 def test_a_file_that_is_no_table(run, tmp_path):

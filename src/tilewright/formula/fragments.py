@@ -125,14 +125,15 @@ class _Tiles:
             new = counts | dict(zip(names, own, strict=False))
             return cast(_put(inner, new), kind or inner.dtype)
 
-        found = lift(element, *(parts or [value_of(0)]))
+        found: Value = lift(element, *(parts or [value_of(0)]))
         if [x.key for x in found.axes] == [x.key for x in full]:
             return found
         own = (ONE,) * (len(full) - len(found.axes)) + found.axes
 
         def stretched(p: tuple[Expr, ...]) -> Expr:
             at = tuple(const(0) if x is ONE else i for x, i in zip(own, p, strict=True))
-            return found.element(at[len(own) - len(found.axes) :])
+            part: Expr = found.element(at[len(own) - len(found.axes) :])
+            return part
 
         return Value(full, found.kind, stretched, (found,))
 
@@ -141,17 +142,21 @@ class _Tiles:
         value = self.values[read.buffer.name]
         at = dict(zip(read.indices, value.axes, strict=True))
         own = {i: x for i, x in at.items() if x is not ONE}
-        real = [i for i, x in zip(read.indices, value.axes, strict=True) if x is not ONE]
+        real: list[Expr] = [
+            i for i, x in zip(read.indices, value.axes, strict=True) if x is not ONE
+        ]
         if len(own) < len(real) or not own.keys() <= {*places}:
             _refuse(a, f"reads {read}", "take parts of tiles in the kernel: x[:, 0:4]")
-        order = [place for place in places if place in own]
+        order: list[Expr] = [place for place in places if place in own]
         if len(real) == len(value.axes) == 2 and real != order:
             value, real = value.T, order
         axes = tuple(own.get(place, ONE) for place in places)
         if axes == value.axes:
             return value
-        mine = [None if x is ONE else i for i, x in zip(read.indices, value.axes, strict=True)]
-        mine = list[Expr | None](real) if value.base is not None else mine
+        mine: list[Expr | None] = [*real]
+        if value.base is None:
+            pairs = zip(read.indices, value.axes, strict=True)
+            mine = [None if x is ONE else i for i, x in pairs]
 
         def element(p: tuple[Expr, ...]) -> Expr:
             now: dict[Expr | None, Expr] = dict(zip(places, p, strict=True))

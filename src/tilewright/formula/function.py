@@ -165,6 +165,11 @@ class MathFunction:
     def kernel_like(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         """The kernel for arguments like these, compiled for a target; what it leaves open is chosen
         for their sizes."""
+        kernel, arrays = self.jit_like(target, *args, **kwargs)
+        return kernel.compile(*arrays)
+
+    def jit_like(self, target: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+        """The `tw.jit` function for arguments like these, and the arrays that it takes."""
         made, arrays = self._of(args, kwargs)
         if not made.has_kernel:
             raise CompileError(
@@ -173,7 +178,7 @@ class MathFunction:
                 fix="give arrays with elements, on which its results depend",
                 code="arguments",
             )
-        return made.kernel_for(target).compile(*made.shaped(arrays))
+        return made.kernel_for(target), made.shaped(arrays)
 
     def made_for(self, *args: Any, **kwargs: Any) -> Made:
         """The formula, program and kernel for arguments like these."""
@@ -451,7 +456,7 @@ def _check_bytes(formula: Formula, b: Buffer) -> None:
         a = formula.definition(b)
         raise CompileError(
             f"{b.name} has {count:,} elements, {count * b.dtype.bits / (8 << 40):,.0f} TiB",
-            loc=a and a.loc,
+            loc=a.loc if a is not None else None,
             expected="at most 1 TiB: no GPU has more memory",
             got=f"shape {list(extents(b))} of {b.dtype}",
             fix="fold it where it is computed, or give it in parts",

@@ -12,6 +12,8 @@ from itertools import zip_longest
 from types import FrameType, FunctionType
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from tilewright.lang.builder import NAME_PARTS, Probed, Sizes, TracedAgain, building
 from tilewright.lang.carry import named
 from tilewright.lang.check import check_program

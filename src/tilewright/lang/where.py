@@ -53,7 +53,7 @@ def by_theirs(frame: FrameType | None) -> bool:
 def _origin(frame: FrameType) -> str:
     file = frame.f_code.co_filename
     library = file.startswith(_LIBRARY) and "site-packages" not in file
-    library |= str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "jax")
+    library |= str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "jax", "click")
     ours = "ours" if is_own(frame) else "theirs"
     found = "library" if library or file.startswith("<frozen") else ours
     if file != "<string>":  # the name of anybody's
@@ -136,7 +136,7 @@ def locate() -> Loc | None:
         if id(code) in _REWRITTEN_IDS:
             spans.append(_span(code, frame.f_lasti, frame.f_lineno))
             depth = len(spans)
-        elif code is _ROOT:
+        elif id(code) in _ROOTS:
             break
         elif (
             ORIGINS.get(code.co_filename) != "ours"  # most of them
@@ -170,13 +170,12 @@ def frames_of_theirs(traceback: TracebackType | None) -> int:
     return count
 
 
-_ROOT: CodeType | None = None
+_ROOTS: dict[int, CodeType] = {}
 
 
 def set_root(code: CodeType) -> None:
-    """Frames outside `code`, which runs a traced function, are of no interest."""
-    global _ROOT
-    _ROOT = code
+    """Frames outside `code`, which runs a traced function or a command, are of no interest."""
+    _ROOTS[id(code)] = code
 
 
 locate_calls(locate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,6 +11,7 @@ import click
 from tilewright.ir.analysis.accesses import print_graphs
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
+from tilewright.lang.where import set_root
 from tilewright.runtime.timing import BACKENDS, Settings
 from tilewright.support import env
 from tilewright.support.errors import TilewrightError, in_json
@@ -17,6 +19,7 @@ from tilewright.tools.cache_cli import cache
 from tilewright.tools.collect import (
     Collected,
     Found,
+    Skipped,
     collect_all,
     missing_text,
     parse_arguments,
@@ -40,6 +43,9 @@ class _Group(click.Group):
             sys.exit(1)
 
 
+set_root(_Group.invoke.__code__)
+
+
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(
     sys.modules["tilewright"].__version__, prog_name="tilewright", message="%(prog)s %(version)s"
@@ -56,7 +62,11 @@ main.add_command(studio_command)
 
 _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 _args = click.option(
-    "--args", "arguments", default="", help="Arguments for a factory, e.g. 'M=1024, N=512'."
+    "--args",
+    "--sizes",
+    "arguments",
+    default="",
+    help="Sizes, arguments of a factory, arrays: 'M=1024, N=512', 'x=\"float32[8, 64]\"'.",
 )
 _kernel = click.option(
     "--kernel", "name", default=None, help="Only the kernel of this name, or those of a function."
@@ -99,7 +109,10 @@ def ir(
     if stage == "math":
         from tilewright.tools.collect import formulas
 
-        for formula in formulas(file, arguments):
+        math, missing = formulas(file, name, arguments)
+        if not math:
+            raise _nothing(file, name, missing, "formula")
+        for formula in math:
             click.echo(str(formula))
         return
     status = 0
@@ -294,11 +307,17 @@ def _collected(file: str, name: str | None, arguments: str) -> Collected:
         with open(file, encoding="utf-8") as handle:
             found = [Found(parse_program(handle.read(), file))]
         return Collected(found, [], parse_arguments(arguments, {}))
-    made = collect_all(file, arguments)
+    made = collect_all(file, arguments, name)
     made.found = [f for f in made.found if f.is_called(name)]
     if not made.found:
-        text = f"{file} made no kernel" + (f" named {name!r}" if name else "")
-        if made.skipped:
-            text += f"; it has functions that need arguments:\n{missing_text(made.skipped)}"
-        raise click.ClickException(text)
+        raise _nothing(file, name, made.skipped)
     return made
+
+
+def _nothing(
+    file: str, name: str | None, skipped: Sequence[Skipped], what: str = "kernel"
+) -> click.ClickException:
+    text = f"{file} made no {what}" + (f" named {name!r}" if name else "")
+    if skipped:
+        text += f"; it has functions that need arguments:\n{missing_text(skipped)}"
+    return click.ClickException(text)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tilewright.formula.function import MathFunction
+from tilewright.ir.dtype import dtype
 from tilewright.ir.formula import Formula
 from tilewright.ir.op import Program
 from tilewright.lang.trace import PrimFunc
@@ -21,6 +25,8 @@ from tilewright.runtime.kernel import CompiledKernel
 from tilewright.runtime.launch import Launcher
 from tilewright.support.errors import CompileError, TilewrightError
 from tilewright.tune.configs import Autotuned
+
+_ARRAY = re.compile(r"\s*(\w+)\s*\[([\d\s,]*)\]\s*")
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,12 @@ class Collected:
     chosen: dict[str, Any]
 
 
-def collect_all(file: str, arguments: str = "") -> Collected:
+def collect_all(file: str, arguments: str = "", only: str | None = None) -> Collected:
     """Run `file` (not as `__main__`, its output sent to stderr) and return its kernels.
 
     Counted are prim_funcs and compiled kernels among the file's names, what its jitted functions
-    have compiled, and factories that `arguments` or their defaults suffice to call.
+    have compiled, and factories that `arguments` or their defaults suffice to call; where the
+    file has the name `only`, what that makes.
     """
     found: dict[Program, Found] = {}
     skipped: list[Skipped] = []
@@ -65,8 +72,8 @@ def collect_all(file: str, arguments: str = "") -> Collected:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             names = _run(file)
-            chosen = parse_arguments(arguments, names)
-            for name, value in names.items():
+            chosen = with_arrays(parse_arguments(arguments, names))
+            for name, value in (names if only not in names else {only: names[only]}).items():
                 made, why = _of(value, chosen)
                 for launcher in made:
                     program = launcher.program
@@ -78,14 +85,21 @@ def collect_all(file: str, arguments: str = "") -> Collected:
     return Collected(list(found.values()), skipped, chosen)
 
 
-def formulas(file: str, arguments: str = "") -> Iterator[Formula]:
-    """The formulas that `file` has called, or that `arguments` suffice to call."""
+def formulas(
+    file: str, name: str | None = None, arguments: str = ""
+) -> tuple[list[Formula], list[Skipped]]:
+    """The formulas that `file` has called, or that `arguments` suffice to call; and functions of
+    which there are none."""
     names = file_names(file)
-    chosen = parse_arguments(arguments, names)
-    for value in names.values():
-        if isinstance(value, MathFunction):
-            value.try_with(chosen)
-            yield from value.formulas
+    chosen = with_arrays(parse_arguments(arguments, names))
+    found: list[Formula] = []
+    skipped: list[Skipped] = []
+    for each, value in names.items():
+        if isinstance(value, MathFunction) and name in (None, each, value.function.__name__):
+            why = value.try_with(chosen)
+            found += value.formulas
+            skipped += [Skipped(each, why)] if why else []
+    return found, skipped
 
 
 def file_names(file: str) -> dict[str, Any]:
@@ -128,6 +142,19 @@ def parse_arguments(
             f"{option} {arguments!r} does not read as keyword arguments: {error}",
             fix=f"write them as in a call, e.g. {option} 'M=1024, N=512'",
         ) from None
+
+
+def with_arrays(given: Mapping[str, Any]) -> dict[str, Any]:
+    """'float32[8, 64]' as an array of that type and shape, by which formulas are traced."""
+    return {name: _array(value) for name, value in given.items()}
+
+
+def _array(value: Any) -> Any:
+    match = _ARRAY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    shape = [int(n) for n in match[2].split(",") if n.strip()]
+    return np.zeros(shape, dtype(match[1]).numpy)
 
 
 def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Launcher], str]:

@@ -13,6 +13,7 @@ import click
 @click.option("--kernel", "names", multiple=True, help="Only these kernels; may be repeated.")
 @click.option(
     "--sizes",
+    "--args",
     multiple=True,
     help="Arguments for factories and formulas, e.g. 'M=1024, N=512' or 'x=\"float32[8, 64]\"'; "
     "repeated, each kernel is exported for each.",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from itertools import product
 from pathlib import Path
 
 import click
 
 from tilewright.choose import measured
+from tilewright.formula.function import MathFunction
 from tilewright.runtime.jit import Jit
 from tilewright.support.cache import default_store
 from tilewright.support.errors import CompileError
-from tilewright.tools.collect import file_names, parse_arguments
+from tilewright.tools.collect import file_names, parse_arguments, with_arrays
 from tilewright.tune.crew import Crew, LocalCrew
 from tilewright.tune.progress import progress
 from tilewright.tune.search import MOST, check_here, tune
@@ -22,7 +24,11 @@ from tilewright.tune.search import MOST, check_here, tune
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--kernel", "name", default=None, help="The kernel function of this name.")
 @click.option(
-    "--sizes", multiple=True, metavar="'M=…, N=…'", help="Sizes and settings; may be repeated."
+    "--sizes",
+    "--args",
+    multiple=True,
+    metavar="'M=…, N=…'",
+    help="Sizes and settings, and arrays of a formula: 'x=\"float16[8, 64]\"'; may be repeated.",
 )
 @click.option("--target", default="auto", show_default=True)
 @click.option("--most", type=click.IntRange(1), default=MOST, show_default=True,
@@ -50,21 +56,43 @@ def tune_command(
     found = _kernels(file, name)
     crew = _crew(address, workers)
     try:
-        for jit in found:
-            jit = jit if target == "auto" else jit.on(target)
-            if address is None:
-                check_here(jit.compile_target)
-            for each in sizes or ("",):
-                _tune(jit, each, most, again, crew)
+        for kernel, each in product(found, sizes or ("",)):
+            if why := _lacks(kernel, each):
+                if len(found) == 1:
+                    raise CompileError(why, code="arguments")
+                click.echo(f"left out: {why}", err=True)
+                continue
+            _tune(kernel, each, target, most, again, crew)
     finally:
         crew.close()
         if out is not None:
             click.echo(f"{measured.export(Path(out))} entries written to {out}")
 
 
-def _tune(jit: Jit, sizes: str, most: int, again: bool, crew: Crew) -> None:
-    bound, rest = jit.calls.bind_some((), parse_arguments(sizes, {}))
-    label = f"{jit.fn.__name__} {sizes}".strip()
+def _lacks(kernel: Jit | MathFunction, sizes: str) -> str:
+    """What to give that a formula needs."""
+    if isinstance(kernel, Jit):
+        return ""
+    why = kernel.try_with(with_arrays(parse_arguments(sizes, {}, "--sizes")))
+    return why and f"{kernel.function.__name__}: {why.replace('--args', '--sizes')}"
+
+
+def _tune(
+    kernel: Jit | MathFunction, sizes: str, target: str, most: int, again: bool, crew: Crew
+) -> None:
+    given = parse_arguments(sizes, {}, "--sizes")
+    rest: dict[str, int] = {}
+    on = None if target == "auto" else target
+    if isinstance(kernel, MathFunction):
+        name = kernel.function.__name__
+        jit, arrays = kernel.jit_like(on, **with_arrays(given))
+        bound = jit.calls.bind(tuple(arrays), {})
+    else:
+        name, jit = kernel.fn.__name__, kernel if on is None else kernel.on(on)
+        bound, rest = jit.calls.bind_some((), given)
+    if isinstance(crew, LocalCrew):
+        check_here(jit.compile_target)
+    label = f"{name} {sizes}".strip()
     try:
         with progress(label) as watch:
             found = tune(jit, bound, rest, most=most, again=again, crew=crew, watch=watch)
@@ -79,15 +107,19 @@ def _tune(jit: Jit, sizes: str, most: int, again: bool, crew: Crew) -> None:
         click.echo(f"  nothing is kept for other processes: {why}", err=True)
 
 
-def _kernels(file: str, name: str | None) -> list[Jit]:
+def _kernels(file: str, name: str | None) -> list[Jit | MathFunction]:
     with contextlib.redirect_stdout(sys.stderr):
         names = file_names(file)
-    found = {n: v for n, v in names.items() if isinstance(v, Jit) and v.direct}
+    found = {
+        n: v for n, v in names.items()
+        if isinstance(v, MathFunction) or (isinstance(v, Jit) and v.direct)
+    }  # fmt: skip
     chosen = [v for n, v in found.items() if name in (None, n)]
     if not chosen:
         raise CompileError(
             f"{file} has no kernel function" + (f" {name!r}" if name else ""),
-            expected=" or ".join(found) or "a function with @tw.jit that opens loops over tiles",
+            expected=" or ".join(found)
+            or "a function with @tw.math, or with @tw.jit that opens loops over tiles",
             fix="name one of them with --kernel" if found else "see `tilewright explain`",
         )
     return chosen

@@ -139,8 +139,11 @@ def _slice(key: slice, extent: Any, at: int, shape: list[Any]) -> Callable[..., 
         raise CompileError("the step of a slice is zero", fix="leave it out")
     start, stop, step = _ends(key, extent) if sized else key.indices(extent)
     length = stop - start if step > 0 else start - stop
-    count = (length + abs(step) - 1) // abs(step) if sized else len(range(start, stop, step))
-    shape.append(count)
+    if key.start is key.stop is None and abs(step) == 1:
+        shape.append(extent)  # by its name, where it has one
+    else:
+        count = (length + abs(step) - 1) // abs(step) if sized else len(range(start, stop, step))
+        shape.append(count)
     begin = extent_of(start)
     return lambda new: new[at] * step + begin
 

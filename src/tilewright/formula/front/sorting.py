@@ -102,4 +102,5 @@ def _ranks(x: Value, descending: bool) -> Value:
         equal = equal | (isnan(one) & isnan(other))
     i, j = indices(equal, -2, -1)
     ranks = sum(astype(before | (equal & (j < i)), INT32), axis=-1, dtype=INT32)
-    return ranks[..., None, :] == i
+    found: Value = ranks[..., None, :] == i
+    return found

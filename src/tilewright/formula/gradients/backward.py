@@ -13,6 +13,7 @@ from tilewright.formula.function import Kind, Made, MathFunction
 from tilewright.formula.gradients.keep import parted
 from tilewright.formula.gradients.vjp import vjp
 from tilewright.formula.inline import normalize
+from tilewright.ir.core import Dim
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Extent, Formula, extents
 from tilewright.support.errors import CompileError
@@ -98,10 +99,12 @@ class Gradients(MathFunction):
         order = sorted(range(len(kinds)), key=lambda place: kinds[place][0] in ends)
         return key, [kinds[i] for i in order], call, [arrays[i] for i in order]
 
-    def traced(self, kinds: list[Kind], call: Call) -> tuple[Formula, Any]:
+    def traced(
+        self, kinds: list[Kind], call: Call, sizes: tuple[Dim, ...] = ()
+    ) -> tuple[Formula, Any]:
         count = len(kinds) - len(call.trees.keys() - self.signature.parameters.keys())
         own, others = kinds[:count], kinds[count:]
-        formula = super().traced(own, call)[0]
+        formula = super().traced(own, call, sizes)[0]
         found = vjp(formula, self._wanted(formula, call))
         wanted = [(extents(b), b.dtype) for b in found.inputs[count:]]
         _check(self.__name__, [(shape, dtype) for _, shape, dtype in others], wanted)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tilewright.formula.function import MathFunction
-from tilewright.ir.dtype import dtype
 from tilewright.lang.trace import PrimFunc
 from tilewright.runtime.jit import Jit, compile
 from tilewright.runtime.kernel import CompiledKernel
@@ -21,10 +17,9 @@ from tilewright.tools.collect import (
     missing_text,
     parse_arguments,
     usable_of,
+    with_arrays,
 )
 from tilewright.tune.configs import Autotuned
-
-_ARRAY = re.compile(r"\s*(\w+)\s*\[([\d\s,]*)\]\s*")
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ def collect(
     found: dict[Any, Named] = {}
     skipped: list[Skipped] = []
     for text in sizes or [""]:
-        chosen = {n: _array(v) for n, v in parse_arguments(text, names, "--sizes").items()}
+        chosen = with_arrays(parse_arguments(text, names, "--sizes"))
         for name, value in names.items():
             text_name = _text_name(value)
             if text_name is None or (wanted and not {name, text_name} & {*wanted}):
@@ -68,15 +63,6 @@ def collect(
             code="arguments",
         )
     return list(found.values()), skipped
-
-
-def _array(value: Any) -> Any:
-    """'float32[8, 64]' as an array of that type and shape, by which formulas are traced."""
-    match = _ARRAY.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        return value
-    shape = [int(n) for n in match[2].split(",") if n.strip()]
-    return np.zeros(shape, dtype(match[1]).numpy)
 
 
 def _text_name(value: Any) -> str | None:

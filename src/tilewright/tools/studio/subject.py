@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from tilewright.formula.function import Made, MathFunction
 from tilewright.inspect.explain import explanation
 from tilewright.ir.analysis.aliases import places
@@ -23,6 +21,7 @@ from tilewright.runtime.backends import compiled_for, resolve
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import suggest
+from tilewright.tools.collect import with_arrays
 from tilewright.tune.configs import Autotuned
 
 TARGET = "cuda -arch=sm_90a"
@@ -145,8 +144,7 @@ class Subject:
         return value if isinstance(value, Jit) else None
 
     def _made(self, value: MathFunction) -> Made:
-        arrays = {n: _array(a) for n, a in self.request.args.items()}
-        why = value.try_with({**arrays, **self.request.sizes})
+        why = value.try_with({**with_arrays(self.request.args), **self.request.sizes})
         if not value._made:
             raise CompileError(f"{self.name} is a formula that nobody has called", fix=why)
         return list(value._made.values())[-1]
@@ -264,16 +262,6 @@ def _missing(jit: Jit, given: Mapping[str, Any]) -> list[str]:
     open_ones = (p for p in jit.signature.parameters.values() if p.default is p.empty)
     named = (p.name for p in open_ones if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
     return [name for name in named if name not in given]
-
-
-def _array(given: Any) -> Any:
-    """`"float16[64, 128]"`: zeros of that type and shape; other values as they are."""
-    if not isinstance(given, str) or not given.endswith("]"):
-        return given
-    kind, _, shape = given[:-1].partition("[")
-    if kind not in DTYPES:
-        return given
-    return np.zeros([int(n) for n in shape.split(",") if n.strip()], DTYPES[kind].numpy)
 
 
 def kernels_of(names: Mapping[str, Any]) -> dict[str, Any]:
