@@ -7,16 +7,17 @@ that what does not match as tile values does not broadcast here either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NoReturn
+from inspect import Signature
+from typing import Any, NoReturn
 
 from tilewright.formula.arguments import Call as Arguments
 from tilewright.formula.arguments import Leaf, apart, together
 from tilewright.formula.matrices import Product, product_of
 from tilewright.ir.core import *
 from tilewright.ir.dtype import promote
-from tilewright.ir.formula import Array, Axis, Extent, Monoid
+from tilewright.ir.formula import Array, Axis, Extent, Formula, Monoid
 from tilewright.lang import axes as tile_axes
 from tilewright.lang import reductions, scans
 from tilewright.lang.axes import ONE, extent_axis
@@ -24,9 +25,6 @@ from tilewright.lang.builder import in_kernel
 from tilewright.lang.scalar import Scalar
 from tilewright.lang.values import Value, is_tile, lift, value_of
 from tilewright.support.errors import CompileError
-
-if TYPE_CHECKING:
-    from tilewright.formula.function import MathFunction
 
 
 def has_tiles(arguments: Sequence[Any]) -> bool:
@@ -37,15 +35,18 @@ def has_tiles(arguments: Sequence[Any]) -> bool:
     return bool(found)
 
 
-def of_tiles(function: MathFunction, arguments: dict[str, Any]) -> Any:
-    """What `function` gives for tile values, with scalars and constants beside them."""
+def of_tiles(
+    traced: Callable[..., tuple[Formula, Any]], signature: Signature, arguments: dict[str, Any]
+) -> Any:
+    """What a function gives for tile values, with scalars and constants beside them; `traced` gives
+    its formula for inputs, a call, and sizes."""
     given: dict[str, Any] = {}
     is_given = lambda x: is_tile(x) or isinstance(x, (Expr, Scalar))  # noqa: E731
     trees = {n: apart(a, n, given, is_leaf=is_given) for n, a in arguments.items()}
     tiles = _Tiles({n: value_of(x) for n, x in given.items()})
     kinds = [(n, tuple(map(tiles.extent, x.axes)), x.kind) for n, x in tiles.values.items()]
-    call = Arguments(function.signature, trees)
-    formula, tree = function.traced(kinds, call, tuple(tiles.sizes))
+    call = Arguments(signature, trees)
+    formula, tree = traced(kinds, call, tuple(tiles.sizes))
     for a in formula.arrays:
         tiles.values[a.name] = tiles.value(a)
     leaves: dict[str, Leaf] = {}

@@ -82,7 +82,7 @@ class MathFunction:
         if trace is not None:  # inside another function
             return with_names(self.function, trace)(*args, **kwargs)
         if has_tiles((*args, *kwargs.values())):  # inside a kernel
-            return of_tiles(self, self.arguments(args, kwargs))
+            return of_tiles(self.traced, self.signature, self.arguments(args, kwargs))
         given = [*args, *kwargs.values()]
         names = [*self._names[: len(args)], *kwargs]
         key = (self._context.key(), *kwargs, *map(self.sizes.kind, names, given))
