@@ -23,8 +23,10 @@ from tilewright.formula.front.values import (
     shape_of,
     sized,
 )
+from tilewright.formula.meaning import Evaluator
 from tilewright.ir.arith import folded, power
 from tilewright.ir.core import *
+from tilewright.ir.dtype import INT64
 from tilewright.support.errors import CompileError
 
 _LN2 = math.log(2.0)
@@ -234,17 +236,17 @@ def _type(name: str, row: Elementwise, operands: list[Any]) -> DType:
 
 
 def apply(name: str, *given: Any) -> Value:
-    """The function `name` of the table on arrays and numbers."""
+    """The function `name` of the table on arrays and numbers; of numbers alone, a number."""
     row = TABLE[name]
     operands = [operand(x, name) for x in given]
-    if not any(isinstance(x, Value) for x in operands):
-        array_of(operands[0], name)  # which says what is wrong
     if all(isinstance(x, (Number, bool, int, float)) for x in operands):
         kinds = [x.expr.dtype if isinstance(x, Number) else result_type(x) for x in operands]
         is_float = row.least == "float" or any(kind.is_float for kind in kinds)
         is_float |= name == "pow" and not (isinstance(given[1], int) and given[1] >= 0)
-        inner = FLOAT64 if is_float else INT32
-        found: Value = sized(row.build(*(element_of(x, (), inner) for x in operands)))
+        known = not any(isinstance(x, Value) for x in operands)
+        inner = FLOAT64 if is_float else INT64 if known else INT32
+        made = row.build(*(element_of(x, (), inner) for x in operands))
+        found: Value = Evaluator({}, {}, True)(made).item() if known else sized(made)
         return found
     inner = _type(name, row, operands)
     outer = BOOL if row.result == "bool" else inner

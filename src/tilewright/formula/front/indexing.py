@@ -19,6 +19,7 @@ from tilewright.formula.front.values import (
     define,
     extent_of,
     same,
+    sizes,
 )
 from tilewright.ir.analysis.bounds import prove
 from tilewright.ir.core import *
@@ -240,9 +241,9 @@ def take_along_axis(x: Value, indices: Any, /, *, axis: int = -1) -> Value:
     return define("take_along_axis", shape, elements, x.dtype)
 
 
-def indices(x: Value, /, *axes: int) -> Any:
+def indices(x: Any, /, *axes: int) -> Any:
     """The index of each element of `x` along the axes (all, if none is said), as int32 arrays of
-    the shape of `x`; of one axis it is one array.
+    the shape of `x`, or of `x` itself where that is a shape; of one axis it is one array.
 
     >>> from tilewright.formula.front.trace import trace
     >>> def causal(s):
@@ -254,10 +255,10 @@ def indices(x: Value, /, *axes: int) -> Any:
         j[i2 < 4, j2 < 4]: int32 = j2
         out[i3 < 4, j3 < 4]: bool = j[i3, j3] <= i[i3, j3]
     """
-    x = array_of(x, "indices")
-    found = [axis_of(axis, x.ndim) for axis in (axes or range(x.ndim))]
+    shape = sizes(x) if isinstance(x, tuple) else array_of(x, "indices").shape
+    found = [axis_of(axis, len(shape)) for axis in (axes or range(len(shape)))]
     made = [
-        define("index", x.shape, lambda new, axis=axis: new[axis], INT32)  # type: ignore[misc]
+        define("index", shape, lambda new, axis=axis: new[axis], INT32)  # type: ignore[misc]
         for axis in found
     ]
     return made[0] if len(axes) == 1 else tuple(made)
