@@ -103,6 +103,49 @@ def test_a_loop_is_shared_where_blocks_are_few():
     assert whole.seconds > 4 * f.seconds
 
 
+def one_query(q, k, v):
+    return tm.softmax(k @ q, axis=-1) @ v
+
+
+def test_one_query_walks_its_keys():
+    """Scores of one query are no product of matrices, and more keys than a block holds."""
+    shapes = (32, 1, 128), (32, 65536, 128), (32, 65536, 128)
+    plain = (128,), (65536, 128), (65536, 128)
+    for function, given in ((attention, shapes), (one_query, plain)):
+        f = found(function, *given)
+        assert len(f.program.kernels) == 1 and not f.program.apart
+        assert 'T.chosen("splits"' in f.program.text
+    rows = found(lambda x: tm.mean(tm.logsumexp(x, axis=-1)), (2048, 512))
+    assert len(rows.program.kernels) == 2  # all blocks fold rows, and leave a number for each
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(s, np.float32) for s in ((16,), (2100, 16), (2100, 16)))
+    s = k.astype(float) @ q
+    p = np.exp(s - s.max())
+    got = tw.math(one_query, target="cpu")(q, k, v)
+    np.testing.assert_allclose(got, p @ v / p.sum(), atol=1e-5)
+
+
+def iterated(x):
+    x = x / (tm.sqrt(tm.sum(x * x)) + 1e-6)
+    return 1.5 * x - 0.5 * (x @ x.mT) @ x
+
+
+def contrasted(p, q):
+    s = p @ q.mT
+    return tm.mean(tm.logsumexp(s, axis=1)) + tm.mean(tm.logsumexp(s, axis=0))
+
+
+def test_a_shared_loop_leaves_other_folds_to_other_kernels():
+    """What combines the parts of a loop knows the state of that loop alone."""
+    shapes = (2048, 128), (2048, 128)
+    for f in (found(iterated, *shapes[1:]), found(contrasted, *shapes)):
+        assert any("beside other folds" in why for why in f.program.apart.values())
+    x = np.random.default_rng(0).standard_normal((2048, 4), np.float32)
+    got = tw.math(iterated, target="cpu")(x)
+    y = x / np.sqrt((x.astype(float) ** 2).sum())
+    np.testing.assert_allclose(got, 1.5 * y - 0.5 * (y @ y.T) @ y, atol=1e-5)
+
+
 def test_what_no_grouping_can_beat_is_not_searched():
     f = found(attention, *[(32, 8192, 128)] * 3)
     assert (f.priced, f.considered, f.models) == (1, (), {})

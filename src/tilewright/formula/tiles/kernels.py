@@ -31,6 +31,8 @@ ENOUGH = 4096  # elements of a block
 # a kernel of one block folds no rows of more elements than this
 MOST_ALONE = 1 << 16
 MOST_SQUARE = 1 << 15  # elements of a value with one dimension twice: it lies in registers
+# blocks share a loop of at least so many steps
+STEPS = 2048
 # stands for an extent that is chosen with the tiles: no axis is as long
 CHOSEN = (1 << 31) - 1
 
@@ -189,7 +191,7 @@ def _kernel_of(roots: list[Array], folds: list[Array], normal: Normal) -> Kernel
     if any(axis.var not in roles for a in outputs for axis in a.axes):
         raise Apart(roots[-1].name, f"has other axes than {largest.name}")
     grid = tuple(axis for axis in largest.axes if roles[axis.var] in ("each", "tile"))
-    if not grid:
+    if not grid and not _is_long(stream, folds, sizes):
         _check_alone(own, folds, sizes)
     for f in folds:
         _check_square(f, own, roles)
@@ -216,6 +218,12 @@ def _check_alone(own: set[str], folds: list[Array], sizes: tuple[Dim, ...]) -> N
         size = prod(most(axis.extent, sizes) for axis in (*f.axes, *f.over))
         if outside and f.name not in own and product_of(f) is None and size > MOST_ALONE:
             raise Apart(f.name, f"folds {size:,} elements, for a kernel of one block")
+
+
+def _is_long(stream: tuple[Axis, ...], folds: list[Array], sizes: tuple[Dim, ...]) -> bool:
+    """Whether a loop folds rows in each of so many steps that blocks share it."""
+    rows = any(_folds_rows(f, folds, sizes) for f in folds)
+    return rows and len(stream) == 1 and most(stream[0].extent, sizes) >= STEPS
 
 
 def _check_whole(
@@ -445,6 +453,11 @@ def _roles(
             roles[axis.var] = "whole"
     own = [axis for axis in own if axis.var not in roles]
     if not products:
+        inside = [f for f in folds if {*vars_of(stream)} & ({*f.vars} - f.folded)]
+        if inside:  # a second block would fold the rows of each step again
+            needed = {v for f in inside for v in f.vars}
+            held = [x for x in own if x.var not in needed and most(x.extent, sizes) <= MOST_HELD]
+            roles |= {x.var: "whole" for x in held[-1:]}
         tiled = 1 if roles else _tiled(own, sizes)
         for axis in output.axes:
             roles.setdefault(axis.var, "tile" if axis in own[-tiled:] else "each")
@@ -478,6 +491,7 @@ def _stream(
         if f.name in inner:
             continue
         walks = f.name in products or inner & f.sources or _is_endless(f, sizes)
+        walks = walks or _folds_rows(f, folds, sizes)
         if walks and f.over not in found:
             found.append(f.over)
     if len(found) > 1:
@@ -506,6 +520,19 @@ def _stream(
         stream, key=lambda x: (_is_plain(x.var, folds), most(x.extent, sizes), str(x.extent))
     )
     return tuple(order), inner
+
+
+def _folds_rows(f: Array, folds: list[Array], sizes: tuple[Dim, ...]) -> bool:
+    """Whether a fold gives a row for numbers that are folds of rows themselves, such as values by
+    the scores of one query, and all of these rows are more than a block should hold at once."""
+    if f.monoid not in NEUTRAL or f.scan:
+        return False
+    over = {*vars_of(f.over)}
+    return any(
+        prod(most(x.extent, sizes) for x in g.domain if x.var in over | g.folded) > MOST_SQUARE
+        for g in folds
+        if g.name in f.sources and not g.scan and over & {*g.vars} and not {*f.vars} <= {*g.vars}
+    )
 
 
 def _is_endless(f: Array, sizes: tuple[Dim, ...]) -> bool:

@@ -242,6 +242,7 @@ class _Printer:
         whole = kernel.output.name in self.grouping.whole
         if whole or not is_thin(kernel) or self.sizes.get(PARTS.extent):
             return None
+        _check_combined(kernel)
         parts = parts_of(kernel, loop.whole_stream(), loop.state())
         if parts is not None:
             self.sizes[PARTS.extent] = self.names.fresh("splits")
@@ -422,6 +423,14 @@ def _check_turn(a: Array, dims: tuple[Var, ...]) -> None:
 
 def _least(word: str, texts: list[str]) -> str:
     return reduce(lambda a, b: f"{word}({a}, {b})", texts)
+
+
+def _check_combined(kernel: KernelPlan) -> None:
+    """What combines parts of a loop has its state alone, and none of the other folds."""
+    levels = {f.name for f in kernel.levels}
+    read = {a.name for a in kernel.outputs}.union(*(a.sources for a in kernel.outputs))
+    if any(f.name in read - levels for f in kernel.folds):
+        raise Apart(kernel.levels[-1].name, "is folded by several blocks, beside other folds")
 
 
 def _stored_body(a: Array, results: dict[str, Expr]) -> Expr:

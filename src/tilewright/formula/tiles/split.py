@@ -11,7 +11,7 @@ from math import prod
 
 from tilewright.formula.inline import Normal
 from tilewright.formula.streams.stream import Center, Fold, Result, Stream, Sum, old, value_of
-from tilewright.formula.tiles.kernels import CHOSEN, KernelPlan
+from tilewright.formula.tiles.kernels import CHOSEN, STEPS, KernelPlan
 from tilewright.formula.tiles.pieces import Piece
 from tilewright.ir.core import *
 from tilewright.ir.formula import (
@@ -26,8 +26,8 @@ from tilewright.ir.formula import (
     vars_of,
 )
 
-# Blocks of this many rows that leave multiprocessors idle share a loop of at least so many steps.
-ROWS, BLOCKS, STEPS = 64, 132, 2048
+# Blocks of this many rows that leave multiprocessors idle share a long loop.
+ROWS, BLOCKS = 64, 132
 MOST = 128
 PARTS = Axis(Var("part"), CHOSEN)
 
