@@ -60,29 +60,37 @@ def _distinct(indices: Indices) -> int:
     return int(np.count_nonzero(marked))
 
 
+def modes_of(indices: Indices) -> list[tuple[int, int]] | None:
+    """(extent, stride) of the digits of which each index is a sum, the fastest first; None where
+    there are none."""
+    modes = []
+    while len(indices) > 1:
+        stride = int(indices[1] - indices[0])
+        breaks = np.flatnonzero(indices - indices[0] != np.arange(len(indices)) * stride)
+        extent = int(breaks[0]) if breaks.size else len(indices)
+        if len(indices) % extent:
+            return None
+        rows = indices.reshape(-1, extent)
+        if not np.array_equal(rows, rows[:, :1] + np.arange(extent) * stride):
+            return None
+        modes.append((extent, stride))
+        indices = rows[:, 0]
+    return modes
+
+
 def fit_layout(indices: Indices) -> Layout:
     """The coalesced layout whose indices these are; `LayoutError` when there is none.
 
     >>> fit_layout(np.array([0, 4, 1, 5]))
     (2,2):(4,1)
     """
-    rest = np.asarray(indices, np.int64)
-    modes = []
-    if not rest.size or rest[0] != 0 or rest.min() < 0:
+    indices = np.asarray(indices, np.int64)
+    if not indices.size or indices[0] != 0 or indices.min() < 0:
         raise LayoutError("fit_layout: a layout starts at index 0 and has no negative ones")
-    while len(rest) > 1:
-        breaks = np.flatnonzero(rest != np.arange(len(rest)) * rest[1])
-        extent = int(breaks[0]) if breaks.size else len(rest)
-        if len(rest) % extent:
-            raise LayoutError(
-                f"fit_layout: a run of {extent} equal steps does not divide {len(rest)} indices"
-            )
-        modes.append((extent, int(rest[1])))
-        rest = rest[::extent]
-    layout = coalesce(Layout([extent for extent, _ in modes], [stride for _, stride in modes]))
-    if not np.array_equal(layout.indices(), indices):
-        raise LayoutError(f"fit_layout: the indices start like {layout} but do not go on like it")
-    return layout
+    modes = modes_of(indices)
+    if modes is None:
+        raise LayoutError("fit_layout: no extents and strides give these indices")
+    return coalesce(Layout([extent for extent, _ in modes], [stride for _, stride in modes]))
 
 
 def recast(layout: MemoryLayout, old_bits: int, new_bits: int) -> MemoryLayout:

@@ -36,7 +36,7 @@ from operator import is_
 from typing import Any, TypeVar
 
 from tilewright.ir.analysis.bounds import NOTHING
-from tilewright.ir.analysis.trips import nth, upward_or_downward, values_of
+from tilewright.ir.analysis.trips import nth, upward_or_downward
 from tilewright.ir.scope import after, entry, map_inside, walk_ranges
 from tilewright.passes.core import *
 

@@ -41,9 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import linear
 from tilewright.ir.analysis.linear import factors
-from tilewright.ir.analysis.points import evaluate
 from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import number_of
 

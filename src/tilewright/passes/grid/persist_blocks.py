@@ -36,7 +36,6 @@ from math import prod
 from operator import mul
 from typing import TypeGuard
 
-from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.passes.core import *
 from tilewright.passes.grid.order_blocks import (
     CLUSTER,

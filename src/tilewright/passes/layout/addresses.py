@@ -18,6 +18,7 @@ import numpy as np
 from tilewright.ir.analysis.linear import Linear, build_sum
 from tilewright.ir.layout.layout import Swizzle
 from tilewright.ir.layout.ops import composition
+from tilewright.ir.layout.query import modes_of
 from tilewright.passes.core import *
 
 NO_SWIZZLE = Swizzle(0, 0, 0)
@@ -137,8 +138,12 @@ def row_pitch(buffer: Buffer, ranges: Ranges) -> int:
 
 def layout_expr(layout: Layout, coord: Expr) -> Expr:
     """`layout(coord)` of a linear coordinate."""
+    return _digits(layout.modes(), coord)
+
+
+def _digits(modes: Sequence[tuple[int, int]], coord: Expr) -> Expr:
+    """The digits of `coord`, each times its stride."""
     result: Expr = const(0, coord.dtype)
-    modes = layout.modes()
     inner = 1
     for i, (extent, stride) in enumerate(modes):
         part = coord // inner if inner > 1 else coord
@@ -249,19 +254,5 @@ def _segments(line: Indices, var: Var) -> list[tuple[int, Expr]]:
 
 def _fit_line(line: Indices, count: Expr) -> Expr | None:
     """`line[count]` as a sum of digits of `count` times strides, which may be negative."""
-    result: Expr = const(0, INT32)
-    inner = 1
-    while len(line) > 1:
-        stride = int(line[1])
-        run = 1
-        while run < len(line) and line[run] == run * stride:
-            run += 1
-        while len(line) % run:
-            run -= 1
-        rows = line.reshape(-1, run)
-        if run == 1 or not np.array_equal(rows, rows[:, :1] + np.arange(run) * stride):
-            return None
-        digit = count // inner if inner > 1 else count
-        result = result + (digit % run if run < len(line) else digit) * stride
-        inner, line = inner * run, rows[:, 0]
-    return result
+    modes = modes_of(line)
+    return None if modes is None else _digits(modes, count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.ir.atoms import ATOMS
 from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import as_copy, turned
 from tilewright.passes.layout.thread_layouts import unrolled

@@ -19,7 +19,6 @@ from functools import cached_property
 from math import gcd, prod
 from typing import Any
 
-from tilewright.ir.analysis.trips import values_of
 from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import row_pitch
 from tilewright.passes.layout.insert_conversions import insert_conversions, lines_of, reduced

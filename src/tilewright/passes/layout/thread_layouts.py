@@ -18,9 +18,6 @@ from math import ceil, gcd, log2, prod
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import linear
-from tilewright.ir.analysis.points import evaluate
-from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.layout.fragment import repeat, row_of, spatial
 from tilewright.passes.core import *
 from tilewright.passes.layout.addresses import ravel

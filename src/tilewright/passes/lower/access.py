@@ -21,19 +21,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import linear
-from tilewright.ir.analysis.points import evaluate
-from tilewright.passes.core import *
-from tilewright.passes.layout.addresses import (
-    TileAddress,
-    fit_index,
-    layout_expr,
-    row_pitch,
-    shared_layout,
-    swizzle_expr,
-)
-from tilewright.passes.lower.lowering import Lowering, guarded, joined, unroll
-from tilewright.passes.lower.map_loops import MapLoop, dimensions, used
+from tilewright.passes.lower.core import *
 from tilewright.passes.overlap.prefetchable import holds_for_all
 
 ELEMENT = Var(" element")  # of a group

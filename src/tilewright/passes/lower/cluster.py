@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.passes.core import *
-from tilewright.passes.lower.lowering import BULK_ATOMS, ENGINE_ATOMS, Lowering, accesses_memory
+from tilewright.passes.lower.core import *
 
 
 def crossing_barriers(kernel: Kernel) -> frozenset[str]:

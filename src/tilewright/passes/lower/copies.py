@@ -16,8 +16,6 @@ import numpy as np
 
 from tilewright.ir.gather import Gather, gather_of
 from tilewright.ir.layout.query import fit_layout
-from tilewright.passes.core import *
-from tilewright.passes.layout.addresses import TileAddress, layout_expr
 from tilewright.passes.layout.shared_tiles import (
     MOST_BOX,
     MOST_RANK,
@@ -26,7 +24,6 @@ from tilewright.passes.layout.shared_tiles import (
     is_row,
     longest,
 )
-from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import (
     WIDEST,
     WORD,
@@ -38,8 +35,7 @@ from tilewright.passes.lower.access import (
     move,
     split_offset,
 )
-from tilewright.passes.lower.lowering import Lowering, guarded, unroll
-from tilewright.passes.lower.map_loops import Held, MapLoop, map_loop, region_loop
+from tilewright.passes.lower.core import *
 from tilewright.passes.lower.maps import (
     check_single,
     lower_map,

@@ -14,12 +14,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.passes.core import *
-from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import Candidate, Groups, find_access
-from tilewright.passes.lower.lowering import MEMORY, Lowering, guarded
-from tilewright.passes.lower.map_loops import MapLoop
+from tilewright.passes.lower.core import *
 from tilewright.support.show import EDGE, left_out
 
 _BITS = ("and", "or", "xor")

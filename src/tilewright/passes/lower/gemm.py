@@ -15,8 +15,6 @@ from typing import TypeAlias
 import numpy as np
 
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
-from tilewright.ir.core import *
-from tilewright.passes.layout.addresses import TileAddress
 from tilewright.passes.layout.matrix_tiles import (
     FMA_TYPES,
     Split,
@@ -26,8 +24,7 @@ from tilewright.passes.layout.matrix_tiles import (
     shape_of,
     split_of,
 )
-from tilewright.passes.lower.lowering import Lowering, chosen, guarded, pin
-from tilewright.passes.lower.map_loops import Held
+from tilewright.passes.lower.core import *
 
 M = 64
 UINT64 = dtype("uint64")

@@ -16,13 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import linear
 from tilewright.ir.analysis.intervals import limits
 from tilewright.ir.analysis.linear import Linear, build_sum
-from tilewright.ir.analysis.points import evaluate
 from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.core import *
-from tilewright.passes.layout.addresses import fit_registers, layout_expr, ravel
+from tilewright.passes.layout.addresses import layout_expr, ravel
 from tilewright.passes.lower.lowering import Lowering, guarded, unroll
 from tilewright.support.distinct import distinct
 
@@ -128,7 +126,6 @@ class MapLoop:
     coords: tuple[Expr, ...] = ()
     named: dict[Var, Expr] = field(default_factory=dict)
     tables: dict[Var, Indices] = field(default_factory=dict)
-    dims: dict[Expr, int] = field(default_factory=dict)  # the variables that are coordinates
     lets: dict[Var, Expr] = field(default_factory=dict)
     bound: frozenset[Var] = frozenset()  # what the body defines
     before: list[Op] = field(default_factory=list)
@@ -173,12 +170,6 @@ class MapLoop:
         """The register that holds an element of a fragment, the same in all threads."""
         fragment = buffer.fragment
         inlined = [substitute(i, self.lets) for i in indices]
-        if self.part is None and all(i in self.dims for i in inlined):
-            dims = tuple(self.dims[i] for i in inlined)
-            plain = _plain_registers(fragment, self.fragment, dims)
-            found = None if plain is None else fit_registers(plain, [self.var])
-            if found is not None:
-                return found
         self.low.check_spread(buffer.name, fragment)
         idle = self.table == IDLE
 
@@ -366,7 +357,6 @@ def map_loop(low: Lowering, fragment: Fragment, names: Sequence[Var]) -> MapLoop
         coords.append(coord)
         loop.named[name] = coord
         loop.tables[name] = tables[dim]
-        loop.dims[name] = dim
     loop.coords = tuple(coords)
     return loop
 
@@ -377,16 +367,6 @@ def coordinates(fragment: Fragment) -> tuple[Indices, ...]:
     thread, values = fragment.layout
     index = thread.indices()[:, None] + values.indices()[None, :]
     return np.unravel_index(index, fragment.cover) if fragment.cover else ()
-
-
-@lru_cache(maxsize=128)
-def _plain_registers(fragment: Fragment, loop: Fragment, dims: tuple[int, ...]) -> Indices | None:
-    """The register of `fragment` that holds element [dims of the map's coordinates] at each value
-    of the map, the same in all threads; None where there is none."""
-    if fragment.threads != loop.threads:
-        return None
-    coords = coordinates(loop)
-    return _columns(fragment, [coords[dim] for dim in dims], loop.table() == IDLE)
 
 
 def _columns(fragment: Fragment, places: Sequence[Any], idle: Indices) -> Indices | None:

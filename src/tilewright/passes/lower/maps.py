@@ -7,11 +7,8 @@ from functools import partial
 from math import gcd
 from typing import Any, TypeAlias
 
-from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.passes.core import *
 from tilewright.passes.layout.shared_tiles import longest
-from tilewright.passes.layout.thread_layouts import coalesced, static_extents
+from tilewright.passes.layout.thread_layouts import static_extents
 from tilewright.passes.lower.access import (
     WIDEST,
     WORD,
@@ -22,16 +19,8 @@ from tilewright.passes.lower.access import (
     common_guard,
     find_access,
 )
+from tilewright.passes.lower.core import *
 from tilewright.passes.lower.elements import atomic_element, intrinsic, lower_sums
-from tilewright.passes.lower.lowering import (
-    MEMORY,
-    Lowering,
-    accesses_memory,
-    guarded,
-    located,
-    unroll,
-)
-from tilewright.passes.lower.map_loops import MapLoop, map_loop, region_loop
 
 COUNTS = (16, 8, 4, 2)
 MOST_HELD = 64  # words of registers between memory and what is computed

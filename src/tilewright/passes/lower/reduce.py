@@ -17,11 +17,7 @@ from operator import add, and_, mul, or_, xor
 
 import numpy as np
 
-from tilewright.ir.core import *
-from tilewright.passes.layout.addresses import fit_registers, ravel
-from tilewright.passes.layout.thread_layouts import coalesced
-from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll
-from tilewright.passes.lower.map_loops import MapLoop, region_loop, used
+from tilewright.passes.lower.core import *
 from tilewright.passes.lower.maps import widest_layout
 from tilewright.passes.lower.relayout import tile_map
 from tilewright.support.distinct import distinct

@@ -10,11 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.core import *
-from tilewright.passes.layout.addresses import fit_index
-from tilewright.passes.layout.thread_layouts import coalesced
-from tilewright.passes.lower.lowering import Lowering, chosen, unroll
-from tilewright.passes.lower.map_loops import Held
+from tilewright.passes.lower.core import *
 from tilewright.support.distinct import distinct
 
 # issue slots: a shuffle or a shared access takes two, a select one; two barriers and the latency

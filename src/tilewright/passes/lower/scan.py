@@ -17,11 +17,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from tilewright.ir.core import *
-from tilewright.passes.layout.addresses import fit_registers
-from tilewright.passes.layout.thread_layouts import coalesced
-from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll
-from tilewright.passes.lower.map_loops import MapLoop, coordinates, dimensions, region_loop, used
+from tilewright.passes.lower.core import *
 from tilewright.passes.lower.reduce import (
     FOLDS,
     accumulates_in,

@@ -16,11 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.analysis.uniform import Cause
-from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.passes.core import *
-from tilewright.passes.lower.lowering import guarded, linear_thread
+from tilewright.passes.lower.core import *
 from tilewright.passes.lower.reduce import identity
 
 _COLLECTIVE = (Map, Gemm, Reduce, Scan)

@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
-from tilewright.ir.exchanges import meets_inside
 from tilewright.passes.core import *
 from tilewright.passes.lower.lowering import ENGINE_ATOMS
 

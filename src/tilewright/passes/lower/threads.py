@@ -21,10 +21,6 @@ import dataclasses
 from collections.abc import Iterable
 from math import gcd, prod
 
-from tilewright.ir.analysis.aliases import places
-from tilewright.ir.analysis.trips import values_of
-from tilewright.ir.exchanges import meets_inside
-from tilewright.passes.core import *
 from tilewright.passes.layout.thread_layouts import same_registers
 from tilewright.passes.lower.cluster import (
     before_unrolled,
@@ -34,19 +30,9 @@ from tilewright.passes.lower.cluster import (
     peer_fence,
 )
 from tilewright.passes.lower.copies import lower_copy, lower_map_op
+from tilewright.passes.lower.core import *
 from tilewright.passes.lower.elements import lower_atomic, lower_intrinsic
 from tilewright.passes.lower.gemm import lower_fence, lower_gemm, written_by_threads
-from tilewright.passes.lower.lowering import (
-    BULK_ATOMS,
-    MEMORY,
-    Instance,
-    Lowering,
-    Rule,
-    guarded,
-    linear_thread,
-    meets,
-    pin,
-)
 from tilewright.passes.lower.maps import lower_fill
 from tilewright.passes.lower.reduce import lower_reduce
 from tilewright.passes.lower.relayout import lower_relayout

@@ -35,7 +35,6 @@ from itertools import cycle
 from types import MappingProxyType
 from typing import Any
 
-from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.flow import Flow
 from tilewright.ir.analysis.lifetimes import Lifetimes, fragment_words, lifetimes
 from tilewright.ir.chips import Chip

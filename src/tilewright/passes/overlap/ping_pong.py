@@ -55,10 +55,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple, TypeGuard
 
-from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.lifetimes import overwrites
-from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.schedule import Switch
 from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import worth_it

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tilewright.ir.analysis.lifetimes import fragment_words
-from tilewright.ir.atoms import ATOMS
 from tilewright.passes.core import *
 from tilewright.passes.layout.matrix_tiles import operand_kind, shape_of
 from tilewright.passes.overlap.rings import (

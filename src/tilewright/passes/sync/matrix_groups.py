@@ -30,7 +30,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tilewright.ir.analysis.flow import Flow, Loop, same
-from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.marks import attr
 from tilewright.passes.core import *
 
