@@ -193,6 +193,32 @@ def test_rows_of_the_lowest_number(dtype):
     check(lambda x: x.softmax(-1), mask)
 
 
+def test_gradients_of_shared_heads():
+    q, k, v = (torch.randn(2, n, 5, 8, requires_grad=True) for n in (4, 2, 2))
+
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    report = tilewright.torch.explain(attend, q, k, v)
+    assert not any(graph.kept for graph in report.graphs), report
+    calls = attend, torch.compile(attend, backend="tilewright")
+    sums = (call(q, k, v).square().sum() for call in calls)
+    compare(*(torch.autograd.grad(y, (q, k, v)) for y in sums))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_layers_that_are_one_operator_in_inference(first):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=first,
+                                             activation="gelu" if first else "relu")  # fmt: skip
+    x, padding = torch.randn(2, 5, 8), torch.arange(5) > torch.tensor([[2], [4]])
+    with torch.no_grad():
+        found = check(lambda x: layer.eval()(x, src_key_padding_mask=padding), x)
+        assert not operators(found)[1]
+        for more in ({}, {"need_weights": False}, {"average_attn_weights": False}):
+            found = check(lambda x, more=more: layer.self_attn(x, x, x, **more), x)
+            assert not operators(found)[1]
+
+
 def test_gradients_of_attention_with_dropout():
     """They need the mask, which PyTorch drew."""
     q, sums = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5)

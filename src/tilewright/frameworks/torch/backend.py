@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from operator import getitem
 from typing import Any
 
-from tilewright.frameworks.torch import random
+from tilewright.frameworks.torch.decompositions import decompositions
 from tilewright.frameworks.torch.formula import Unsaid
 from tilewright.frameworks.torch.graph import Facts, is_seed
 from tilewright.frameworks.torch.group import Runner
 from tilewright.frameworks.torch.partition import groups_of
 from tilewright.support.errors import TilewrightError
-
-# PyTorch takes these apart, but formulas say them whole, or PyTorch has a kernel for them
-_WHOLE = """
-    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
-    nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
-    embedding_dense_backward _softmax_backward_data _log_softmax_backward_data _safe_softmax
-    _fused_rms_norm clamp_min clamp_max nan_to_num
-""".split()
-# and these it keeps, though their parts are what formulas say
-_APART = """
-    _native_batch_norm_legit_functional _native_batch_norm_legit native_batch_norm
-    cudnn_batch_norm native_group_norm_backward native_batch_norm_backward
-    cudnn_batch_norm_backward _adaptive_avg_pool2d_backward
-""".split()
-
-
-@cache
-def decompositions() -> dict[Any, Any]:
-    """How operators are taken apart before formulas are made."""
-    import torch
-    from torch._decomp import core_aten_decompositions, get_decompositions
-
-    aten = torch.ops.aten
-    table = dict(core_aten_decompositions())
-    apart = [getattr(aten, name) for name in _APART if hasattr(aten, name)]
-    table |= get_decompositions(apart)
-    table = {op: rule for op, rule in table.items() if _opname(op) not in _WHOLE}
-    return table | random.DECOMPOSITIONS
-
-
-def _opname(op: Any) -> str:
-    return str(op).partition(".")[2].partition(".")[0]
 
 
 class Compiled:

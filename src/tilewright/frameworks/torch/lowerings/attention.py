@@ -21,6 +21,12 @@ def _repeated(x: Any, times: int) -> Any:
     return x if times == 1 else tm.repeat(x, times, axis=1)
 
 
+def _over_shared(x: Any, times: int) -> Any:
+    """Sums over the heads of queries that share one of keys."""
+    batch, heads, *rest = x.shape
+    return x if times == 1 else tm.sum(tm.reshape(x, (batch, heads // times, times, *rest)), axis=2)
+
+
 def _scores(q: Any, k: Any, is_causal: bool, mask: Any, scale: float | None) -> Any:
     by = q.shape[-1] ** -0.5 if scale is None else scale
     s = tm.matmul(q, tm.matrix_transpose(k)) * by
@@ -60,14 +66,14 @@ def _backward(
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     _check(dropout)
     times = _groups(q, k)
-    if times != 1:
-        raise CompileError("gradients of shared heads of keys", fix="repeat them before")
+    k, v = _repeated(k, times), _repeated(v, times)
     by = q.shape[-1] ** -0.5 if scale is None else scale
     p = tm.exp(_scores(q, k, is_causal, mask, scale) - tm.expand_dims(sums, axis=-1))
     dv = tm.matmul(tm.matrix_transpose(p), grad)
     delta = tm.sum(grad * result, axis=-1, keepdims=True)
     ds = p * (tm.matmul(grad, tm.matrix_transpose(v)) - delta) * by
-    return tm.matmul(ds, k), tm.matmul(tm.matrix_transpose(ds), q), dv
+    dk = tm.matmul(tm.matrix_transpose(ds), q)
+    return tm.matmul(ds, k), _over_shared(dk, times), _over_shared(dv, times)
 
 
 def _with_rest(out: Any, *found: Any) -> tuple[Any, ...]:
