@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.frameworks.torch.lowerings.shapes import prod_of
+from tilewright.frameworks.torch.lowerings.shapes import all_of
 from tilewright.frameworks.torch.lowerings.table import PRODUCT, lower
 from tilewright.frameworks.torch.lowerings.words import tm
 from tilewright.support.errors import CompileError
@@ -28,7 +28,7 @@ class Window:
         """Which element reads `at` with these taps, and whether one does (None: always)."""
         steps = zip(at, taps, self.stride, self.dilation, self.padding, strict=True)
         places = [(p + pad - r * d, s) for p, r, s, d, pad in steps]
-        whole = prod_of(q % s == 0 for q, s in places if s != 1)
+        whole = all_of(q % s == 0 for q, s in places if s != 1)
         return tuple(q if s == 1 else q // s for q, s in places), whole
 
 

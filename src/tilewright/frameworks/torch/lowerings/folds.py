@@ -146,15 +146,3 @@ def softmax_backward(grad: Any, y: Any, dim: int, input_dtype: Any) -> Any:
 @lower("_log_softmax_backward_data.default", FOLD)
 def log_softmax_backward(grad: Any, y: Any, dim: int, input_dtype: Any) -> Any:
     return grad - tm.exp(y) * tm.sum(grad, axis=_axis(y, dim), keepdims=True)
-
-
-@lower("logsumexp.default", FOLD)
-def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
-    """An infinite largest element is the result."""
-    axes = _axes(x, dim)
-    top = tm.max(x, axis=axes, keepdims=True)
-    near = tm.where(tm.isinf(top), 0.0, top)
-    found = tm.log(tm.sum(tm.exp(x - near), axis=axes, keepdims=True)) + near
-    if keepdim:
-        return found
-    return tm.squeeze(found, axis=tuple(range(x.ndim)) if axes is None else axes)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tilewright.frameworks.torch.lowerings.shapes import inside
 from tilewright.frameworks.torch.lowerings.table import ALONE, GATHER, POINTWISE, lower
 from tilewright.frameworks.torch.lowerings.words import tm
 from tilewright.support.errors import CompileError
@@ -17,11 +18,7 @@ def _checked(x: Any, found: Any, bounds: Sequence[tuple[Any, int]]) -> Any:
         raise CompileError(
             "elements that are no floats have no NaN for indices outside", fix="index floats"
         )
-    inside = None
-    for index, n in bounds:
-        own = (index >= 0) & (index < n)
-        inside = own if inside is None else inside & own
-    return tm.where(inside, found, math.nan)
+    return tm.where(inside(*zip(*bounds, strict=True)), found, math.nan)
 
 
 @lower("embedding.default", GATHER)
@@ -30,7 +27,7 @@ def embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: Any) -> Any:
     return _checked(weight, found, [(tm.expand_dims(indices, axis=indices.ndim), weight.shape[0])])
 
 
-@lower("index.Tensor _unsafe_index.Tensor", GATHER)
+@lower("index.Tensor", GATHER)
 def index(x: Any, indices: Sequence[Any]) -> Any:
     """Negative indices count from the end."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
@@ -47,9 +44,9 @@ def index(x: Any, indices: Sequence[Any]) -> Any:
     return _checked(x, found, wide)
 
 
-@lower("index_select.default", GATHER)
-def index_select(x: Any, dim: int, indices: Any) -> Any:
-    return index(x, [None] * (dim % x.ndim) + [indices])
+lower("index_select.default", GATHER)(
+    lambda x, dim, indices: index(x, [None] * (dim % x.ndim) + [indices])
+)
 
 
 @lower("gather.default", GATHER)
@@ -84,9 +81,9 @@ def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
     along = 1 if x.ndim > 1 else 0
     hit, counts = _classes(x, target, weight, ignore_index)
     kept = tm.not_equal(target, ignore_index)
-    inside = (target >= 0) & (target < x.shape[along])
     found = -tm.sum(tm.where(hit, x, 0), axis=along)
-    rows = tm.where(kept, tm.where(inside, found * counts, math.nan), 0)
+    real = inside([target], [x.shape[along]])
+    rows = tm.where(kept, tm.where(real, found * counts, math.nan), 0)
     total = tm.sum(counts) if counts.ndim else counts
     if reduction == 0:
         return rows, tm.zeros(())

@@ -6,40 +6,32 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.frameworks.torch.lowerings.table import CONSTANT, POINTWISE, lower
+from tilewright.frameworks.torch.lowerings.table import CONSTANT, POINTWISE, lower, lower_all
 from tilewright.frameworks.torch.lowerings.words import tm
 from tilewright.support.errors import CompileError
 
 _SAME = (
-    "acos acosh asin asinh atan atanh ceil cos cosh erf exp expm1 floor isfinite isinf isnan log "
-    "log10 log1p log2 logical_not reciprocal relu round rsqrt sigmoid signbit silu sin sinh sqrt "
+    "acos acosh asin asinh atan atanh ceil cos cosh erf exp expm1 floor isinf isnan log "
+    "log10 log1p log2 logical_not reciprocal relu round rsqrt sigmoid signbit sin sinh sqrt "
     "tan tanh trunc"
 )
 _OTHER = {"neg": "negative", "bitwise_not": "bitwise_invert", "abs": "abs"}
 _COMPARISONS = {"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal",
                 "gt": "greater", "ge": "greater_equal"}  # fmt: skip
-_TWO = "atan2 copysign hypot logical_and logical_or logical_xor maximum minimum remainder"
-
-
-def _by_name(name: str) -> Callable[..., Any]:
-    def say(*arrays: Any) -> Any:
-        return getattr(tm, name)(*arrays)
-
-    return say
+_TWO = (
+    "atan2 copysign hypot logical_and logical_or logical_xor maximum minimum remainder "
+    "bitwise_and bitwise_or bitwise_xor"
+)
 
 
 for _name in _SAME.split():
-    lower(f"{_name}.default", POINTWISE)(_by_name(_name))
+    lower(f"{_name}.default", POINTWISE)(getattr(tm, _name))
 for _name, _word in _OTHER.items():
-    lower(f"{_name}.default", POINTWISE)(_by_name(_word))
+    lower(f"{_name}.default", POINTWISE)(getattr(tm, _word))
 for _name, _word in _COMPARISONS.items():
-    lower(f"{_name}.Tensor {_name}.Scalar", POINTWISE)(_by_name(_word))
+    lower(f"{_name}.Tensor {_name}.Scalar", POINTWISE)(getattr(tm, _word))
 for _name in _TWO.split():
-    _forms = f"{_name}.default {_name}.Tensor {_name}.Scalar"
-    lower(_forms, POINTWISE)(_by_name(_name))
-for _name in ("and", "or", "xor"):
-    _forms = f"bitwise_{_name}.Tensor bitwise_{_name}.Scalar"
-    lower(_forms, POINTWISE)(_by_name(f"bitwise_{_name}"))
+    lower(f"{_name}.default {_name}.Tensor {_name}.Scalar", POINTWISE)(getattr(tm, _name))
 
 
 def _places(x: Any, by: int) -> int:
@@ -58,41 +50,32 @@ def _extreme(word: str) -> Callable[..., Any]:
     return lambda a, b: tm.where(tm.isnan(a), b, tm.where(tm.isnan(b), a, getattr(tm, word)(a, b)))
 
 
-_FORMS: dict[str, Callable[..., Any]] = {
-    "__lshift__.Scalar bitwise_left_shift.Tensor_Scalar": lambda x, by: x << _places(x, by),
-    "__rshift__.Scalar bitwise_right_shift.Tensor_Scalar": lambda x, by: x >> _places(x, by),
-    "add.Tensor add.Scalar": _scaled("add"),
-    "sub.Tensor sub.Scalar": _scaled("subtract"),
-    "mul.Tensor mul.Scalar": _by_name("multiply"),
-    "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar": lambda a, b: (
-        tm.sqrt(a) if isinstance(b, float) and b == 0.5 else tm.pow(a, b)
-    ),
-    "square.default": lambda x: tm.multiply(x, x),
-    "exp2.default": lambda x: tm.pow(2.0, x),
-    "clamp.default clamp.Tensor": lambda x, min=None, max=None: tm.clip(x, min, max),
-    "clamp_min.default clamp_min.Tensor": lambda x, min: tm.clip(x, min, None),
-    "clamp_max.default clamp_max.Tensor": lambda x, max: tm.clip(x, None, max),
-    "hardtanh.default": lambda x, min_val=-1, max_val=1: tm.clip(x, min_val, max_val),
-    "fmax.default": _extreme("maximum"),
-    "fmin.default": _extreme("minimum"),
-    "where.self where.ScalarSelf where.ScalarOther where.Scalar": _by_name("where"),
-    "masked_fill.Scalar masked_fill.Tensor": lambda x, mask, value: tm.where(mask, value, x),
-    "gelu.default": lambda x, approximate="none": tm.gelu(x, approximate),
-    "threshold_backward.default": lambda grad, x, threshold: tm.where(x <= threshold, 0, grad),
-    "leaky_relu.default": lambda x, negative_slope=0.01: tm.where(x > 0, x, x * negative_slope),
-    "elu.default": lambda x, alpha=1, scale=1, input_scale=1: tm.where(
-        x > 0, x * scale, tm.expm1(x * input_scale) * (alpha * scale)
-    ),
-    "softplus.default": lambda x, beta=1, threshold=20: tm.where(
-        x * beta > threshold, x, tm.log1p(tm.exp(x * beta)) / beta
-    ),
-    "addcmul.default": lambda x, a, b, value=1: _scaled("add")(x, tm.multiply(a, b), value),
-    "addcdiv.default": lambda x, a, b, value=1: tm.add(x, tm.multiply(tm.divide(a, b), value)),
-    "tril.default": lambda x, diagonal=0: tm.tril(x, k=diagonal),
-    "triu.default": lambda x, diagonal=0: tm.triu(x, k=diagonal),
-}
-for _names, _say in _FORMS.items():
-    lower(_names, POINTWISE)(_say)
+lower_all(
+    POINTWISE,
+    {
+        "__lshift__.Scalar bitwise_left_shift.Tensor_Scalar": lambda x, by: x << _places(x, by),
+        "__rshift__.Scalar bitwise_right_shift.Tensor_Scalar": lambda x, by: x >> _places(x, by),
+        "add.Tensor add.Scalar": _scaled("add"),
+        "sub.Tensor sub.Scalar": _scaled("subtract"),
+        "mul.Tensor mul.Scalar": tm.multiply,
+        "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar": lambda a, b: (
+            tm.sqrt(a) if isinstance(b, float) and b == 0.5 else tm.pow(a, b)
+        ),
+        "exp2.default": lambda x: tm.pow(2.0, x),
+        "clamp.default clamp.Tensor": lambda x, min=None, max=None: tm.clip(x, min, max),
+        "clamp_min.default clamp_min.Tensor": lambda x, min: tm.clip(x, min, None),
+        "clamp_max.default clamp_max.Tensor": lambda x, max: tm.clip(x, None, max),
+        "hardtanh.default": lambda x, min_val=-1, max_val=1: tm.clip(x, min_val, max_val),
+        "fmax.default": _extreme("maximum"),
+        "fmin.default": _extreme("minimum"),
+        "where.self": tm.where,
+        "gelu.default": lambda x, approximate="none": tm.gelu(x, approximate),
+        "leaky_relu.default": lambda x, negative_slope=0.01: tm.where(x > 0, x, x * negative_slope),
+        "elu.default": lambda x, alpha=1, scale=1, input_scale=1: tm.where(
+            x > 0, x * scale, tm.expm1(x * input_scale) * (alpha * scale)
+        ),
+    },
+)
 
 
 @lower("div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode", POINTWISE)
@@ -111,7 +94,6 @@ def _is_float(x: Any) -> bool:
     return x.dtype.is_float if hasattr(x, "dtype") else isinstance(x, float)
 
 
-@lower("floor_divide.default floor_divide.Scalar", POINTWISE)
 def floor_divide(a: Any, b: Any) -> Any:
     """From the remainder, as PyTorch has it: a rounded quotient may be the next integer."""
     if not (_is_float(a) or _is_float(b)):
@@ -131,7 +113,7 @@ def fmod(a: Any, b: Any) -> Any:
     return tm.where(a < 0, -rest, rest)
 
 
-@lower("sign.default sgn.default", POINTWISE)
+@lower("sign.default", POINTWISE)
 def sign(x: Any) -> Any:
     """Of NaN it is 0."""
     if x.dtype.is_bool:
@@ -162,41 +144,21 @@ def copied(x: Any, source: Any = None, *, out: Any, **_: Any) -> Any:
 # ── of no array ──────────────────────────────────────────────────────────────────────────────
 
 
-@lower("full.default full_like.default fill.Scalar new_full.default", CONSTANT)
-def full(_x: Any, *given: Any, out: Any, **_: Any) -> Any:
-    return tm.full(out.shape, given[-1], dtype=out.dtype)
-
-
-@lower("scalar_tensor.default", CONSTANT)
-def scalar(value: Any, *, out: Any, **_: Any) -> Any:
-    return tm.full((), value, dtype=out.dtype)
-
-
-@lower(
-    "zeros.default zeros_like.default new_zeros.default empty.memory_format empty_like.default "
-    "empty_permuted.default new_empty.default new_empty_strided.default",
+lower_all(
     CONSTANT,
+    {
+        "full.default full_like.default": lambda _x, *given, out, **_: tm.full(
+            out.shape, given[-1], dtype=out.dtype
+        ),
+        "scalar_tensor.default": lambda value, *, out, **_: tm.full((), value, dtype=out.dtype),
+        (
+            "empty.memory_format empty_permuted.default new_empty_strided.default"
+        ): lambda *_x, out, **_: tm.full(out.shape, 0, dtype=out.dtype),
+        "arange.start_step": lambda start, end, step=1, *, out, **_: tm.arange(
+            start, end, step, dtype=out.dtype
+        ),
+        "prims.iota.default": lambda length, *, start, step, out, **_: tm.arange(
+            start, start + length * step, step, dtype=out.dtype
+        ),
+    },
 )
-def zeros(*_x: Any, out: Any, **_: Any) -> Any:
-    return tm.full(out.shape, 0, dtype=out.dtype)
-
-
-@lower("ones.default ones_like.default new_ones.default", CONSTANT)
-def ones(*_x: Any, out: Any, **_: Any) -> Any:
-    return tm.full(out.shape, 1, dtype=out.dtype)
-
-
-@lower("arange.default arange.start arange.start_step", CONSTANT)
-def arange(*bounds: Any, out: Any, **_: Any) -> Any:
-    start, end, step = (0, *bounds, 1)[-3:] if len(bounds) == 1 else (*bounds, 1)[:3]
-    return tm.arange(start, end, step, dtype=out.dtype)
-
-
-@lower("prims.iota.default", CONSTANT)
-def iota(length: Any, *, start: Any, step: Any, out: Any, **_: Any) -> Any:
-    return tm.arange(start, start + length * step, step, dtype=out.dtype)
-
-
-@lower("eye.default eye.m", CONSTANT)
-def eye(n: int, m: int | None = None, *, out: Any, **_: Any) -> Any:
-    return tm.eye(n, m, dtype=out.dtype)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.frameworks.torch.lowerings.convolution import Window
-from tilewright.frameworks.torch.lowerings.shapes import prod_of
+from tilewright.frameworks.torch.lowerings.shapes import all_of, inside
 from tilewright.frameworks.torch.lowerings.table import ALONE, lower
 from tilewright.frameworks.torch.lowerings.words import tm
 
@@ -16,8 +16,8 @@ def _each(value: Any, rank: int) -> tuple[int, ...]:
     return tuple(value) * rank if len(value) == 1 else tuple(value)
 
 
-def _inside(at: Sequence[Any], sizes: Sequence[Any]) -> Any:
-    return prod_of((i >= 0) & (i < n) for i, n in zip(at, sizes, strict=True))
+def _rank(out: Any) -> int:
+    return 2 if "2d" in out.name else 3
 
 
 _NOWHERE = (1 << 31) - 1
@@ -31,54 +31,43 @@ def _first_largest(a: Any, b: Any) -> Any:
     return tm.where(keep, a[0], b[0]), tm.where(keep, a[1], b[1])
 
 
-@lower("max_pool2d_with_indices.default", ALONE)
-def max_pool2d(*given: Any, out: Any) -> Any:
-    return _max_pool(2, out, *given)
-
-
-@lower("max_pool3d_with_indices.default", ALONE)
-def max_pool3d(*given: Any, out: Any) -> Any:
-    return _max_pool(3, out, *given)
-
-
-def _max_pool(
-    rank: int, out: Any, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,),
-    dilation: Any = (1,), ceil_mode: bool = False,
+@lower("max_pool2d_with_indices.default max_pool3d_with_indices.default", ALONE)
+def max_pool(
+    x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
+    ceil_mode: bool = False, *, out: Any,
 ) -> Any:  # fmt: skip
     """The largest of each window, and where it is in its plane."""
+    rank = _rank(out)
     taps, sizes = _each(kernel, rank), x.shape[-rank:]
-    strides = _each(stride or kernel, rank)
-    window = Window(strides, _each(padding, rank), _each(dilation, rank), rank)
+    window = Window(stride or kernel, padding, dilation, rank)
 
     def read(i: Any, tap: Any) -> tuple[Any, Any]:
         places = window.reads(i[-rank:], tap)
-        inside, flat = _inside(places, sizes), places[0]
+        own, flat = inside(places, sizes), places[0]
         for n, at in zip(sizes[1:], places[1:], strict=True):
             flat = flat * n + at
-        value = tm.where(inside, tm.item(x, (*i[:-rank], *places)), -math.inf)
-        return value, tm.where(inside, flat, _NOWHERE)
+        value = tm.where(own, tm.item(x, (*i[:-rank], *places)), -math.inf)
+        return value, tm.where(own, flat, _NOWHERE)
 
     shape = out[0].shape
     if not out.wants(1):
         return tm.array(shape, lambda *i: tm.max(taps, lambda *tap: read(i, tap)[0])), None
     best = tm.monoid((-math.inf, _NOWHERE), _first_largest)
-    folds = [
+    return tuple(
         tm.array(shape, lambda *i, k=k: tm.reduce(best, taps, lambda *tap: read(i, tap))[k])
         for k in range(2)
-    ]
-    return tuple(folds)
+    )
 
 
 @lower("max_pool2d_with_indices_backward.default max_pool3d_with_indices_backward.default", ALONE)
 def max_pool_backward(
     grad: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
-    indices: Any,
+    indices: Any, *, out: Any,
 ) -> Any:  # fmt: skip
     """Each element gets the gradients of the windows that it is the largest of."""
-    rank = len(padding)
+    rank = _rank(out)
     taps, sizes = _each(kernel, rank), x.shape[-rank:]
-    pads, dilations = _each(padding, rank), _each(dilation, rank)
-    window = Window(_each(stride or kernel, rank), pads, dilations, rank)
+    window = Window(stride or kernel, padding, dilation, rank)
 
     def element(*i: Any) -> Any:
         own_place: Any = 0
@@ -87,8 +76,7 @@ def max_pool_backward(
 
         def term(*tap: Any) -> Any:
             places, whole = window.written(i[-rank:], tap)
-            own = _inside(places, grad.shape[-rank:])
-            own = own if whole is None else own & whole
+            own = all_of([inside(places, grad.shape[-rank:]), whole])
             at = (*i[:-rank], *places)
             return tm.where(own & (indices[at] == own_place), grad[at], 0)
 
@@ -100,18 +88,21 @@ def max_pool_backward(
 class _Average:
     """What is summed, and by how many it is divided."""
 
-    def __init__(self, x: Any, kernel: Any, stride: Any, padding: Any, count_pad: bool,
-                 divisor: int | None, rank: int) -> None:  # fmt: skip
-        self.taps, self.rank, self.sizes = _each(kernel, rank), rank, x.shape[-rank:]
-        self.pads, self.count_pad, self.divisor = _each(padding, rank), count_pad, divisor
-        self.strides = _each(stride or kernel, rank)
-        self.window = Window(self.strides, self.pads, (1,) * rank, rank)
+    def __init__(
+        self, out: Any, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,),
+        ceil_mode: bool = False, count_pad: bool = True, divisor: int | None = None,
+    ) -> None:  # fmt: skip
+        self.rank = rank = _rank(out)
+        self.taps, self.sizes = _each(kernel, rank), x.shape[-rank:]
+        self.count_pad, self.divisor = count_pad, divisor
+        self.window = Window(stride or kernel, padding, (1,), rank)
 
     def count(self, at: Sequence[Any]) -> Any:
         if self.divisor:
             return self.divisor
         found: Any = 1
-        for p, k, s, pad, n in zip(at, self.taps, self.strides, self.pads, self.sizes, strict=True):
+        steps = self.window.stride, self.window.padding
+        for p, k, s, pad, n in zip(at, self.taps, *steps, self.sizes, strict=True):
             begin = p * s - pad
             end = tm.minimum(begin + k, n + pad)
             if not self.count_pad:
@@ -120,41 +111,35 @@ class _Average:
         return found
 
 
-def _average_pool(rank: int) -> None:
-    @lower(f"avg_pool{rank}d.default", ALONE)
-    def say(x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), ceil_mode: bool = False,
-            count_include_pad: bool = True, divisor_override: int | None = None, *,
-            out: Any) -> Any:  # fmt: skip
-        average = _Average(x, kernel, stride, padding, count_include_pad, divisor_override, rank)
+@lower("avg_pool2d.default avg_pool3d.default", ALONE)
+def average_pool(x: Any, *how: Any, out: Any) -> Any:
+    average = _Average(out, x, *how)
+    rank = average.rank
 
-        def element(*i: Any) -> Any:
-            def term(*tap: Any) -> Any:
-                return tm.item(x, (*i[:-rank], *average.window.reads(i[-rank:], tap)))
+    def element(*i: Any) -> Any:
+        def term(*tap: Any) -> Any:
+            return tm.item(x, (*i[:-rank], *average.window.reads(i[-rank:], tap)))
 
-            return tm.sum(average.taps, term) / average.count(i[-rank:])
+        return tm.sum(average.taps, term) / average.count(i[-rank:])
 
-        return tm.array(out.shape, element)
-
-    @lower(f"avg_pool{rank}d_backward.default", ALONE)
-    def back(grad: Any, x: Any, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
-             count_include_pad: bool, divisor_override: int | None) -> Any:  # fmt: skip
-        average = _Average(x, kernel, stride, padding, count_include_pad, divisor_override, rank)
-
-        def element(*i: Any) -> Any:
-            def term(*tap: Any) -> Any:
-                places, whole = average.window.written(i[-rank:], tap)
-                own = _inside(places, grad.shape[-rank:])
-                own = own if whole is None else own & whole
-                part = tm.item(grad, (*i[:-rank], *places)) / average.count(places)
-                return tm.where(own, part, 0)
-
-            return tm.sum(average.taps, term)
-
-        return tm.array(x.shape, element)
+    return tm.array(out.shape, element)
 
 
-for _rank in (1, 2, 3):
-    _average_pool(_rank)
+@lower("avg_pool2d_backward.default avg_pool3d_backward.default", ALONE)
+def average_pool_backward(grad: Any, x: Any, *how: Any, out: Any) -> Any:
+    average = _Average(out, x, *how)
+    rank = average.rank
+
+    def element(*i: Any) -> Any:
+        def term(*tap: Any) -> Any:
+            places, whole = average.window.written(i[-rank:], tap)
+            own = all_of([inside(places, grad.shape[-rank:]), whole])
+            part = tm.item(grad, (*i[:-rank], *places)) / average.count(places)
+            return tm.where(own, part, 0)
+
+        return tm.sum(average.taps, term)
+
+    return tm.array(x.shape, element)
 
 
 @lower("_adaptive_avg_pool2d.default _adaptive_avg_pool3d.default", ALONE)
@@ -170,7 +155,7 @@ def adaptive_average(x: Any, size: Any, *, out: Any) -> Any:
 
         def term(*tap: Any) -> Any:
             at = [b + t for b, t in zip(begins, tap, strict=True)]
-            own = prod_of(a < e for a, e in zip(at, ends, strict=True))
+            own = all_of(a < e for a, e in zip(at, ends, strict=True))
             return tm.where(own, tm.item(x, (*i[:-rank], *at)), 0)
 
         count: Any = 1
@@ -184,7 +169,7 @@ def adaptive_average(x: Any, size: Any, *, out: Any) -> Any:
 @lower("_adaptive_avg_pool2d_backward.default _adaptive_avg_pool3d_backward.default", ALONE)
 def adaptive_average_backward(grad: Any, x: Any, *, out: Any) -> Any:
     """Element `a` is in the windows from ⌊a·m/n⌋ to ⌈(a + 1)·m/n⌉ along each axis."""
-    rank = 2 if "2d" in out.name else 3
+    rank = _rank(out)
     pairs = list(zip(x.shape[-rank:], grad.shape[-rank:], strict=True))
     longest = tuple(max(-(-(a + 1) * m // n) - a * m // n for a in range(n)) for n, m in pairs)
 

@@ -7,13 +7,10 @@ from typing import Any
 from tilewright.frameworks.torch.lowerings.table import PRODUCT, lower
 from tilewright.frameworks.torch.lowerings.words import tm
 
-
-@lower("mm.default bmm.default mv.default dot.default", PRODUCT)
-def product(a: Any, b: Any) -> Any:
-    return tm.matmul(a, b)
+lower("mm.default bmm.default", PRODUCT)(tm.matmul)
 
 
-@lower("addmm.default baddbmm.default addmv.default", PRODUCT)
+@lower("addmm.default addmv.default", PRODUCT)
 def sum_and_product(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     if not x.dtype.is_float:
         alpha, beta = int(alpha), int(beta)

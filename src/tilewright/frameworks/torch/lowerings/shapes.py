@@ -3,82 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 from tilewright.formula.front.values import extent_of
-from tilewright.frameworks.torch.lowerings.table import POINTWISE, VIEW, lower
+from tilewright.frameworks.torch.lowerings.table import POINTWISE, VIEW, lower, lower_all
 from tilewright.frameworks.torch.lowerings.words import tm
 
 
-@lower("view.default _unsafe_view.default reshape.default", VIEW)
-def view(x: Any, size: Any, *, out: Any) -> Any:
-    return tm.reshape(x, out.shape)
+def _along(x: Any, dim: int, key: Any) -> Any:
+    """x[…, key], where the axes before one are whole."""
+    return tm.item(x, (*[slice(None)] * (dim % x.ndim), key))
 
 
-@lower("squeeze.default squeeze.dim squeeze.dims unsqueeze.default", VIEW)
-def resized(x: Any, dim: Any = None, *, out: Any) -> Any:
-    return tm.reshape(x, out.shape)
-
-
-@lower("alias.default detach.default", VIEW)
-def alias(x: Any) -> Any:
-    return x
-
-
-@lower("permute.default", VIEW)
-def permute(x: Any, dims: Sequence[int]) -> Any:
-    return tm.permute_dims(x, tuple(d % x.ndim for d in dims))
-
-
-@lower("transpose.int", VIEW)
-def transpose(x: Any, dim0: int, dim1: int) -> Any:
-    order = list(range(x.ndim))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
-    return tm.permute_dims(x, tuple(order))
-
-
-@lower("t.default", VIEW)
-def t(x: Any) -> Any:
-    return tm.permute_dims(x, tuple(reversed(range(x.ndim))))
-
-
-@lower("expand.default", VIEW)
-def expand(x: Any, size: Any, *, implicit: bool = False, out: Any) -> Any:
-    return tm.broadcast_to(x, out.shape)
-
-
-def _before(x: Any, dim: int) -> list[slice]:
-    """The key of the axes before one."""
-    return [slice(None)] * (dim % x.ndim)
-
-
-@lower("slice.Tensor", VIEW)
 def sliced(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     end = None if isinstance(end, int) and end >= (1 << 62) else end
-    return tm.item(x, (*_before(x, dim), slice(start, end, step)))
+    return _along(x, dim, slice(start, end, step))
 
 
-@lower("select.int", VIEW)
-def select(x: Any, dim: int, index: Any) -> Any:
-    return tm.item(x, (*_before(x, dim), index))
-
-
-@lower("split.Tensor", VIEW)
-def split(x: Any, size: Any, dim: int = 0) -> Any:
-    n = x.shape[dim]
-    return split_with_sizes(x, [min(size, n - at) for at in range(0, n, size)], dim)
-
-
-@lower("split_with_sizes.default", VIEW)
-def split_with_sizes(x: Any, sizes: Sequence[Any], dim: int = 0) -> Any:
+def _split(x: Any, sizes: Sequence[Any], dim: int = 0) -> Any:
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return tuple(sliced(x, dim, end - n, end) for n, end in zip(sizes, ends, strict=True))
 
 
-@lower("unbind.int", VIEW)
-def unbind(x: Any, dim: int = 0) -> Any:
-    return tm.unstack(x, axis=dim % x.ndim)
+lower_all(
+    VIEW,
+    {
+        "view.default reshape.default squeeze.dims unsqueeze.default": lambda x, *_, out: (
+            tm.reshape(x, out.shape)
+        ),
+        "alias.default detach.default": lambda x: x,
+        "permute.default": lambda x, dims: tm.permute_dims(x, tuple(d % x.ndim for d in dims)),
+        "expand.default": lambda x, size, *, implicit=False, out: tm.broadcast_to(x, out.shape),
+        "slice.Tensor": sliced,
+        "select.int": _along,
+        "split_with_sizes.default": _split,
+    },
+)
 
 
 @lower("diagonal.default", VIEW)
@@ -95,15 +55,21 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1, *, out: Any)
     return x.view(out.shape, indices)
 
 
-@lower("cat.default", POINTWISE)
-def cat(arrays: Sequence[Any], dim: int = 0) -> Any:
+def _cat(arrays: Sequence[Any], dim: int = 0) -> Any:
     ndim = max(x.ndim for x in arrays)
     return tm.concat([x for x in arrays if x.ndim == ndim], axis=dim % ndim)
 
 
-@lower("stack.default", POINTWISE)
-def stack(arrays: Sequence[Any], dim: int = 0) -> Any:
-    return tm.stack(arrays, axis=dim % (arrays[0].ndim + 1))
+lower_all(
+    POINTWISE,
+    {
+        "cat.default": _cat,
+        "flip.default": lambda x, dims: (
+            tm.flip(x, axis=tuple(d % x.ndim for d in dims)) if dims else x
+        ),
+        "repeat.default": lambda x, repeats: tm.tile(x, tuple(repeats)),
+    },
+)
 
 
 @lower("constant_pad_nd.default", POINTWISE)
@@ -114,37 +80,21 @@ def pad(x: Any, pads: Sequence[Any], value: Any = 0, *, out: Any) -> Any:
 
     def element(*i: Any) -> Any:
         at = tuple(a - n for a, n in zip(i, before, strict=True))
-        if value == 0:
-            return x[at]
-        inside = prod_of((a >= 0) & (a < n) for a, n in zip(at, x.shape, strict=True))
-        return tm.where(inside, x[at], value)
+        return x[at] if value == 0 else tm.where(inside(at, x.shape), x[at], value)
 
     return tm.array(tuple(map(extent_of, out.shape)), element)
 
 
-def prod_of(conditions: Any) -> Any:
-    """Whether all of them hold."""
+def inside(at: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    return all_of((i >= 0) & (i < n) for i, n in zip(at, sizes, strict=True))
+
+
+def all_of(conditions: Any) -> Any:
+    """Whether all of them hold; None is none."""
     found = None
     for each in conditions:
-        found = each if found is None else found & each
+        found = each if found is None else found if each is None else found & each
     return found
-
-
-@lower("flip.default", POINTWISE)
-def flip(x: Any, dims: Sequence[int]) -> Any:
-    return tm.flip(x, axis=tuple(d % x.ndim for d in dims)) if dims else x
-
-
-@lower("roll.default", POINTWISE)
-def roll(x: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    if not dims:
-        return tm.reshape(tm.roll(tm.reshape(x, (prod(x.shape),)), shifts[0], axis=0), x.shape)
-    return tm.roll(x, tuple(shifts), axis=tuple(dims))
-
-
-@lower("repeat.default", POINTWISE)
-def repeat(x: Any, repeats: Sequence[Any]) -> Any:
-    return tm.tile(x, tuple(repeats))
 
 
 @lower("slice_scatter.default", POINTWISE)
@@ -154,21 +104,14 @@ def slice_scatter(
     d = dim % x.ndim
     first, last, step = slice(start, end, step).indices(x.shape[d])
     at = tm.indices(x, d)
-    inside = (at >= first) & (at < last)
+    own = (at >= first) & (at < last)
     if step != 1:
-        inside &= (at - first) % step == 0
+        own &= (at - first) % step == 0
 
     def element(*i: Any) -> Any:
         return tm.item(source, (*i[:d], (i[d] - first) // step, *i[d + 1 :]))
 
-    return tm.where(inside, tm.array(x.shape, element), x)
-
-
-@lower("select_scatter.default", POINTWISE)
-def select_scatter(x: Any, source: Any, dim: int, index: int) -> Any:
-    d = dim % x.ndim
-    return tm.where(tm.equal(tm.indices(x, d), index % x.shape[d]),
-                    tm.expand_dims(source, axis=d), x)  # fmt: skip
+    return tm.where(own, tm.array(x.shape, element), x)
 
 
 @lower("diagonal_scatter.default", POINTWISE)

@@ -44,3 +44,9 @@ def lower(names: str, kind: str) -> Callable[[Say], Say]:
         return say
 
     return enter
+
+
+def lower_all(kind: str, forms: dict[str, Say]) -> None:
+    """Enter each function for its operators."""
+    for names, say in forms.items():
+        lower(names, kind)(say)
