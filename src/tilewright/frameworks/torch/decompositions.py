@@ -17,13 +17,14 @@ _WHOLE = """
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
     nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
     embedding_dense_backward _softmax_backward_data _log_softmax_backward_data _safe_softmax
-    _fused_rms_norm clamp_min clamp_max nan_to_num
+    _fused_rms_norm
 """.split()
 # and these it keeps, though their parts are what formulas say
 _APART = """
     _native_batch_norm_legit_functional _native_batch_norm_legit native_batch_norm
     cudnn_batch_norm native_group_norm_backward native_batch_norm_backward
-    cudnn_batch_norm_backward _adaptive_avg_pool2d_backward
+    cudnn_batch_norm_backward _adaptive_avg_pool2d_backward elu leaky_relu hardtanh index_select
+    linalg_vector_norm
 """.split()
 
 

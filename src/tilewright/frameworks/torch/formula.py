@@ -214,13 +214,6 @@ class Out:
         return find_dtype(self.value.dtype)
 
     @property
-    def finite(self) -> tuple[float, float]:
-        import torch
-
-        found = torch.finfo(self.value.dtype)
-        return found.min, found.max
-
-    @property
     def epsilon(self) -> float:
         import torch
 

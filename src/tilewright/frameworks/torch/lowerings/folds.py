@@ -61,18 +61,6 @@ def var_mean(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = Fa
     )
 
 
-@lower("linalg_vector_norm.default", FOLD)
-def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *,
-                dtype: Any = None) -> Any:  # fmt: skip
-    x, axes = tm.abs(x if dtype is None else tm.astype(x, dtype)), _axes(x, dim)
-    if abs(ord) == math.inf:
-        return (tm.max if ord > 0 else tm.min)(x, axis=axes, keepdims=keepdim)
-    if ord == 0:
-        return tm.sum(tm.astype(tm.not_equal(x, 0), "float32"), axis=axes, keepdims=keepdim)
-    found = tm.sum(x * x if ord == 2 else tm.pow(x, ord), axis=axes, keepdims=keepdim)
-    return tm.sqrt(found) if ord == 2 else tm.pow(found, 1 / ord)
-
-
 def _place(x: Any, word: str, dim: Any, keepdim: bool) -> Any:
     """The first place of the extreme; of a NaN, if there is one."""
     find = tm.argmax if word == "max" else tm.argmin

@@ -44,11 +44,6 @@ def index(x: Any, indices: Sequence[Any]) -> Any:
     return _checked(x, found, wide)
 
 
-lower("index_select.default", GATHER)(
-    lambda x, dim, indices: index(x, [None] * (dim % x.ndim) + [indices])
-)
-
-
 @lower("gather.default", GATHER)
 def gather(x: Any, dim: int, indices: Any, *, sparse_grad: bool = False, out: Any) -> Any:
     along = dim % x.ndim

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -63,17 +62,10 @@ lower_all(
         ),
         "exp2.default": lambda x: tm.pow(2.0, x),
         "clamp.default clamp.Tensor": lambda x, min=None, max=None: tm.clip(x, min, max),
-        "clamp_min.default clamp_min.Tensor": lambda x, min: tm.clip(x, min, None),
-        "clamp_max.default clamp_max.Tensor": lambda x, max: tm.clip(x, None, max),
-        "hardtanh.default": lambda x, min_val=-1, max_val=1: tm.clip(x, min_val, max_val),
         "fmax.default": _extreme("maximum"),
         "fmin.default": _extreme("minimum"),
         "where.self": tm.where,
         "gelu.default": lambda x, approximate="none": tm.gelu(x, approximate),
-        "leaky_relu.default": lambda x, negative_slope=0.01: tm.where(x > 0, x, x * negative_slope),
-        "elu.default": lambda x, alpha=1, scale=1, input_scale=1: tm.where(
-            x > 0, x * scale, tm.expm1(x * input_scale) * (alpha * scale)
-        ),
     },
 )
 
@@ -119,16 +111,6 @@ def sign(x: Any) -> Any:
     if x.dtype.is_bool:
         return x
     return tm.where(x > 0, 1, tm.where(tm.less(x, 0), -1, 0))
-
-
-@lower("nan_to_num.default", POINTWISE)
-def nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None, *, out: Any) -> Any:
-    if not x.dtype.is_float:
-        return x
-    high = out.finite[1] if posinf is None else posinf
-    low = out.finite[0] if neginf is None else neginf
-    finite = tm.where(tm.equal(x, math.inf), high, tm.where(tm.equal(x, -math.inf), low, x))
-    return tm.where(tm.isnan(x), 0.0 if nan is None else nan, finite)
 
 
 @lower(
