@@ -36,7 +36,6 @@ from tilewright.lang.atomics import (
 from tilewright.lang.compute import (
     all_of,
     any_of,
-    cummax,
     gemm,
     gemm_sp,
     reduce_absmax,
@@ -225,7 +224,7 @@ from tilewright.lang.roles import (
     tma_store_wait,
     ws,
 )
-from tilewright.lang.scans import cumprod, cumsum, reduce, scan
+from tilewright.lang.scans import cummax, cumprod, cumsum, reduce, scan
 from tilewright.lang.threads import (
     access_ptr,
     address_of,

@@ -613,3 +613,53 @@ def sizes_without_names():
         return Y
 
     double(np.ones((4, 4, 4), np.float32))
+
+
+@case(CompileError, "index -1 is outside dimension 1 of A", "0 … 7", "do not wrap: write 8 - 1")
+def an_index_from_the_end():
+    @T.prim_func
+    def main(A: T.Tensor((64, 8), "float32"), C: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            C[m] = A[m, -1]
+#                  ^^^^^^^^
+#+          C[m] = A[m, 8 - 1]
+
+
+@case(CompileError, "T.cumsum of a value needs a dimension", "1 in place of dst", "dim=1")
+def a_scan_without_a_name_for_its_dimension():
+    @T.prim_func
+    def main(A: T.Tensor((64, 8), "float32")):
+        for m in T.tile(64):
+            A[m, :] = T.cumsum(A[m, :], 1)
+#                     ^^^^^^^^^^^^^^^^^^^^
+#+          A[m, :] = T.cumsum(A[m, :], dim=1)
+
+
+@case(CompileError, "m is a tile index: it is shifted by + and -", "m.index")
+def arithmetic_with_a_tile_index():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            A[m] = m + A[m]
+#                  ^^^^^^^^
+#+          A[m] = m.index + A[m]
+
+
+@case(CompileError, "T.load fills what it reads outside", "load first, then compute")
+def a_fill_of_what_was_computed():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), C: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            C[m] = T.load(A[m + 1] * 2, fill=-1)
+#                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          C[m] = T.load(A[m + 1], fill=-1) * 2
+
+
+@case(CompileError, "cannot be unpacked", "T.argmax(x, dim=1)")
+def a_maximum_and_its_place():
+    @T.prim_func
+    def main(A: T.Tensor((64, 8), "float32"), C: T.Tensor((64,), "int32")):
+        for m in T.tile(64):
+            best, C[m] = T.max(A[m, :], dim=1)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          best, C[m] = T.max(A[m, :], dim=1), T.argmax(A[m, :], dim=1)

@@ -162,12 +162,15 @@ def _lookup(text: str) -> DType | None:
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The type in which `a ∘ b` is computed: floats win, then width; mixed signs become signed.
+    """The type in which `a ∘ b` is computed: floats win, then width. Integers of both signs meet in
+    a signed type that holds either, int64 at most.
 
     Two different 16-bit or 8-bit floats meet in float32.
 
     >>> promote(dtype("int32"), dtype("float16")), promote(dtype("float16"), dtype("bfloat16"))
     (float16, float32)
+    >>> promote(dtype("uint8"), dtype("int8")), promote(dtype("int32"), dtype("uint32"))
+    (int16, int64)
     """
     if a == b:
         return a
@@ -181,7 +184,8 @@ def promote(a: DType, b: DType) -> DType:
         return b if a.is_bool else a
     if a.kind == b.kind:
         return a if a.bits > b.bits else b
-    return DTYPES[f"int{max(a.bits, b.bits)}"]
+    signed, unsigned = (a, b) if b.kind == "uint" else (b, a)
+    return DTYPES[f"int{min(max(signed.bits, 2 * unsigned.bits), 64)}"]
 
 
 FLOAT32 = DTYPES["float32"]

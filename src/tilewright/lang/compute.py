@@ -270,7 +270,7 @@ reduce_bitor = _kind("bitor", "63 -1 -1")
 reduce_bitxor = _kind("bitxor", "0 -64 0")
 
 
-def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
+def scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
     builder = current_block()
     frm = region_of(src) if dst is not None else written_region(src)
     to = frm if dst is None else written_region(dst)
@@ -288,33 +288,6 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
         builder.emit(Scan(kind, frm, to, axis, bool(reverse)))
     elif dst is not None:
         builder.emit(Copy(frm, to))
-
-
-def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> None:
-    """Inclusive prefix sum along `dim`; in place without `dst`; from the end with `reverse`.
-
-    Example:
-        x = T.alloc_fragment((64,), "int32")
-        T.copy(N, x)
-        T.cumsum(x)
-        T.copy(x, M)
-        # M: 0 1 3 6 10
-    """
-    _scan("sum", src, dst, dim, reverse)
-
-
-def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> None:
-    """Inclusive prefix maximum along `dim`; in place without `dst`; from the end with `reverse`.
-
-    Example:
-        x = T.alloc_fragment((64,), "int32")
-        for i in T.Parallel(64):
-            x[i] = N[i] % 3
-        T.cummax(x)
-        T.copy(x, M)
-        # M: 0 1 2 2 2
-    """
-    _scan("max", src, dst, dim, reverse)
 
 
 def _whole_tile(kind: str, src: Any) -> Expr:

@@ -429,7 +429,9 @@ class Env(Logic, PythonWords):
                 "a run-time value cannot be unpacked",
                 got="one value",
                 expected=f"{count} values",
-                fix="index the tensor once for each name: a, b = A[0], A[1]",
+                fix="give each name its own: best, at = T.max(x, dim=1), T.argmax(x, dim=1)"
+                if isinstance(value, Value)
+                else "index the tensor once for each name: a, b = A[0], A[1]",
             )
         parts = list(value)
         if len(parts) < count - 1 if star else len(parts) != count:

@@ -14,6 +14,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.lang.builder import TracedAgain
 from tilewright.lang.joined import check_joined, seen_joined
 from tilewright.lang.products import Product
+from tilewright.lang.scalar import concrete
 from tilewright.lang.values import *
 
 
@@ -75,6 +76,7 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             index = current("an index").snapshot(integer(key, f"an index of {buffer.name}"))
             recipe.append(("scalar", index))
             starts.append(index)
+    _from_front(buffer, starts)
 
     def indices(places: Places) -> Places:
         found: list[Expr] = []
@@ -101,6 +103,20 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             region, along = _flat(region, along)
     check_joined(current(), [axis.key for axis in axes])
     return Box(tile, keys, tuple(axes), indices, region, along, tuple(loose), tuple(gathers))
+
+
+def _from_front(buffer: Buffer, indices: Sequence[Expr]) -> None:
+    """No element lies at a negative constant."""
+    for axis, index in enumerate(indices):
+        if isinstance(index, Const) and index.value < 0:
+            size = concrete(buffer.shape[axis])
+            raise CompileError(
+                f"index {index.value} is outside dimension {axis} of {buffer.name}",
+                expected=f"0 … {size - 1}" if isinstance(size, int) else "0 or more",
+                got=str(index.value),
+                fix=f"negative indices do not wrap: write {size} - {-index.value}",
+                code="index",
+            )
 
 
 def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, Any]:
@@ -195,15 +211,10 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     buffer, loc = box.buffer, locate()
 
     def at(places: Places) -> Expr:
-        if fill == 0 and not isinstance(fill, Expr):
+        if is_zero(fill):
             return Load(*box.where(places), loc)
         indices = box.indices(places)
-        load = Load(buffer, indices, loc)
-        inside: Expr = TRUE
-        for index, size in zip(indices, buffer.shape, strict=True):
-            low = compare("<=", const(0), index)
-            inside = logical_and(inside, logical_and(low, compare("<", index, size)))
-        return select(inside, load, cast(wrap(fill, buffer.dtype), buffer.dtype))
+        return fill_outside(Load(buffer, indices, loc), buffer, indices, fill)
 
     if not box.axes:
         return builder.let(at(()))  # type: ignore[return-value]
@@ -218,10 +229,24 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
         builder.loads += 1
         value.serial = builder.loads
     value.box, value.is_formula = box, False
-    if fill == 0:
+    if is_zero(fill):
         value.region, value.is_zero_outside = box.region, buffer.is_global
         value.zeros = tuple(a for a in box.axes if box.region is not None and a not in box.loose)
     return value
+
+
+def is_zero(fill: Any) -> bool:
+    """Whether `fill` is what reads outside a tensor give anyway."""
+    return not isinstance(fill, Expr) and bool(fill == 0)
+
+
+def fill_outside(element: Expr, buffer: Buffer, indices: Places, fill: Any) -> Expr:
+    """The element of `buffer` there, `fill` outside it."""
+    inside: Expr = TRUE
+    for index, size in zip(indices, buffer.shape, strict=True):
+        low = compare("<=", const(0), index)
+        inside = logical_and(inside, logical_and(low, compare("<", index, size)))
+    return select(inside, element, cast(wrap(fill, buffer.dtype), buffer.dtype))
 
 
 def read_with_ones(tile: Tile, keys: tuple[Any, ...]) -> Value:
@@ -347,6 +372,11 @@ def element_map(
         builder.emit(each)
 
 
+def _said(key: slice) -> str:
+    bounds = (key.start, key.stop) if key.step is None else (key.start, key.stop, key.step)
+    return ":".join("" if bound is None else str(bound) for bound in bounds)
+
+
 def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
     """`v[:, None]`, `v[0:4]`, `v[3]`: dimensions added, cut by constants and left out."""
     if any(k is Ellipsis for k in keys):
@@ -382,8 +412,9 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
                 raise CompileError(
                     f"a slice of a value along {axis.name}",
                     expected=f"constant bounds between 0 and {size}, of a whole dimension",
-                    got=f"{start}:{stop}",
-                    fix="slice what it was read from, or choose with T.where",
+                    got=_said(key),
+                    fix="slice or index what it was read from: X[m, 2 * T.arange(n)]; or choose "
+                    "with T.where",
                     code="index",
                 )
             inner.append((len(axes), const(int(start))))

@@ -445,7 +445,11 @@ def _bad_call(message: str, name: str, function: Any) -> CompileError:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return CompileError(message, fix=f"look up how {name} is called")
+        said = name.rpartition(".")[2]
+        ours = f"{name} runs at compile time: use T.{said}"
+        return CompileError(
+            message, fix=ours if hasattr(math, said) else f"look up how {name} is called"
+        )
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters.values()]
     shown = str(inspect.Signature(plain))[1:-1]
     named = [p.name for p in plain if p.kind is p.KEYWORD_ONLY and p.default is p.empty]

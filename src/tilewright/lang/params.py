@@ -316,7 +316,10 @@ def const(names: str, dtype: Any = None) -> Any:
                 fix=f"declare one: A: T.Tensor(({name}, …), dtype); or compile with {name}=…",
                 code="arguments",
             )
-        found.append(Extent(builder.consts[name], name))
+        size = builder.consts[name]
+        # an empty one is known at launch, so that no tile has to have no elements; not at most 1,
+        # which would make its only index 0 and prove nothing of a size that may be 0
+        found.append(Extent(size, name) if size else dynamic(name, max=2))
     return tuple(found) if len(found) > 1 else found[0]
 
 

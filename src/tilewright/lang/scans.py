@@ -50,13 +50,49 @@ class Scanned:
         return [region.buffer for region in self.op.totals]
 
 
-def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> Any:
-    if not isinstance(src, (Value, Tiles)) or dst is not None:
-        return compute.cumsum(src, dst, dim, reverse)
+def cumsum(src: Any, dst: Any = None, dim: int | None = None, reverse: bool = False) -> Any:
+    """Inclusive prefix sum along `dim`, from the end with `reverse`. Of a tile of memory in place,
+    or into `dst`, and along its first dimension without `dim`.
+
+    Example:
+        x = T.alloc_fragment((64,), "int32")
+        T.copy(N, x)
+        T.cumsum(x)
+        T.copy(x, M)
+        # M: 0 1 3 6 10
+    """
+    if not isinstance(src, (Value, Tiles)) or not (dst is None or isinstance(dst, int)):
+        return compute.scan("sum", src, dst, dim or 0, reverse)
+    if dst is not None or dim is None:
+        raise CompileError(
+            "T.cumsum of a value needs a dimension",
+            got=f"{dst} in place of dst" if dst is not None else "no dim",
+            fix=f"name it: T.cumsum(x, dim={dst or 0})",
+            code="arguments",
+        )
     return scan(src, "sum", dim=dim, reverse=reverse)
 
 
-cumsum.__doc__ = compute.cumsum.__doc__
+def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> None:
+    """Inclusive prefix maximum of a tile of memory along `dim`, from the end with `reverse`; in
+    place without `dst`. Of a value it is `T.scan(x, "max", dim=1)`.
+
+    Example:
+        x = T.alloc_fragment((64,), "int32")
+        for i in T.Parallel(64):
+            x[i] = N[i] % 3
+        T.cummax(x)
+        T.copy(x, M)
+        # M: 0 1 2 2 2
+    """
+    if isinstance(src, Value) and dst is None:
+        raise CompileError(
+            "T.cummax scans memory in place, and this is a value",
+            got=repr(src),
+            fix=f'T.scan(x, "max", dim={dim})',
+            code="arguments",
+        )
+    compute.scan("max", src, dst, dim, reverse)
 
 
 def cumprod(x: Any, *, dim: int, reverse: bool = False) -> Value:

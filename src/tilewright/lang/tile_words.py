@@ -10,7 +10,8 @@ from typing import Any
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import math, move
 from tilewright.lang.alloc import scalar_value
-from tilewright.lang.indexing import read
+from tilewright.lang.handles import Access
+from tilewright.lang.indexing import fill_outside, is_zero, read
 from tilewright.lang.types import named
 from tilewright.lang.values import *
 
@@ -67,21 +68,37 @@ def load(source: Any, *more: Any, fill: Any = 0, cache: str | None = None) -> An
             "reads as fill=",
             code="arguments",
         )
-    place: Any = None
+    made: Any
     if isinstance(source, Tiles):
-        place = source.tile, source.keys
+        made = source = read(source.tile, source.keys, fill)
     elif isinstance(source, Tile):
-        place = source, [slice(None)] * source.ndim
-    elif isinstance(source, Value):
-        if source.box is None:
-            return source
-        place = source.box.tile, source.box.keys
-    if place is None:
-        return current("T.load").let(wrap(source))
-    made = read(place[0], place[1], fill)
-    if isinstance(made, Value):
-        made.cache = move.cache_word(cache)
+        made = source = read(source, [slice(None)] * source.ndim, fill)
+    elif is_zero(fill):
+        made = source if isinstance(source, Value) else current("T.load").let(wrap(source))
+    elif isinstance(source, Value) and source.box is not None:
+        made = _filled(source, source.box, fill)
+    elif isinstance(source, Access):
+        found = fill_outside(source.as_expr(), source.buffer, source.indices, fill)
+        made = current("T.load").let(found)
+    else:
+        raise CompileError(
+            "T.load fills what it reads outside a tensor, and this was read or computed before",
+            got=f"{source!r}, fill={fill}",
+            fix="load first, then compute: T.load(X[m + 1, :], fill=-1) * 2",
+            code="arguments",
+        )
+    if isinstance(source, Value) and cache is not None:
+        source.cache = move.cache_word(cache)
     return made
+
+
+def _filled(value: Value, box: Box, fill: Any) -> Value:
+    """What was read there, `fill` outside the tensor."""
+
+    def at(places: Places) -> Expr:
+        return fill_outside(value.element(places), box.buffer, box.indices(places), fill)
+
+    return Value(value.axes, value.kind, at, (value,))
 
 
 def full(shape: Any, value: Any, dtype: Any = "float32") -> Any:

@@ -80,9 +80,9 @@ class DirectTrace:
     """A direct-style function traced for given arguments.
 
     `arguments` names the parameters that the call's own arguments fill, in the program's order;
-    `outputs` the `T.empty` tensors it returns, in order. `why` says by kernel what its tiles were
-    chosen from, `sizes` those that were chosen, `has_other` that another choice can be tried,
-    `is_measured` that this one was.
+    `outputs` the `T.empty` tensors it returns, in order; `empty` the `T.const` sizes that are 0.
+    `why` says by kernel what its tiles were chosen from, `sizes` those that were chosen,
+    `has_other` that another choice can be tried, `is_measured` that this one was.
     """
 
     program: Program
@@ -93,6 +93,7 @@ class DirectTrace:
     has_other: bool = False
     is_measured: bool = False
     sizes: Sizes = field(default_factory=Sizes)
+    empty: frozenset[str] = frozenset()
 
 
 @entry
@@ -544,7 +545,9 @@ def trace_direct(
     builder.params.sort(key=lambda p: order.index(p.name) if p.name in order else len(order))
     program = builder.finish()
     check_program(program)
-    return DirectTrace(program, tuple(order), outputs, not isinstance(returned, (tuple, list)))
+    single = not isinstance(returned, (tuple, list))
+    empty = frozenset(name for name in builder.asked if builder.consts.get(name) == 0)
+    return DirectTrace(program, tuple(order), outputs, single, empty=empty)
 
 
 def _find_sizes(

@@ -456,7 +456,8 @@ def size_expr(size: Any, what: str) -> Expr:
         raise CompileError(
             f"{what} must be positive",
             got=str(expr.value),
-            fix="use T.ceildiv(n, block) where n may be smaller than block",
+            fix="T.ceildiv(n, block) is positive where n is; only a tensor's T.const or T.dynamic "
+            "size may be 0",
             code="shape",
         )
     return expr

@@ -530,6 +530,8 @@ class TileIndex:
         return Value((self.axis,), INT32, lambda places: self.base + places[0])
 
     def __add__(self, by: Any) -> TileIndex:
+        if is_tile(by):
+            self._no_arithmetic()
         shift = current("a tile index").snapshot(integer(by, "the shift of a tile index"))
         return TileIndex(self.axis, self.base + shift, self.stop + shift)
 

@@ -105,7 +105,7 @@ class Direct:
             return Form(traced.program, traced.arguments, traced.outputs)
 
         example = self._example(bound, sizes)
-        free = open_axes(example.program)
+        free = open_axes(example)
         forms: dict[Any, Form] = {}
 
         def form_for(args: Sequence[Any]) -> Form:
@@ -268,7 +268,7 @@ class Direct:
             traced, kernel = self._made(bound, sizes)
             self._scalars[context] = frozenset(s.name for s in traced.program.scalars)
             kinds = self._kinds(bound, context)
-            self._open[about, kinds] = open_axes(traced.program)
+            self._open[about, kinds] = open_axes(traced)
             self._chosen[about, kinds] = bool(traced.why)
             found = self.kernels.setdefault(
                 (about, self._key(bound, about)), _Known(kernel, tuple(traced.arguments))
@@ -337,13 +337,14 @@ def _kept_back(is_open: bool) -> Iterator[list[warnings.WarningMessage]]:
         yield said
 
 
-def open_axes(program: Program) -> dict[str, tuple[bool, ...]]:
-    """By tensor: which of its sizes are known at launch only."""
-    return {
-        p.name: tuple(not isinstance(size, Const) for size in p.shape)
-        for p in program.params
-        if isinstance(p, Buffer)
-    }
+def open_axes(traced: DirectTrace) -> dict[str, tuple[bool, ...]]:
+    """By tensor: which of its sizes other launches may have otherwise."""
+
+    def is_open(size: Expr) -> bool:
+        return any(var.name not in traced.empty for var in variables(size))
+
+    params = (p for p in traced.program.params if isinstance(p, Buffer))
+    return {p.name: tuple(map(is_open, p.shape)) for p in params}
 
 
 def closed(shape: Any, free: tuple[bool, ...]) -> tuple[int, ...]:
