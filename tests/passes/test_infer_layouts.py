@@ -14,9 +14,9 @@ from tilewright.ir.op import Alloc, Copy, Gemm, Map, Relayout, View, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.layout.choose_copies import choose_copies
 from tilewright.passes.layout.choose_gemms import choose_gemms
 from tilewright.passes.layout.infer_layouts import collect, infer_layouts, solve
+from tilewright.passes.lower.threads import choose_copies
 from tilewright.targets.cuda.backend import lower
 
 HOPPER = Target.parse("cuda")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.inspect.simulate import *
-from tilewright.passes.lower.stamp_ops import BACK, BLOCKS, END, Plan, computes, waits, warps_of
+from tilewright.passes.lower.stamp_ops import BACK, BLOCKS, END, Plan, computes, waits
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import THREADS
 
@@ -45,7 +45,7 @@ class Agent:
 
 def read(kernel: Kernel, grid: Sequence[int], words: np.ndarray[Any, Any]) -> list[Agent]:
     """The agents of a launch, block by block."""
-    warps, total = warps_of(kernel), prod(grid)
+    warps, total = kernel.warps, prod(grid)
     step = -(-total // BLOCKS)
     found: list[Agent] = []
     for index, block in enumerate(range(0, total, step)):

@@ -13,11 +13,35 @@ runs; its indices are expressions too. `Select` evaluates only the chosen side's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import inf
 from operator import is_
 from typing import Any
 
 from tilewright.ir.arith import *
 from tilewright.ir.buffer import *
+from tilewright.ir.dtype import DType
+
+
+def identity(op: str, kind: DType) -> Expr:
+    """What a fold by `op` starts from: it changes no result."""
+    match op.removeprefix("bit").removesuffix("_num"):
+        case "max" | "min" as way:
+            ends = kind.min_value, kind.max_value
+            if kind.is_float and kind.bits > 8:  # others have no infinity
+                ends = -inf, inf
+            return const(ends[way == "min"], kind)
+        case "all" | "prod":
+            return const(1, kind)
+        case "and":
+            return const(-1 if kind.kind == "int" else kind.max_value, kind)
+    return const(0, kind)
+
+
+def conjuncts(cond: Expr) -> list[Expr]:
+    """What all has to hold for `cond` to hold."""
+    if isinstance(cond, Bin) and cond.op == "and":
+        return [*conjuncts(cond.a), *conjuncts(cond.b)]
+    return [cond]
 
 
 def ceildiv(a: Any, b: Any) -> Any:

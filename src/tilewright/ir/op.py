@@ -21,6 +21,7 @@ from tilewright.ir.buffer import AnyLayout, Buffer, Load, Region, long_dims
 from tilewright.ir.expr import FALSE, Expr, Var, const, substitute
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import *
+from tilewright.ir.warps import WARP
 from tilewright.support.errors import Loc
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
@@ -46,6 +47,11 @@ class Kernel(Op):
     def thread_count(self) -> int:
         """Threads of a block."""
         return prod(self.threads)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block; the last one may not be whole."""
+        return -(-self.thread_count // WARP)
 
     @property
     def cluster_size(self) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 from tilewright.lang.alloc import REDUCERS
 from tilewright.lang.core import *
 from tilewright.lang.handles import Done, fitting
-from tilewright.lang.math import identity
 from tilewright.lang.move import tiles
 from tilewright.lang.types import named
 

@@ -419,15 +419,6 @@ def min_value(dtype: Any) -> Expr:
     return const(kind.min_value, kind)
 
 
-def identity(op: str, kind: DType) -> Expr:
-    """What a fold by `op` starts from."""
-    if op in ("max", "min"):
-        top = infinity(kind) if kind.is_float else max_value(kind)
-        return top if op == "min" else -top if kind.is_float else min_value(kind)
-    ones = -1 if kind.kind == "int" else kind.max_value
-    return const(ones if op == "bitand" else op in ("all", "prod"), kind)
-
-
 def cast(value: Any, dtype: Any) -> Expr:
     """`value` as `dtype`: to nearest even, to integers toward zero.
 

@@ -125,7 +125,7 @@ def _as_roles(ops: Body, kernel: Kernel) -> Body:
             found.append(map_bodies(op, lambda inner: _as_roles(inner, kernel)))
         elif any(_is_collective(o) for o in walk_ops(op)):
             # all warps together
-            warps = -(-kernel.thread_count // WARP)
+            warps = kernel.warps
             last = found[-1] if found else None
             if isinstance(last, Role) and last.name == "all":
                 found[-1] = replace(last, body=(*last.body, op))
@@ -241,7 +241,7 @@ class _Lift:
     def branch(self, op: If, guard: Expr) -> list[Op]:
         mine: Expr = TRUE
         rest: Expr = TRUE
-        for test in _conjuncts(op.cond):
+        for test in conjuncts(op.cond):
             if on_threads(test, self.kernel):
                 mine = logical_and(mine, test)
             else:
@@ -356,9 +356,3 @@ def _waits(op: Op) -> bool:
 
 
 _ALONE = ("print", "device_assert")
-
-
-def _conjuncts(cond: Expr) -> list[Expr]:
-    if isinstance(cond, Bin) and cond.op == "and":
-        return [*_conjuncts(cond.a), *_conjuncts(cond.b)]
-    return [cond]

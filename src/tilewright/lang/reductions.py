@@ -102,7 +102,7 @@ def _folded(x: Value, op: str, dims: list[int]) -> Buffer:
 def masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
     """x, with what changes nothing in its padding. A loop leaves that of values from before it, so
     that all of its turns find the same."""
-    ragged, unit = [axis for axis in reduced if axis.is_ragged], math.identity(op, x.kind)
+    ragged, unit = [axis for axis in reduced if axis.is_ragged], identity(op, x.kind)
     if not ragged or x.has_padding(ragged, unit):
         return x
     if not x.is_named or x.is_long or not current().in_turn(x.position):
@@ -148,7 +148,7 @@ def _accumulated(builder: Builder, x: Value, op: str, reduced: Sequence[Axis]) -
     rounds = x.kind.is_float and op not in ("max", "min")
     kind = _word(x.kind) if rounds else x.kind  # not rounded at every step
     total = builder.tile(builder.hint, f"{op}_pieces", shape, kind)
-    builder.emit(Fill(whole(total), math.identity(op, kind)))
+    builder.emit(Fill(whole(total), identity(op, kind)))
     with walking(builder, x.axes, x.goes_backward):
         vars, places = over(builder, x.axes)
         value = FOLDS[op](Load(total, vars), cast(x.element(places), kind))
@@ -363,7 +363,7 @@ def _first_of_pieces(builder: Builder, x: Value, op: str, axis: Axis) -> Buffer:
     nowhere = const(-1)
     made = []
     for what, of, start in (
-        ("best", kind, math.identity(op, kind)),
+        ("best", kind, identity(op, kind)),
         ("pieces", INT32, nowhere),
     ):
         made.append(builder.tile(builder.hint, f"{op}_{what}", shape, of))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
-from tilewright.lang import compute, math
+from tilewright.lang import compute
 from tilewright.lang.builder import Position
 from tilewright.lang.reductions import FOLDS, as_result, dims_of, masked, summed
 from tilewright.lang.sizes import MOST_SCANNED
@@ -341,7 +341,7 @@ class Pieces:
             for name in ("total", "before")
         )
         for total, before in zip(totals, self.before, strict=True):
-            unit = const(0, before.dtype) if self.by else math.identity(self.op, before.dtype)
+            unit = const(0, before.dtype) if self.by else identity(self.op, before.dtype)
             builder.emit(Alloc(total))
             builder.emit_at(walk.since, Alloc(before))
             builder.emit_at(walk.since, Fill(whole(before), unit))

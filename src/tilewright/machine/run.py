@@ -49,7 +49,7 @@ def outer_roles(body: Body) -> Iterator[Role]:
 
 def find_crews(kernel: Kernel, explicit: bool, parts: Callable[[Role], int]) -> list[Crew]:
     """The block's warps, cut wherever an outermost role or one of its parts begins or ends."""
-    total = -(-kernel.thread_count // WARP)
+    total = kernel.warps
     roles = list(outer_roles(kernel.body))
     pieces = []  # the first warp of each, their number, what to call it
     for role in roles:
@@ -187,7 +187,7 @@ class ThreadKernel(Compiled):
         self.kernel = kernel
         self.plan = Plan(kernel)
         self.scheduled = True
-        self.knowers = -(-kernel.thread_count // WARP) * WARP
+        self.knowers = kernel.warps * WARP
         evaluate = Evaluator()
         builder = Builder(kernel, evaluate, explicit=True, threads=True)
         intrinsics = list(walk_ops(kernel, Intrinsic))

@@ -20,13 +20,12 @@ from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
 from tilewright.passes.canonicalize.write_in_place import write_in_place
 from tilewright.passes.grid.order_blocks import order_blocks
 from tilewright.passes.grid.persist_blocks import cluster_blocks, persist_blocks, spread_clusters
-from tilewright.passes.layout.choose_copies import choose_copies
 from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
 from tilewright.passes.layout.infer_layouts import infer_layouts
 from tilewright.passes.layout.matrix_tiles import swap_operands
 from tilewright.passes.layout.shared_tiles import pin_shared
 from tilewright.passes.lower.stamp_ops import stamp_ops
-from tilewright.passes.lower.threads import lower_threads
+from tilewright.passes.lower.threads import choose_copies, lower_threads
 from tilewright.passes.memory.place_shared import place_shared, reuse_shared
 from tilewright.passes.memory.registers import (
     fit_registers,

@@ -108,8 +108,8 @@ class Events:
 
     ahead = 1
 
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
+    def __init__(self, driver: Any, current: Callable[[], int] = current_stream) -> None:
+        self.driver, self.current = driver, current
         self.pause = _GPU_PAUSE
         if not int(driver.call(driver.api.cuCtxGetCurrent()) or 0):
             driver.make_current(driver.device(0))
@@ -122,7 +122,7 @@ class Events:
         def burst() -> float:
             for _ in range(self.ahead):
                 run()
-            stream = current_stream()
+            stream = self.current()
             call(api.cuEventRecord(start, stream))
             for _ in range(count):
                 run()
@@ -158,12 +158,11 @@ class StreamGraphs(Events):
     ahead = 0
 
     def __init__(self, driver: Any, stream: int) -> None:
-        super().__init__(driver)
+        super().__init__(driver, lambda: stream)
         self.stream, self.pause = stream, 0.0
 
     def ready(self, run: Run, count: int) -> Callable[[], float]:
         call, api, stream = self.driver.call, self.driver.api, self.stream
-        start, stop = self._pair
         run()
         self.driver.synchronize(stream)
         call(api.cuStreamBeginCapture(stream, api.CUstreamCaptureMode(2)))  # relaxed
@@ -175,13 +174,7 @@ class StreamGraphs(Events):
         replay = call(api.cuGraphInstantiate(graph, 0))
         call(api.cuGraphDestroy(graph))
 
-        def burst() -> float:
-            call(api.cuEventRecord(start, stream))
-            call(api.cuGraphLaunch(replay, stream))
-            call(api.cuEventRecord(stop, stream))
-            call(api.cuEventSynchronize(stop))
-            return float(call(api.cuEventElapsedTime(start, stop))) / 1e3
-
+        burst = super().ready(lambda: call(api.cuGraphLaunch(replay, stream)), 1)
         finalize(burst, api.cuGraphExecDestroy, replay)
         return burst
 

@@ -169,10 +169,6 @@ def _shown(value: Any) -> str:
     return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
-def block_warps(kernel: Kernel) -> int:
-    return -(-kernel.thread_count // WARP)
-
-
 # ── expressions, buffers and regions ─────────────────────────────────────────────────────────────
 
 

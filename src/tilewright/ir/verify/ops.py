@@ -354,7 +354,7 @@ def _sync(op: Sync, context: Context) -> None:
             fix="use a smaller number, or T.sync_threads() for the whole block",
         )
     assert context.kernel is not None
-    most = block_warps(context.kernel) * WARP
+    most = context.kernel.warps * WARP
     if op.threads % WARP or not 0 < op.threads <= most:
         context.fail(
             "a named barrier counts whole warps of the block",

@@ -59,7 +59,7 @@ def _kernel(op: Kernel, context: Context) -> None:
 def _registers(op: Kernel, context: Context) -> None:
     """Registers moved between roles must have been there at entry, or the kernel hangs."""
     roles = [r for r in walk_ops(op, Role) if r.registers is not None]
-    groups = block_warps(op) // GROUP
+    groups = op.warps // GROUP
     if not roles or not groups:
         return
     entry = min(REGISTERS_PER_BLOCK // op.thread_count // 8 * 8, 256)
@@ -128,7 +128,7 @@ def _role(op: Role, context: Context) -> None:
     if outer is not None:
         context.fail(f"a role inside a {type(outer).__name__.lower()}")
     assert context.kernel is not None
-    warps = block_warps(context.kernel) + (op.warps if op.derived else 0)
+    warps = context.kernel.warps + (op.warps if op.derived else 0)
     if op.first < 0 or op.warps < 1 or op.first + op.warps > warps:
         context.fail(
             f"role {op.name} wants warps the block does not have",

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import prod
 
 from tilewright.passes.core import *
 from tilewright.passes.layout.matrix_tiles import (
@@ -78,7 +77,7 @@ def choose_gemms(at: Facts) -> Kernel:
         before, op = _own_parts(op, constant | pinned)
         warps = [b.name for b in (op.a.buffer, op.b.buffer) if b.name in fixed]
         fast = Feature.WGMMA in at.target.features and warps
-        threads = prod(at.kernel.threads) if role is None else role.warps * WARP
+        threads = at.kernel.thread_count if role is None else role.warps * WARP
         apart = role is not None and role.first % GROUP
         able = at.target.without(Feature.WGMMA) if warps or apart else at.target
         why = _layout_of(warps[0], at) if fast else ""

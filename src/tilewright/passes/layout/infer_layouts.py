@@ -135,7 +135,7 @@ def spread_fragments(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> K
 
 
 def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
-    problem = Problem(kernel, prod(kernel.threads), target)
+    problem = Problem(kernel, kernel.thread_count, target)
     ranges = {id(op): r for op, r in scope.walk_ranges(kernel, dims)}
     roles = role_of(kernel)
     # fragments that several roles of the same warps use stand before them

@@ -36,7 +36,7 @@ from tilewright.passes.lower.elements import PRINTED
 
 def insert_conversions(kernel: Kernel, target: Target) -> Kernel:
     """`kernel`, every op of which can use its operands where they are."""
-    converter = _Converter(target, prod(kernel.threads), unrolled(kernel))
+    converter = _Converter(target, kernel.thread_count, unrolled(kernel))
     body = converter.body(_in_memory(kernel).body)
     return rebuild(kernel, body=(*converter.made, *body))
 

@@ -9,7 +9,6 @@ and everybody who keeps a result folds them in their order along the row.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -80,19 +79,6 @@ def accumulates_in(op: str, src: DType, dst: DType) -> DType:
         return DTYPES["float64" if wide else "float32"]
     signed = "int" in (src.kind, dst.kind) or dst.is_bool
     return DTYPES[f"{'' if signed else 'u'}int{bits}"]
-
-
-def identity(op: str, kind: DType) -> Expr:
-    """What changes no partial result."""
-    if op in ("all", "prod"):
-        return const(1, kind)
-    if op == "and":
-        return const(-1 if kind.kind == "int" else kind.max_value, kind)
-    if op in ("max", "max_num"):
-        return const(-math.inf if kind.is_float else kind.min_value, kind)
-    if op in ("min", "min_num"):
-        return const(math.inf if kind.is_float else kind.max_value, kind)
-    return const(0, kind)
 
 
 def element_value(op: str, value: Expr, kind: DType) -> Expr:

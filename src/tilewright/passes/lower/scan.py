@@ -23,7 +23,6 @@ from tilewright.passes.lower.reduce import (
     accumulates_in,
     chooses,
     held_parts,
-    identity,
     within_tile,
 )
 from tilewright.passes.lower.relayout import tile_map

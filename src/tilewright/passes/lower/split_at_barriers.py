@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir.analysis.uniform import Cause
 from tilewright.passes.lower.core import *
-from tilewright.passes.lower.reduce import identity
 
 _COLLECTIVE = (Map, Gemm, Reduce, Scan)
 _FOLDS = {"any_sync": "or", "all_sync": "and", "ballot": "or"}
@@ -54,7 +52,7 @@ class _Splitter:
         self.controls = found.controls
         self.spread = self._spread(found)
         self.apart = replace(found, causes={**found.causes, **{b: Cause(b) for b in self.spread}})
-        self.count = prod(kernel.threads)
+        self.count = kernel.thread_count
         self.lin = linear_thread(kernel)
         self.tiles: list[Op] = []
         self.groups: list[Map] = []

@@ -29,6 +29,7 @@ from math import gcd
 
 from tilewright.passes.core import *
 from tilewright.passes.lower.lowering import ENGINE_ATOMS
+from tilewright.passes.sync.matrix_groups import is_matrix
 
 BLOCKS, SLOTS = 4, 4096  # that are traced, evenly over the grid; stamps of a warp of theirs
 TILES = 2  # of a persistent block that are traced
@@ -45,7 +46,7 @@ def is_quiet(op: Op) -> bool:
     """Whether nobody else has to do with an op: no barriers, nothing asynchronous, no tensors."""
     return not any(
         isinstance(inner, _LOUD)
-        or (isinstance(inner, Gemm) and inner.atom == "wgmma")
+        or is_matrix(inner)
         or any(b.space is Space.GLOBAL for b in (*read_buffers(inner), *written_buffers(inner)))
         for inner in walk_ops(op)
     )
@@ -62,7 +63,7 @@ def is_product(op: Op) -> bool:
     """Whether threads issue products or wait for them."""
     if isinstance(op, WaitGroup):
         return op.unit == "wgmma"
-    return isinstance(op, Gemm) and op.atom == "wgmma"
+    return is_matrix(op)
 
 
 def computes(op: Op) -> bool:
@@ -206,13 +207,8 @@ def planned(kernel: Kernel, stamps: Buffer = NOWHERE) -> tuple[Plan, Kernel]:
 
 def stamp_ops(program: Program, target: Target) -> Program:
     """Every kernel with stamps at its waits and tile ops."""
-    warps = max((warps_of(kernel) for kernel in program.kernels), default=1)
+    warps = max((kernel.warps for kernel in program.kernels), default=1)
     shape = tuple(map(const, (BLOCKS * warps + 1, SLOTS, 2)))
     stamps = Buffer(fresh_var("stamps").name, shape, dtype("uint32"), Space.GLOBAL)
     kernels = tuple(planned(kernel, stamps)[1] for kernel in program.kernels)
     return replace(program, kernels=kernels, scratch=(*program.scratch, stamps))
-
-
-def warps_of(kernel: Kernel) -> int:
-    """Of a block."""
-    return -(-kernel.thread_count // WARP)

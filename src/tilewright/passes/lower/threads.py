@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from math import gcd, prod
+from math import gcd
 
-from tilewright.passes.layout.thread_layouts import same_registers
+from tilewright.passes.layout.shared_tiles import as_copy, turned
+from tilewright.passes.layout.thread_layouts import same_registers, unrolled
 from tilewright.passes.lower.cluster import (
     before_unrolled,
     crossing_barriers,
@@ -29,7 +30,7 @@ from tilewright.passes.lower.cluster import (
     order_arrivals,
     peer_fence,
 )
-from tilewright.passes.lower.copies import lower_copy, lower_map_op
+from tilewright.passes.lower.copies import copy_matrices, lower_copy, lower_map_op
 from tilewright.passes.lower.core import *
 from tilewright.passes.lower.elements import lower_atomic, lower_intrinsic
 from tilewright.passes.lower.gemm import lower_fence, lower_gemm, written_by_threads
@@ -38,7 +39,7 @@ from tilewright.passes.lower.reduce import lower_reduce
 from tilewright.passes.lower.relayout import lower_relayout
 from tilewright.passes.lower.scan import lower_scan
 from tilewright.passes.memory.place_shared import settle_scratch
-from tilewright.passes.overlap.roles import LAUNCHES, free_barriers
+from tilewright.passes.overlap.roles import LAUNCHES, by_hand, free_barriers, role_of
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 
@@ -402,7 +403,7 @@ def _exchanging(rule: Rule) -> Rule:
 def lowering_of(at: Facts, names: set[str]) -> Lowering:
     """What the lowering of a kernel begins with."""
     kernel = at.kernel
-    threads, linear = prod(kernel.threads), linear_thread(kernel)
+    threads, linear = kernel.thread_count, linear_thread(kernel)
     read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
     fixed = frozenset({b.name for b in read if b.is_global} - written_by(kernel))
     # the launch before this one may still be writing
@@ -453,6 +454,56 @@ def lower_threads(at: Facts) -> Kernel:
     if prefetch:
         start.append(If(compare("==", linear, 0), prefetch, loc=loc))
     return rebuild(kernel, body=(*start, *body))
+
+
+# ── which instruction copies ─────────────────────────────────────────────────────────────────
+#
+# Whole matrices between shared memory and registers where they fit, threads otherwise. What fits is
+# asked of the lowering itself.
+
+
+@kernel_pass
+def choose_copies(at: Facts) -> Kernel:
+    """An atom for each copy; roles of their author's stay as they are."""
+    if by_hand(at.kernel):
+        return at.kernel
+    low = lowering_of(at, TakenNames(at.names))
+    low.unrolled = unrolled(at.kernel)
+    block, roles = low.instance, role_of(at.kernel)
+    shares = {
+        id(role): dataclasses.replace(block, threads=role.warps * WARP, thread=low.var("thread"))
+        for role in walk_ops(at.kernel, Role)
+    }
+    chosen: dict[int, Op | Body] = {}
+    for op, ranges in scope.walk_body(at.kernel.body, low.ranges):
+        low.ranges, low.instance = ranges, shares.get(id(roles.get(id(op))), block)
+        if isinstance(op, Copy) and op.atom is None:
+            chosen[id(op)] = rebuild(op, atom=_atom(op, low, at.target))
+        elif isinstance(op, Map) and (tiles := turned(op)) is not None:
+            # by matrix loads that transpose
+            view, copy = as_copy(op, *tiles, low.var(f"{tiles[0].name}_turned").name)
+            if _atom(copy, low, at.target) == "ldmatrix":
+                chosen[id(op)] = view, rebuild(copy, atom="ldmatrix")
+    return map_ops(at.kernel, lambda op: chosen.get(id(op)))
+
+
+_MATRICES = {  # between which spaces
+    (Space.SHARED, Space.FRAGMENT): "ldmatrix",
+    (Space.FRAGMENT, Space.SHARED): "stmatrix",
+}
+
+
+def _atom(op: Copy, low: Lowering, target: Target) -> str:
+    name = _MATRICES.get((op.src.space, op.dst.space))
+    if name is None or not ATOMS[name].needs <= target.features:
+        return "threads"
+    try:
+        copy_matrices(low, rebuild(op, atom=name))
+    except CompileError as error:
+        because(low.kernel.name, op, f"not {name}: {error.message}")
+        return "threads"
+    because(low.kernel.name, op, "8×8 matrices, rows of 16 bytes, fit both layouts")
+    return name
 
 
 RULES: dict[type[Op], Rule] = {

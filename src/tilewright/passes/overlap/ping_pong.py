@@ -53,7 +53,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from tilewright.ir.analysis.lifetimes import overwrites
 from tilewright.ir.schedule import Switch
@@ -77,6 +77,7 @@ from tilewright.passes.overlap.roles import (
 )
 from tilewright.passes.overlap.stages import planned_bytes
 from tilewright.passes.overlap.unit_times import cycles
+from tilewright.passes.sync.matrix_groups import is_matrix
 
 ABOUT = "ping-pong"
 PLAIN = 40  # registers of a thread for addresses and counters
@@ -448,7 +449,7 @@ class _Sections:
     def inner(self, body: Body) -> Iterator[tuple[Op, bool]]:
         """The ops, loops inside them done; whether they are of a loop with sections."""
         for op in body:
-            if isinstance(op, For) and any(map(_is_product, op.body)):
+            if isinstance(op, For) and any(map(is_matrix, op.body)):
                 why = self.why_not(op)
                 if not why:
                     yield from ((i, True) for i in self.loop(op))
@@ -480,7 +481,7 @@ class _Sections:
             differs = isinstance(op, (For, If)) and self.differs.source(expressions(op)) is not None
             if differs or id(op) in self.differs.controls:
                 return "its control flow differs between threads"
-        least = min(prod(op.c.static_tile) for op in loop.body if _is_product(op))
+        least = min(prod(op.c.static_tile) for op in loop.body if is_matrix(op))
         if not any(2 * _work(op) >= least for op in inside):
             return "threads have little to do between its gemms"
         return "" if self.asked else _no_turns(loop)
@@ -490,15 +491,11 @@ def _no_turns(loop: For) -> str:
     """What speaks against turns that nobody has asked for."""
     if len(_runs(list(loop.body))) != 2:  # chains of two are what was measured
         return "it has no chain of gemm, threads, gemm"
-    products = sum(cycles(op) for op in loop.body if _is_product(op))
-    threads = sum(cycles(op) for op in loop.body if not _is_product(op))
+    products = sum(cycles(op) for op in loop.body if is_matrix(op))
+    threads = sum(cycles(op) for op in loop.body if not is_matrix(op))
     if products < threads:
         return "threads are as busy as the tensor core"
     return ""
-
-
-def _is_product(op: Op) -> TypeGuard[Gemm]:
-    return isinstance(op, Gemm) and op.atom == "wgmma"
 
 
 def _is_fence(op: Op) -> bool:
@@ -516,14 +513,14 @@ def _is_quiet(op: Op) -> bool:
         return op.buffer.is_local and not op.indices
     if isinstance(op, If):
         return all(_is_fence(i) or isinstance(i, (Let, Hint)) for i in (*op.then, *op.orelse))
-    return _is_product(op) or isinstance(op, (Let, Hint, Alloc, View, Wait))
+    return is_matrix(op) or isinstance(op, (Let, Hint, Alloc, View, Wait))
 
 
 def _is_brief(ops: list[Op], products: list[Op]) -> bool:
     """Whether `ops` are over before the products in front of them, and wait for nothing but memory:
     others lose nothing if they stand in a section."""
     work = [op for op in ops if not _is_quiet(op)]
-    most = sum(cycles(op) for op in products if _is_product(op))
+    most = sum(cycles(op) for op in products if is_matrix(op))
     return all(map(_in_registers, work)) and sum(map(cycles, work)) < most
 
 
@@ -541,7 +538,7 @@ def _runs(body: list[Op]) -> list[_Run]:
     going = False
     for k, op in enumerate(body):
         going = going and _is_quiet(op)
-        if _is_product(op) and not going:
+        if is_matrix(op) and not going:
             found.append(_Run(_fence_before(body, k), k))
             going = True
         if going and isinstance(op, (Gemm, Commit)):

@@ -51,7 +51,6 @@ from tilewright.passes.overlap.rings import (
 )
 from tilewright.passes.overlap.roles import (
     NoProducer,
-    consuming_warps,
     placed,
     producer_of,
     releases,
@@ -188,7 +187,7 @@ class _Pipeliner(SingleCopies):
     def start(self, announced: bool = False) -> Body:
         """What the kernel begins with: rings, barriers and counters. `announced`: it has a fence
         after the initialisation of barriers already."""
-        warps = consuming_warps(self.kernel)
+        warps = self.kernel.warps
         found: list[Op] = [
             Alloc(b, multibuffer=ring.how == THREADS)
             for ring in self.rings
@@ -257,7 +256,7 @@ class _Pipeliner(SingleCopies):
             return [self.engaged(op, ranges, looped)]
         if isinstance(op, Atomic) and self.fetches is not None and self.fetches.has(op):
             slot = fresh_var("fetch_slot")
-            return self.fetches.received(op, slot, consuming_warps(self.kernel))
+            return self.fetches.received(op, slot, self.kernel.warps)
         if isinstance(op, Map):
             return [op]
         inner = looped or isinstance(op, (For, While))
@@ -321,7 +320,7 @@ class _Pipeliner(SingleCopies):
                 free.append(WaitGroup("bulk", 0, read=True))
             users = sum(r is ring for p in self.plans.values() for r, _ in p.groups)
             again = looped or users > 1 or ring.peers > 1
-            work.handed_back(ring, last, place, free, consuming_warps(self.kernel), again)
+            work.handed_back(ring, last, place, free, self.kernel.warps, again)
         for place, several in refills.items():
             work.at(place, partial(self.refill, loop, several, place.lag, ranges))
         if not self.apart and groups:

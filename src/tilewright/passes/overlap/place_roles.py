@@ -65,7 +65,7 @@ def warps_of(role: Role) -> Warps:
 
 
 def block_warps(kernel: Kernel) -> Warps:
-    return Warps(0, -(-kernel.thread_count // WARP))
+    return Warps(0, kernel.warps)
 
 
 def fragment_users(body: Body, roots: Aliases) -> dict[str, dict[Warps, Op]]:

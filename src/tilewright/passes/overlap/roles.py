@@ -87,13 +87,9 @@ def releases(op: Op) -> bool:
     return isinstance(op, Sync) and op.scope in ("named", "cluster")
 
 
-def consuming_warps(kernel: Kernel) -> int:
-    return kernel.thread_count // WARP
-
-
 def warpgroups(kernel: Kernel) -> int:
     """Those that compute."""
-    return consuming_warps(kernel) // GROUP * kernel.ping_pong
+    return kernel.thread_count // WARPGROUP * kernel.ping_pong
 
 
 class NoProducer(Exception):
@@ -274,7 +270,7 @@ def producer_of(
     check_known(body, written, scalars)
     body = rename_unique(body, taken)
     taken_names().update(taken)
-    return Role(PRODUCER, consuming_warps(kernel), GROUP, body, derived=True)
+    return Role(PRODUCER, kernel.warps, GROUP, body, derived=True)
 
 
 def _announce(ring: Ring, loop: For, places: Fills) -> None:
@@ -316,7 +312,7 @@ def part_roles(at: Facts) -> Kernel:
     producer = [op for op in kernel.body if isinstance(op, Role) and op.derived]
     if not producer:
         return kernel
-    warps = consuming_warps(kernel)
+    warps = kernel.warps
     threads = warps * WARP
     outside: list[Op] = []  # what every warp does first
     inside: list[Op] = []

@@ -11,6 +11,7 @@ from math import prod
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
 from tilewright.passes.layout.matrix_tiles import operand_kind, shape_of
+from tilewright.passes.sync.matrix_groups import is_matrix
 
 TENSOR, THREADS = "tensor core", "threads"
 PRODUCTS_PER_CYCLE = 2048  # of 16 bits; half as many of 32, twice as many of 8
@@ -40,7 +41,7 @@ def warpgroup_cycles(m: int, n: int, k: int, bits: int, width: int, a_shared: bo
 
 
 def unit_of(op: Op) -> str:
-    return TENSOR if isinstance(op, Gemm) and op.atom == "wgmma" else THREADS
+    return TENSOR if is_matrix(op) else THREADS
 
 
 def cycles(op: Op, guards: bool = True) -> float:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from tilewright.ir.analysis.flow import Flow, Loop, same
 from tilewright.ir.marks import attr
@@ -77,7 +77,7 @@ def _fields(op: Op) -> dict[str, Any]:
     return {f.name: getattr(op, f.name) for f in dataclasses.fields(Gemm)}
 
 
-def is_matrix(op: Op) -> bool:
+def is_matrix(op: Op) -> TypeGuard[Gemm]:
     return isinstance(op, Gemm) and op.atom == UNIT
 
 

@@ -15,7 +15,7 @@ from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
 from tilewright.support.errors import at
 from tilewright.targets.cpu.emit_expr import Mem
-from tilewright.targets.cpu.emit_nest import Folded, conjuncts, paired
+from tilewright.targets.cpu.emit_nest import Folded, paired
 from tilewright.targets.cpu.emit_tile import TileEmitter
 from tilewright.targets.cpu.llvm_text import Function, Module, Size, plain, symbol
 from tilewright.targets.cpu.numbers import (

@@ -49,14 +49,6 @@ class _Bound:
 RowFold = Callable[[list[str], int], AbstractContextManager[Callable[[str], None]]]
 
 
-def conjuncts(cond: Expr) -> Iterator[Expr]:
-    if isinstance(cond, Bin) and cond.op == "and":
-        yield from conjuncts(cond.a)
-        yield from conjuncts(cond.b)
-    else:
-        yield cond
-
-
 class NestEmitter(ExprEmitter):
     """`Map`, for bodies of statements that `ops` can emit."""
 

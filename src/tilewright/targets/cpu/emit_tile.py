@@ -9,10 +9,10 @@ from functools import partial
 
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Const, Expr, Load, Var, const
+from tilewright.ir.expr import Const, Expr, Load, Var, const, identity
 from tilewright.ir.expr import cast as cast_expr
 from tilewright.ir.op import Alloc, Atomic, Body, For, Let, Map, Op, Reduce, Scan, Store
-from tilewright.passes.lower.reduce import FOLDS, TRUTHS, accumulates_in, element_value, identity
+from tilewright.passes.lower.reduce import FOLDS, TRUTHS, accumulates_in, element_value
 from tilewright.passes.lower.scan import scan_fold
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.emit_expr import Mem, Strided

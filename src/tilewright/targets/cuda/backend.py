@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources as package_files
-from math import prod
 from typing import TypeVar
 
 from tilewright.ir.atoms import Feature
@@ -195,7 +194,7 @@ def more_blocks(kernel: KernelSource, resources: Resources | None, arch: str) ->
     products = (op.name in PRODUCTS for op in walk_ops(kernel.kernel, Intrinsic))
     if resources is None or sm is None or any(products):
         return 0
-    threads, shared = prod(kernel.kernel.threads), kernel.shared_bytes + resources.static_shared
+    threads, shared = kernel.kernel.thread_count, kernel.shared_bytes + resources.static_shared
     return blocks_to_ask(sm, threads=threads, registers=resources.registers, shared=shared)
 
 
@@ -238,7 +237,7 @@ def launch_spec(program: Program, source: KernelSource) -> LaunchSpec:
     return LaunchSpec(
         source.name,
         source.kernel.grid,
-        prod(source.kernel.threads),
+        source.kernel.thread_count,
         tuple(_param(p, dims) for p in source.params),
         source.kernel.cluster or (1, 1, 1),
         source.shared_bytes,

@@ -114,7 +114,9 @@ class _Writer:
         found = places(self.kernel)
         self.places = {buffer.name: place for buffer, place in found.items()}
         self.maps: list[MapParam] = []
-        self.shared_bytes = max((at + _bytes(buffer) for buffer, at in found.items()), default=0)
+        self.shared_bytes = max(
+            (at + buffer.shared_bytes for buffer, at in found.items()), default=0
+        )
         self.warp: str | None = None
         self.role: Role | None = None
         self.first = False  # in a branch that thread 0 takes alone
@@ -163,7 +165,7 @@ class _Writer:
         return tuple(map(self.names.of, ("stamps at", "stamps left", "stamps clocks")))
 
     def function(self) -> str:
-        threads = prod(self.kernel.threads)
+        threads = self.kernel.thread_count
         params = ",\n    ".join(self.param(p) for p in self.params)
         cluster = ""
         if self.kernel.cluster:
@@ -340,7 +342,7 @@ class _Writer:
 
     def roles(self, roles: list[Role]) -> None:
         """One chain over the warp's number, of roles that no warp has two of."""
-        at_entry = REGISTERS_PER_BLOCK // prod(self.kernel.threads) // 8 * 8
+        at_entry = REGISTERS_PER_BLOCK // self.kernel.thread_count // 8 * 8
         for number, role in enumerate(roles):
             first, last = role.first, role.first + role.warps
             warp = self.warp or "warp"
@@ -380,11 +382,6 @@ class _Writer:
                 return stamped
             self.line(f"{stamped};")
         return f"tw::{verb}({', '.join(args)})"
-
-
-def _bytes(buffer: Buffer) -> int:
-    count = prod(buffer.static_shape)
-    return 8 * count if buffer.space is Space.BARRIER else buffer.dtype.storage_bytes(count)
 
 
 def _declared(w: _Writer, var: Var, value: str) -> str:

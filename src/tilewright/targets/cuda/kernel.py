@@ -174,7 +174,7 @@ class Figures(dict[str, int]):
 
     def __init__(self, missing: NoCompiler, kernels: Sequence[KernelSource]) -> None:
         super().__init__(
-            threads=max(prod(k.kernel.threads) for k in kernels),
+            threads=max(k.kernel.thread_count for k in kernels),
             shared_bytes=max(k.shared_bytes for k in kernels),
             cluster=max(prod(k.kernel.cluster) for k in kernels),
         )

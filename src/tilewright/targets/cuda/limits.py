@@ -25,7 +25,7 @@ def check_tiles(program: Program, target: Target, scheduled: bool = False) -> No
     """Raise if a single tile, or a cluster, is more than there is: no schedule changes that.
     `scheduled`: fragments are spread as they say, over the threads of a role."""
     for kernel in program.kernels:
-        threads = prod(kernel.threads)
+        threads = kernel.thread_count
         _check_cluster(kernel, target)
         for op in walk_ops(kernel):
             _check_chip(op, target, scheduled)

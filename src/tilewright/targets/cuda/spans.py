@@ -88,7 +88,7 @@ def _walked(kernel: Kernel, ranges: Ranges) -> Ranges:
             case Role() if op.var is not None:
                 ranges = ranges.where(op.var, 0, op.instances - 1)
             case Intrinsic(name="warp_index") if op.result is not None:
-                ranges = ranges.where(op.result, 0, max(1, prod(kernel.threads) // 32) - 1)
+                ranges = ranges.where(op.result, 0, max(1, kernel.thread_count // 32) - 1)
     return ranges
 
 

@@ -173,7 +173,7 @@ def _part(
     return {
         "name": kernel.name,
         "grid": [int(g.value) if isinstance(g, Const) else str(g) for g in kernel.grid],
-        "threads": prod(kernel.threads),
+        "threads": kernel.thread_count,
         "cluster": kernel.cluster_size,
         "roles": [
             {"name": r.name, "first_warp": r.first, "warps": r.warps, "registers": r.registers,
