@@ -177,6 +177,11 @@ def gated(x, up, gate, down):
     return (tm.silu(x @ gate.T) * (x @ up.T)) @ down
 
 
+def masked_rows(q, k, v):
+    found = tm.softmax(q @ k.T, axis=-1) @ v  # its gradient is asked of the mask's result
+    return tm.where((q[:, 0] < 0)[:, None], found, 0)
+
+
 def attention(q, k, v):
     s = q @ tm.matrix_transpose(k) * q.shape[-1] ** -0.5
     i, j = tm.indices(s, -2, -1)
@@ -222,6 +227,7 @@ CASES = {
     "broadcast": (lambda x, y: x * y + y, drawn(3, 1), drawn(1, 4)),
     "gated": (gated, drawn(3, 4), drawn(5, 4), drawn(5, 4, seed=3), drawn(5, 2)),
     "attention": (attention, drawn(2, 4, 3), drawn(2, 4, 3, seed=1), drawn(2, 4, 2)),
+    "masked rows": (masked_rows, drawn(4, 3), drawn(5, 3, seed=1), drawn(5, 2)),
     "convolution": (convolution, drawn(1, 2, 4, 3), drawn(2, 2, 3, 3)),
     "strided convolution": (strided, drawn(8), drawn(3, 3)),
     "pooling": (pooling, drawn(6, 4)),
@@ -442,7 +448,7 @@ def run_kept(function, *arrays, tolerance=2e-5):
 
 
 RUNS_KEPT = """softmax|cross entropy|layer norm|norm and product|gated|convolution|attention
-|two outputs|concat|max"""
+|masked rows|two outputs|concat|max"""
 
 
 @pytest.mark.parametrize("name", [each.strip() for each in RUNS_KEPT.split("|")])

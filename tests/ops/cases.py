@@ -207,3 +207,53 @@ def attention(
     e = np.where(seen, np.exp(x), 0)
     more = 0 if sinks is None else np.exp(sinks)[:, None, None]
     return e / (e.sum(-1, keepdims=True) + more) @ value
+
+
+def spans(rng: np.random.Generator) -> dict[str, Any]:
+    found = heads(rng)
+    s, n = found["query"].shape[2], found["key"].shape[2]
+    starts, lengths = rng.integers(0, n, s), rng.integers(0, n, s)
+    ends = np.minimum(starts + lengths, n)  # some see nothing
+    packed = {name: x[0].swapaxes(0, 1) for name, x in found.items()}
+    return packed | {"starts": starts.astype(np.int32), "ends": ends.astype(np.int32)}
+
+
+@case("attention_spans", ops.attention_spans, spans)
+@case("attention_spans soft cap", ops.attention_spans, lambda rng: spans(rng) | {"softcap": 3.0})
+def attention_spans(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, starts: np.ndarray, ends: np.ndarray,
+    softcap: float = 0.0,
+) -> np.ndarray:  # fmt: skip
+    group, j = query.shape[1] // key.shape[1], np.arange(len(key))
+    x = np.einsum("shd,lhd->shl", query, key.repeat(group, 1)) / np.sqrt(query.shape[-1])
+    x = softcap * np.tanh(x / softcap) if softcap else x
+    e = np.where(((starts[:, None] <= j) & (j < ends[:, None]))[:, None], np.exp(x), 0)
+    p = e / np.maximum(e.sum(-1, keepdims=True), 1e-30)
+    return np.einsum("shl,lhe->she", p, value.repeat(group, 1))
+
+
+def requests(rng: np.random.Generator, **more: Any) -> dict[str, Any]:
+    lengths = rng.integers(0, 7, (2, odd(rng, 1, 6)))
+    q, k = (np.concatenate([[0], np.cumsum(each)]).astype(np.int32) for each in lengths)
+    return {"cu_seqlens_q": q, "cu_seqlens_k": k, "total_q": int(q[-1]) + 2} | more
+
+
+@case("varlen_spans", ops.varlen_spans, lambda rng: requests(rng, causal=True), floats=("float32",))
+@case(
+    "varlen_spans of a window", ops.varlen_spans,
+    lambda rng: requests(rng, window_size=(2, 1)), floats=("float32",),
+)  # fmt: skip
+def varlen_spans(
+    cu_seqlens_q: np.ndarray, cu_seqlens_k: np.ndarray, total_q: int, causal: bool = False,
+    window_size: Any = (-1, -1),
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    starts, ends = np.zeros((2, total_q), np.int32)
+    left, right = (-1, 0) if causal else window_size
+    for q, end_q, k, end_k in zip(
+        cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False
+    ):
+        for i in range(q, end_q):
+            at = i - q + (end_k - k) - (end_q - q) + k
+            starts[i] = k if left < 0 else max(k, at - left)
+            ends[i] = end_k if right < 0 else min(end_k, at + right + 1)
+    return starts, ends

@@ -71,7 +71,8 @@ def normalize(formula: Formula, without: Collection[str] = ()) -> Normal:
             used += [law.__name__] if found.arrays != before.arrays else []
     names = {a.name for a in aside}
     inlined = tuple(a for a in found.arrays if a.name in names)
-    found = replace(found, arrays=tuple(a for a in found.arrays if a.name not in names))
+    arrays = [a for a in found.arrays if a.name not in names]
+    found = replace(found, arrays=needed(arrays, found.outputs))  # laws may leave some unread
     return Normal(found, inlined, shapes, tuple(used))
 
 

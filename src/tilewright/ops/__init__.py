@@ -9,7 +9,12 @@ Tensors of PyTorch go through operators that autograd and `torch.compile` know.
 
 from __future__ import annotations
 
-from tilewright.ops.attention import attention
+from tilewright.ops.attention import (
+    attention,
+    attention_spans,
+    attention_varlen,
+    varlen_spans,
+)
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.decoding import attention_decode, mla_decode
 from tilewright.ops.elementwise import rope, swiglu
@@ -28,10 +33,11 @@ from tilewright.ops.quantize import (
 from tilewright.ops.record import OPS
 
 __all__ = [
-    "OPS", "Array", "Op", "attention", "attention_decode", "conv2d", "cross_entropy",
+    "OPS", "Array", "Op", "attention", "attention_decode", "attention_spans", "attention_varlen",
+    "conv2d", "cross_entropy",
     "cross_entropy_rows", "grouped_matmul", "layer_norm", "linear",
     "linear_cross_entropy", "matmul", "matmul_fp8",
     "matmul_fp8_groupwise", "matmul_int4", "matmul_int8", "mla_decode", "moe", "moe_combine",
     "moe_pack", "moe_route", "op", "quantize", "rms_norm", "rms_norm_silu", "rope", "softmax",
-    "swiglu",
+    "swiglu", "varlen_spans",
 ]  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tilewright.math as tm
 from tilewright.ops import texts
+from tilewright.ops.attention import check_heads
 from tilewright.ops.op import Array, op
-from tilewright.support.errors import CompileError
 
 
 @op(
@@ -30,12 +30,7 @@ def attention_decode(
     2.0
     """
     (b, h, d), g = q.shape, k_cache.shape[2]
-    if h % g:
-        raise CompileError(
-            f"attention_decode: {h} heads of queries cannot share {g} of keys",
-            fix="pass a k_cache and v_cache with a divisor of that many heads",
-            code="arguments",
-        )
+    check_heads("attention_decode", h, g)
     kind = str(q.dtype).rpartition(".")[2]
     scale = d**-0.5 if softmax_scale is None else softmax_scale
     grouped = q.reshape(b, g, h // g, d)
