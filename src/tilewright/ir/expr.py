@@ -12,7 +12,7 @@ runs; its indices are expressions too. `Select` evaluates only the chosen side's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from operator import is_
 from typing import Any
@@ -42,6 +42,15 @@ def conjuncts(cond: Expr) -> list[Expr]:
     if isinstance(cond, Bin) and cond.op == "and":
         return [*conjuncts(cond.a), *conjuncts(cond.b)]
     return [cond]
+
+
+def number_in(indices: Sequence[Expr], extents: Sequence[Expr | int]) -> Expr:
+    """The number of an element of a box with these extents, the first dimension fastest."""
+    number: Expr = const(0)
+    stride: Expr = const(1)
+    for index, extent in zip(indices, extents, strict=True):
+        number, stride = number + index * stride, stride * extent
+    return number
 
 
 def ceildiv(a: Any, b: Any) -> Any:

@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Load, Region, long_dims
-from tilewright.ir.expr import FALSE, Expr, Var, const, substitute
+from tilewright.ir.expr import FALSE, Expr, Var, const, number_in, substitute
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import *
 from tilewright.ir.warps import WARP
@@ -52,6 +52,11 @@ class Kernel(Op):
     def warps(self) -> int:
         """Warps of a block; the last one may not be whole."""
         return -(-self.thread_count // WARP)
+
+    @property
+    def thread(self) -> Expr:
+        """The thread's number in its block."""
+        return number_in(self.thread_vars, self.threads)
 
     @property
     def cluster_size(self) -> int:

@@ -327,17 +327,6 @@ def get_block_extents() -> tuple[Any, ...]:
     return _axes("grid")
 
 
-def linear_thread() -> Expr:
-    """tx + ty·nx + tz·nx·ny."""
-    kernel = current().require_kernel()
-    total: Expr = const(0)
-    stride = 1
-    for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
-        total = total + var * stride
-        stride *= extent
-    return total
-
-
 def get_lane_idx(warp_size: int | None = None) -> Expr:
     """The thread's place in its warp, 0 … 31.
 
@@ -347,7 +336,7 @@ def get_lane_idx(warp_size: int | None = None) -> Expr:
             M[t] = T.get_lane_idx()
         # M[31:]: 31 0 1
     """
-    return linear_thread() % (warp_size or 32)
+    return current().require_kernel().thread % (warp_size or 32)
 
 
 def get_warp_idx(warp_size: int | None = None) -> Expr:
@@ -359,7 +348,7 @@ def get_warp_idx(warp_size: int | None = None) -> Expr:
             M[t] = T.get_warp_idx()
         # M[31:]: 0 1 1
     """
-    return linear_thread() // (warp_size or 32)
+    return current().require_kernel().thread // (warp_size or 32)
 
 
 get_warp_idx_sync = get_warp_idx
@@ -375,7 +364,7 @@ def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None
                 M[t // 4] = T.get_warp_group_idx()
         # M[31:]: 0 1 1
     """
-    return linear_thread() // ((warp_size or 32) * (warps_per_group or 4))
+    return current().require_kernel().thread // ((warp_size or 32) * (warps_per_group or 4))
 
 
 def block_rank_in_cluster() -> Var:

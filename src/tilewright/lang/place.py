@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.ir.analysis.uniform import TILE_OPS, per_thread
+from tilewright.ir.analysis.uniform import TILE_OPS, is_collective, per_thread
 from tilewright.ir.core import *
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.marks import attr, body
@@ -123,7 +123,7 @@ def _as_roles(ops: Body, kernel: Kernel) -> Body:
             found.append(_role(op))
         elif any(walk_ops(op, Placed)):
             found.append(map_bodies(op, lambda inner: _as_roles(inner, kernel)))
-        elif any(_is_collective(o) for o in walk_ops(op)):
+        elif any(is_collective(o) for o in walk_ops(op)):
             # all warps together
             warps = kernel.warps
             last = found[-1] if found else None
@@ -134,13 +134,6 @@ def _as_roles(ops: Body, kernel: Kernel) -> Body:
         else:
             found.append(op)
     return tuple(found)
-
-
-def _is_collective(op: Op) -> bool:
-    """Whether `op` outside placements is one deed of all threads, not one of each."""
-    if isinstance(op, (Atomic, Intrinsic)):
-        return op.result is None
-    return type(op) in TILE_OPS or isinstance(op, Arrive)
 
 
 def _role(op: Placed) -> Role:

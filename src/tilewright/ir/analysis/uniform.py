@@ -190,6 +190,13 @@ TILE_OPS: dict[type[Op], str] = {
 }
 
 
+def is_collective(op: Op) -> bool:
+    """Whether `op`, outside of roles, is one deed of all threads, not one of each."""
+    if isinstance(op, (Atomic, Intrinsic)):
+        return op.result is None
+    return isinstance(op, (*TILE_OPS, Arrive))
+
+
 def check_uniform(kernel: Kernel) -> PerThread:
     """Raises a `CompileError` where a tile op or a block-wide barrier is not collective; returns
     the analysis otherwise."""

@@ -43,7 +43,6 @@ import numpy as np
 
 from tilewright.ir.analysis.linear import factors
 from tilewright.passes.core import *
-from tilewright.passes.layout.addresses import number_of
 
 ABOUT = "block order"
 PANEL = 8  # rows of a panel that nobody asked for
@@ -152,7 +151,7 @@ class _Orders:
             var = self.kernel.blocks[axis]
             self.raw[axis] = fresh_var(f"{var.name}_raw", dtype=var.dtype)
         raw = [self.raw[axis] // self.cluster[axis] for axis in axes]
-        return self.let("number", number_of(raw, [self.counts[axis] for axis in axes]))
+        return self.let("number", number_in(raw, [self.counts[axis] for axis in axes]))
 
     def placed(self, places: dict[int, Expr]) -> list[Op]:
         """The indices of the kernel at these places, in terms of clusters."""

@@ -51,7 +51,6 @@ from tilewright.passes.grid.order_blocks import (
     shared_loads,
     tile_lengths,
 )
-from tilewright.passes.layout.addresses import number_of
 from tilewright.passes.overlap.roles import LAUNCHES, placed, why_not_worth, why_placed
 from tilewright.passes.overlap.roles import why_not as no_roles
 
@@ -215,7 +214,7 @@ def _placed(kernel: Kernel, tile: Var, body: Body) -> Body:
         strides.append(strides[-1] * extent)
     # a number made of indices again, as `order_blocks` makes it
     numbers = {
-        number_of(kernel.blocks[:k], kernel.grid[:k]): tile if k == rank else tile % strides[k]
+        number_in(kernel.blocks[:k], kernel.grid[:k]): tile if k == rank else tile % strides[k]
         for k in range(2, rank + 1)
     }
     kept: list[Op] = []

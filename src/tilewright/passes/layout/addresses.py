@@ -174,15 +174,6 @@ def ravel(coords: Iterable[Any], sizes: Iterable[int]) -> Any:
     return index
 
 
-def number_of(indices: Sequence[Expr], extents: Sequence[Expr | int]) -> Expr:
-    """The number of an element of a box with these extents, the first dimension fastest."""
-    number: Expr = const(0)
-    stride: Expr = const(1)
-    for index, extent in zip(indices, extents, strict=True):
-        number, stride = number + index * stride, stride * extent
-    return number
-
-
 def fit_index(table: Indices, variables: Sequence[Var]) -> Expr | None:
     """The expression that has value `table[i, j, …]` where `variables` are i, j, …: a sum of a
     function of each. None if there is none."""

@@ -22,7 +22,6 @@ from tilewright.passes.layout.addresses import (
     fit_index,
     fit_registers,
     layout_expr,
-    number_of,
     shared_layout,
     swizzle_expr,
     tile_address,
@@ -492,11 +491,6 @@ def pin(low: Lowering, buffer: Buffer, name: str = "pin") -> Op:
     """Registers stay on this side of what follows."""
     count = int(low.flat(buffer).shape[0])
     return Intrinsic(name, (low.span(buffer, const(0), count),), text=f"count={count}")
-
-
-def linear_thread(kernel: Kernel) -> Expr:
-    """The thread's number in its block."""
-    return number_of(kernel.thread_vars, kernel.threads)
 
 
 def meets(op: Sync, threads: int) -> bool:

@@ -53,7 +53,7 @@ class _Splitter:
         self.spread = self._spread(found)
         self.apart = replace(found, causes={**found.causes, **{b: Cause(b) for b in self.spread}})
         self.count = kernel.thread_count
-        self.lin = linear_thread(kernel)
+        self.lin = kernel.thread
         self.tiles: list[Op] = []
         self.groups: list[Map] = []
         self.reaching: Any = np.ones(self.count, bool)  # threads that come here; None: unknown

@@ -94,7 +94,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
     first: Expr = const(op.first)
     if op.var is not None:
         first = first + op.var * per
-    linear = linear_thread(low.kernel)
+    linear = low.kernel.thread
     if op.first * WARP % threads == 0:
         thread_value = linear % threads
     else:
@@ -284,7 +284,7 @@ def _shifted_view(low: Lowering, op: View) -> Iterable[Op]:
 
 
 def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
-    yield If(compare("==", linear_thread(low.kernel), 0), (op,))
+    yield If(compare("==", low.kernel.thread, 0), (op,))
 
 
 def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
@@ -403,7 +403,7 @@ def _exchanging(rule: Rule) -> Rule:
 def lowering_of(at: Facts, names: set[str]) -> Lowering:
     """What the lowering of a kernel begins with."""
     kernel = at.kernel
-    threads, linear = kernel.thread_count, linear_thread(kernel)
+    threads, linear = kernel.thread_count, kernel.thread
     read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
     fixed = frozenset({b.name for b in read if b.is_global} - written_by(kernel))
     # the launch before this one may still be writing
@@ -440,7 +440,7 @@ def lowering_of(at: Facts, names: set[str]) -> Lowering:
 def lower_threads(at: Facts) -> Kernel:
     """Every tile op of a kernel as code of one thread."""
     kernel, low = at.kernel, lowering_of(at, at.names)
-    linear, loc = linear_thread(kernel), kernel.loc
+    linear, loc = kernel.thread, kernel.loc
     body = low.body(kernel.body)
     start: list[Op] = []
     if at.has_roles or low.warp in read_variables(body):

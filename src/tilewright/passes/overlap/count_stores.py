@@ -28,7 +28,6 @@ from typing import NamedTuple, TypeGuard
 
 from tilewright.ir.analysis.accesses import Box, apart
 from tilewright.passes.core import *
-from tilewright.passes.layout.addresses import number_of
 from tilewright.passes.lower.cluster import passes_tensors
 from tilewright.passes.overlap.rings import slots_of, slotted
 
@@ -238,4 +237,4 @@ def _bytes(stores: Iterable[Copy], rank: Expr, blocks: int) -> Expr:
 def _rank(kernel: Kernel) -> Expr:
     """The block's number in its cluster."""
     places = [var % n for var, n in zip(kernel.blocks, kernel.cluster, strict=False)]
-    return number_of(places, kernel.cluster[: len(places)])
+    return number_in(places, kernel.cluster[: len(places)])

@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import TypeAlias, TypeGuard
 
 from tilewright.ir.analysis.flow import ENTERED, Flow, Loop
-from tilewright.ir.analysis.uniform import TILE_OPS
+from tilewright.ir.analysis.uniform import is_collective
 from tilewright.passes.core import *
 from tilewright.passes.overlap.rings import plain_loop
 from tilewright.passes.overlap.roles import by_hand, free_barriers
@@ -146,12 +146,6 @@ def _placed(body: Body, whole: Warps) -> Body:
     return tuple(found)
 
 
-def _is_collective(op: Op) -> bool:
-    if isinstance(op, (Atomic, Intrinsic)):
-        return op.result is None
-    return isinstance(op, (*TILE_OPS, Arrive))
-
-
 WITH_FRAGMENTS, AMONG_PLACED, ANYWHERE = range(3)  # which statements get a place
 
 
@@ -179,7 +173,7 @@ class _Placer:
         or branch around places first."""
         found: list[Op] = []
         for op in body:
-            if isinstance(op, Role) or not any(_is_collective(o) for o in walk_ops(op)):
+            if isinstance(op, Role) or not any(is_collective(o) for o in walk_ops(op)):
                 found.append(op)
                 continue
             placed = [warps_of(o) for o in walk_ops(op, Role)]
