@@ -78,8 +78,11 @@ def choose(
     is_measured = bool(ranks)
     left = {number: found for number, found in asked.items() if number not in ranks}
     if left and target.kind == "cuda":
-        at = partial(_traced_at, ends, traced)
-        ranks |= _modelled(target, builder, at, sizes, at_sizes(program, ends), left)
+
+        def at_ends(sizes: Sizes) -> Program:
+            return at_sizes(traced(sizes), ends)
+
+        ranks |= _modelled(target, builder, at_ends, sizes, at_sizes(program, ends), left)
     default, why, deepest = sizes, {}, max(map(len, ranks.values()), default=0)
     for number, best in ranks.items():
         if best:
@@ -114,12 +117,6 @@ def _filled(
 
 
 Ranked = list[tuple[Candidate, str]]  # the best first, with what the model says
-
-
-def _traced_at(
-    ends: Mapping[Var, int], traced: Callable[[Sizes], Program], sizes: Sizes
-) -> Program:
-    return at_sizes(traced(sizes), ends)
 
 
 def open_choices(target: Target, builder: Builder, sizes: Sizes) -> dict[int, list[Candidate]]:

@@ -182,10 +182,6 @@ def _count(a: Array) -> int:
     return prod(x.extent for x in a.over if isinstance(x.extent, int))
 
 
-def _pointwise(a: Array, x: Off, unit: float) -> Off:
-    return x
-
-
 def _sum(a: Array, x: Off, unit: float) -> Off:
     if a.scan:
         along = a.axes.index(a.over[0])
@@ -240,7 +236,7 @@ def _unknown(a: Array, x: Off, unit: float) -> Off:
 
 
 _FOLDS: dict[str, Callable[[Array, Off, float], Off]] = {
-    "": _pointwise, "sum": _sum, "prod": _product, "max": _extreme, "min": _extreme,
+    "": lambda a, x, unit: x, "sum": _sum, "prod": _product, "max": _extreme, "min": _extreme,
     "argmax": _place, "argmin": _place, "any": _logical, "all": _logical, "by": _unknown,
 }  # fmt: skip
 

@@ -158,7 +158,8 @@ class _Walk:
         for load in loads(expr):
             if not load.buffer.is_local or load.indices:
                 raise _Unknown
-        plain = _without_scalars(expr)
+        # variables of the block address whole slots
+        plain = transform(expr, lambda e: const(0, e.dtype) if isinstance(e, Load) else None)
         try:
             return evaluate(plain, values)
         except (KeyError, CompileError):
@@ -246,11 +247,6 @@ class _Walk:
         for index, stride in zip(indices, strides, strict=False):
             total = total + self.value(index) * stride
         return total * max(8, buffer.dtype.bits) // 8 + self.places.get(buffer.name, 0)
-
-
-def _without_scalars(expr: Expr) -> Expr:
-    """`expr` with variables of the block, which address whole slots, at 0."""
-    return transform(expr, lambda e: const(0, e.dtype) if isinstance(e, Load) else None)
 
 
 def _count(table: Any, width: int, space: Space) -> tuple[int, int, int]:

@@ -308,7 +308,7 @@ def _collected(file: str, name: str | None, arguments: str) -> Collected:
             found = [Found(parse_program(handle.read(), file))]
         return Collected(found, [], parse_arguments(arguments, {}))
     made = collect_all(file, arguments, name)
-    made.found = [f for f in made.found if f.is_called(name)]
+    made.found = [f for f in made.found if name in (None, f.program.name, f.name)]
     if not made.found:
         raise _nothing(file, name, made.skipped)
     return made

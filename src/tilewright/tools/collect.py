@@ -38,9 +38,6 @@ class Found:
     name: str = ""
     made: tuple[str, ...] = ()
 
-    def is_called(self, name: str | None) -> bool:
-        return name in (None, self.program.name, self.name)
-
 
 @dataclass(frozen=True)
 class Skipped:

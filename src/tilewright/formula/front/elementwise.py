@@ -127,10 +127,6 @@ def _sign(x: Expr) -> Expr:
     return Select(_is(">", x, 0), _of(1, x), Select(_is("<", x, 0), _of(-1, x), rest))
 
 
-def _signbit(x: Expr) -> Expr:
-    return _is("<", _call("copysign")(_of(1, x), x), 0)
-
-
 def _floor_divide(a: Expr, b: Expr) -> Expr:
     if not a.dtype.is_float:
         return folded("//", a, b)
@@ -139,10 +135,6 @@ def _floor_divide(a: Expr, b: Expr) -> Expr:
     differ = folded("^", _is("<", a, 0), _is("<", b, 0))
     below = folded("and", folded("and", _is("==", quotient, 0), _is("!=", a, 0)), differ)
     return Select(below, _of(-1, a), Call("floor", (quotient,), a.dtype))
-
-
-def _softplus(x: Expr) -> Expr:
-    return largest(x, _of(0, x)) + _call("log1p")(_call("exp")(-abs(x)))
 
 
 def _gelu(x: Expr) -> Expr:
@@ -207,14 +199,18 @@ def _table() -> dict[str, Elementwise]:
         "pow": Elementwise(2, "int", power),
         "reciprocal": Elementwise(1, "float", lambda x: 1 / x),
         "sign": Elementwise(1, "int", _sign),
-        "signbit": Elementwise(1, "float", _signbit, "bool"),
+        "signbit": Elementwise(
+            1, "float", lambda x: _is("<", _call("copysign")(_of(1, x), x), 0), "bool"
+        ),
         "square": Elementwise(1, "int", lambda x: x * x),
         # not in the standard
         "gelu_erf": Elementwise(1, "float", _gelu),
         "gelu_tanh": Elementwise(1, "float", _gelu_tanh),
         "relu": Elementwise(1, "int", lambda x: largest(x, _of(0, x))),
         "silu": Elementwise(1, "float", lambda x: x * _call("sigmoid")(x)),
-        "softplus": Elementwise(1, "float", _softplus),
+        "softplus": Elementwise(
+            1, "float", lambda x: largest(x, _of(0, x)) + _call("log1p")(_call("exp")(-abs(x)))
+        ),
     }
 
 
@@ -253,8 +249,15 @@ def apply(name: str, *given: Any) -> Value:
     return pointwise(name, operands, row.build, inner, outer)
 
 
+def named(name: str, about: str, function: Callable[..., Value]) -> Callable[..., Value]:
+    """A function that a table or another function makes, under its public name."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = about
+    return function
+
+
 def _function(name: str, arity: int) -> Callable[..., Value]:
-    """A function of the table, under its public name."""
+    """A function of the table."""
 
     def unary(x: Any, /) -> Value:
         return apply(name, x)
@@ -262,10 +265,8 @@ def _function(name: str, arity: int) -> Callable[..., Value]:
     def both(x1: Any, x2: Any, /) -> Value:
         return apply(name, x1, x2)
 
-    found = unary if arity == 1 else both
-    found.__name__ = found.__qualname__ = name
-    found.__doc__ = f"`{name}` of the Array API, element by element."
-    return found
+    about = f"`{name}` of the Array API, element by element."
+    return named(name, about, unary if arity == 1 else both)
 
 
 FUNCTIONS_BY_NAME: dict[str, Callable[..., Value]] = {

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from math import prod as product
 from typing import Any, TypeAlias
 
+from tilewright.formula.front.elementwise import named
 from tilewright.formula.front.promotion import (
     arithmetic_type,
     compute_type,
@@ -209,44 +210,32 @@ def prod(x: Any, fn: _Fn = None, /, *, axis: Axes = None, dtype: Any = None,
     return _reduce("prod", x, fn, axis, keepdims, dtype)
 
 
-def max(x: Any, fn: _Fn = None, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
-    """The largest element, of an array or over indices; NaN if one is."""
-    return _reduce("max", x, fn, axis, keepdims)
+def _folding(word: str, about: str) -> Callable[..., Value]:
+    def fold(x: Any, fn: _Fn = None, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
+        return _reduce(word, x, fn, axis, keepdims)
+
+    return named(word, about, fold)
 
 
-def min(x: Any, fn: _Fn = None, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
-    """The least element, of an array or over indices; NaN if one is."""
-    return _reduce("min", x, fn, axis, keepdims)
+max = _folding("max", "The largest element, of an array or over indices; NaN if one is.")
+min = _folding("min", "The least element, of an array or over indices; NaN if one is.")
+any = _folding("any", "Whether an element is not zero, of an array or over indices.")
+all = _folding("all", "Whether no element is zero, of an array or over indices.")
 
 
-def any(x: Any, fn: _Fn = None, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
-    """Whether an element is not zero, of an array or over indices."""
-    return _reduce("any", x, fn, axis, keepdims)
+def _placing(word: str, about: str) -> Callable[..., Value]:
+    def place(x: Value, /, *, axis: int | None = None, keepdims: bool = False) -> Value:
+        x = array_of(x, word)
+        flat = x if axis is not None else reshape(x, (-1,))
+        along = axis_of(-1 if axis is None else axis, flat.ndim)
+        found = _fold(word, flat, word, along, False, INT64)
+        return kept_axes(found, x.shape, axes_of(axis, x.ndim)) if keepdims else found
+
+    return named(word, about, place)
 
 
-def all(x: Any, fn: _Fn = None, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
-    """Whether no element is zero, of an array or over indices."""
-    return _reduce("all", x, fn, axis, keepdims)
-
-
-def _extreme_index(word: str, x: Any, axis: int | None, keepdims: bool) -> Value:
-    x = array_of(x, word)
-    flat = x if axis is not None else reshape(x, (-1,))
-    along = axis_of(-1 if axis is None else axis, flat.ndim)
-    found = _fold(word, flat, word, along, False, INT64)
-    if not keepdims:
-        return found
-    return kept_axes(found, x.shape, axes_of(axis, x.ndim))
-
-
-def argmax(x: Value, /, *, axis: int | None = None, keepdims: bool = False) -> Value:
-    """The index of the first largest element."""
-    return _extreme_index("argmax", x, axis, keepdims)
-
-
-def argmin(x: Value, /, *, axis: int | None = None, keepdims: bool = False) -> Value:
-    """The index of the first least element."""
-    return _extreme_index("argmin", x, axis, keepdims)
+argmax = _placing("argmax", "The index of the first largest element.")
+argmin = _placing("argmin", "The index of the first least element.")
 
 
 def count_nonzero(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
@@ -294,63 +283,57 @@ def mean(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> Value:
     return _scaled("mean", _fold("sum", x, "sum", axis, keepdims, kind), _count(x, axis))
 
 
-def _spread(word: str, x: Any, axis: Axes, correction: float, keepdims: bool) -> Value:
-    x, kind = _float(x, word)
-    center = mean(x, axis=axis, keepdims=True)
-    far = pointwise("square", [x, center], lambda e, m: (e - m) * (e - m), kind, kind)
-    total = _fold("sum", far, "sum", axis, keepdims, kind)
-    count = _count(x, axis) - correction
-    if not isinstance(count, Number):
-        count = builtins.max(count, 0)
-    return _scaled(word, total, count, word == "std")
+def _spread(word: str, about: str) -> Callable[..., Value]:
+    def spread(
+        x: Value, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False
+    ) -> Value:
+        x, kind = _float(x, word)
+        center = mean(x, axis=axis, keepdims=True)
+        far = pointwise("square", [x, center], lambda e, m: (e - m) * (e - m), kind, kind)
+        total = _fold("sum", far, "sum", axis, keepdims, kind)
+        count = _count(x, axis) - correction
+        if not isinstance(count, Number):
+            count = builtins.max(count, 0)
+        return _scaled(word, total, count, word == "std")
+
+    return named(word, about, spread)
 
 
-def var(
-    x: Value, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False
-) -> Value:
-    """The mean squared distance from the average; `correction=1` for a sample's."""
-    return _spread("var", x, axis, correction, keepdims)
+var = _spread("var", "The mean squared distance from the average; `correction=1` for a sample's.")
+std = _spread("std", "The square root of `var`.")
 
 
-def std(
-    x: Value, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False
-) -> Value:
-    """The square root of `var`."""
-    return _spread("std", x, axis, correction, keepdims)
+def _scan(word: str, monoid: str, about: str) -> Callable[..., Value]:
+    def scan(
+        x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+    ) -> Value:
+        x = array_of(x, word)
+        if axis is None and x.ndim != 1:
+            raise CompileError(
+                f"{word} needs an axis in an array of {x.ndim} axes", got=f"shape {x.shape}",
+                fix="write axis=-1",
+            )  # fmt: skip
+        along = axis_of(-1 if axis is None else axis, x.ndim)
+        kind = find_dtype(dtype) if dtype is not None else default_sum_type(x.dtype)
+        found = define(word, x.shape, x.at, kind, monoid=monoid, scan=along)
+        if not include_initial:
+            return found
+        shape = tuple(n + (d == along) for d, n in enumerate(x.shape))
+
+        def elements(new: tuple[Expr, ...]) -> Expr:
+            before = tuple(i - 1 if d == along else i for d, i in enumerate(new))
+            start = const(int(monoid == "prod"), compute_type(kind))
+            return select(compare("==", new[along], 0), start, found.at(before))
+
+        return define(word, shape, elements, kind)
+
+    return named(word, about, scan)
 
 
-def _scan(word: str, monoid: str, x: Any, axis: int | None, dtype: Any, initial: bool) -> Value:
-    x = array_of(x, word)
-    if axis is None and x.ndim != 1:
-        raise CompileError(
-            f"{word} needs an axis in an array of {x.ndim} axes", got=f"shape {x.shape}",
-            fix="write axis=-1",
-        )  # fmt: skip
-    along = axis_of(-1 if axis is None else axis, x.ndim)
-    kind = find_dtype(dtype) if dtype is not None else default_sum_type(x.dtype)
-    found = define(word, x.shape, x.at, kind, monoid=monoid, scan=along)
-    if not initial:
-        return found
-    shape = tuple(n + (d == along) for d, n in enumerate(x.shape))
-
-    def elements(new: tuple[Expr, ...]) -> Expr:
-        before = tuple(i - 1 if d == along else i for d, i in enumerate(new))
-        start = const(int(monoid == "prod"), compute_type(kind))
-        return select(compare("==", new[along], 0), start, found.at(before))
-
-    return define(word, shape, elements, kind)
-
-
-def cumulative_sum(x: Value, /, *, axis: int | None = None, dtype: Any = None,
-                   include_initial: bool = False) -> Value:  # fmt: skip
-    """The sums of elements up to each along `axis`."""
-    return _scan("cumulative_sum", "sum", x, axis, dtype, include_initial)
-
-
-def cumulative_prod(x: Value, /, *, axis: int | None = None, dtype: Any = None,
-                    include_initial: bool = False) -> Value:  # fmt: skip
-    """The products of elements up to each along `axis`."""
-    return _scan("cumulative_prod", "prod", x, axis, dtype, include_initial)
+cumulative_sum = _scan("cumulative_sum", "sum", "The sums of elements up to each along `axis`.")
+cumulative_prod = _scan(
+    "cumulative_prod", "prod", "The products of elements up to each along `axis`."
+)
 
 
 # ── softmax and its kin ──────────────────────────────────────────────────────────────────────

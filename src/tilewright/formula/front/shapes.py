@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tilewright.formula.front.elementwise import named
 from tilewright.formula.front.indexing import getitem
 from tilewright.formula.front.promotion import compute_type, result_type
 from tilewright.formula.front.values import (
@@ -399,26 +400,23 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0,
     )
 
 
-def _part(word: str, x: Any, inside: Callable[[Expr, Expr], Expr]) -> Value:
-    x = array_of(x, word)
-    if x.ndim < 2:
-        raise CompileError(f"{word} is of matrices, not of shape {x.shape}", fix="add an axis")
+def _part(word: str, about: str, inside: Callable[..., Expr]) -> Callable[..., Value]:
+    def part(x: Value, /, *, k: int = 0) -> Value:
+        x = array_of(x, word)
+        if x.ndim < 2:
+            raise CompileError(f"{word} is of matrices, not of shape {x.shape}", fix="add an axis")
 
-    def elements(new: tuple[Expr, ...]) -> Expr:
-        here = x.at(new)
-        return select(inside(new[-2], new[-1]), here, const(0, here.dtype))
+        def elements(new: tuple[Expr, ...]) -> Expr:
+            here = x.at(new)
+            return select(inside(*new[-2:], k), here, const(0, here.dtype))
 
-    return define(word, x.shape, elements, x.dtype)
+        return define(word, x.shape, elements, x.dtype)
 
-
-def tril(x: Value, /, *, k: int = 0) -> Value:
-    """Zero above the diagonal `k`."""
-    return _part("tril", x, lambda i, j: j <= i + k)
+    return named(word, about, part)
 
 
-def triu(x: Value, /, *, k: int = 0) -> Value:
-    """Zero below the diagonal `k`."""
-    return _part("triu", x, lambda i, j: j >= i + k)
+tril = _part("tril", "Zero above the diagonal `k`.", lambda i, j, k: j <= i + k)
+triu = _part("triu", "Zero below the diagonal `k`.", lambda i, j, k: j >= i + k)
 
 
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Value]:

@@ -235,11 +235,11 @@ class _Backwards:
         self.arrays.append(made)
         return Load(made.buffer, a.vars)
 
-    def from_the_end(self, word: str, a: Array, body: Expr) -> Expr:
+    def from_the_end(self, a: Array, body: Expr) -> Expr:
         """The sum of `body` from each index of the scan's axis to its end."""
         (along,) = a.over
         turned = {along.var: along.extent - 1 - along.var}
-        found = self.define(word, a, substitute(body, dict(turned)), "sum")
+        found = self.define("rest", a, substitute(body, dict(turned)), "sum")
         return substitute(found, dict(turned))
 
 
@@ -334,8 +334,7 @@ def _running_product(walk: _Backwards, a: Array, given: Expr) -> Expr:
     is_zero, zeros, others = _without_zeros(walk, a)
     zero = const(0, given.dtype)
     before, between = (
-        walk.from_the_end("rest", a, select(compare("==", zeros, n), given * others, zero))
-        for n in (0, 1)
+        walk.from_the_end(a, select(compare("==", zeros, n), given * others, zero)) for n in (0, 1)
     )
     alone = select(compare("==", zeros, 1), between, zero)
     return select(is_zero, alone, before / _wide(a.body))
@@ -347,6 +346,6 @@ _FOLDS: dict[str, Callable[[_Backwards, Array, Expr], Expr]] = {
     "max": _extreme,
     "min": _extreme,
     "prod": _product,
-    "scan sum": lambda walk, a, given: walk.from_the_end("rest", a, given),
+    "scan sum": lambda walk, a, given: walk.from_the_end(a, given),
     "scan prod": _running_product,
 }

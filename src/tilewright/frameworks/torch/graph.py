@@ -76,11 +76,6 @@ def is_seed(node: Any) -> bool:
     return str(node.target) == "tilewright.seed.default"
 
 
-def is_size(value: Any) -> bool:
-    """Whether a node gives a size that calls give."""
-    return type(value).__name__ == "SymInt" and value.node.expr.is_Symbol
-
-
 def is_stateful(node: Any) -> bool:
     """Whether a node's order among others like it is part of what it means."""
     import torch
@@ -115,15 +110,11 @@ def why_not(node: Any) -> str:
             return f"there are no kernels for {t.device.type}"
         if any(n == 0 for n in t.shape if isinstance(n, int)):
             return "a tensor is empty"
-        if any(is_unbacked(n) for n in t.shape):
+        if any(not isinstance(n, int) and not n.node.has_hint() for n in t.shape):
             return "data decide its shape"
     if len({t.device for t in (*own, *given)}) > 1:
         return "its tensors are on several devices"
     return ""
-
-
-def is_unbacked(n: Any) -> bool:
-    return not isinstance(n, int) and not n.node.has_hint()
 
 
 class Facts:
@@ -134,7 +125,9 @@ class Facts:
         self.place = {node: i for i, node in enumerate(self.nodes)}
         self.stays = {n: why for n in self.nodes if is_compute(n) and (why := why_not(n))}
         self.before: dict[Any, Any] = {}  # of what PyTorch does in order, the one before
-        self.sizes = {str(v.node.expr): n for n in self.nodes if is_size(v := n.meta.get("val"))}
+        values = [(n, n.meta.get("val")) for n in self.nodes]  # sizes that calls give
+        self.sizes = {str(v.node.expr): n for n, v in values
+                      if type(v).__name__ == "SymInt" and v.node.expr.is_Symbol}  # fmt: skip
         self._order()
 
     def keep(self, node: Any, reason: str) -> None:

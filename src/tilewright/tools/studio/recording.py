@@ -181,7 +181,10 @@ def _part(
             for r in walk_ops(kernel, Role)
         ],
         "why": told["choices"],
-        "decisions": [_decision(op) for op in told["ops"] if not op["minor"]],
+        "decisions": [
+            {name: op[name] for name in ("line", "op", "text", "choices")}
+            for op in told["ops"] if not op["minor"]
+        ],
         "costs": told["costs"],
         "takes": told["takes"],
         "registers": told["registers"],
@@ -191,10 +194,6 @@ def _part(
         "timeline": _timeline(program, kernel, target, told),
         "layouts": [],
     }  # fmt: skip
-
-
-def _decision(op: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: op[name] for name in ("line", "op", "text", "choices")}
 
 
 def _timeline(
