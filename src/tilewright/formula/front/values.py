@@ -120,6 +120,10 @@ def _operator(name: str) -> tuple[Callable[..., Value], Callable[..., Value]]:
     return left, right
 
 
+def _unary(name: str) -> Callable[[Value], Value]:
+    return lambda x: OPERATIONS[name](x)
+
+
 class Value(Foreign):
     """A symbolic array: it has a shape and a type, and its elements are expressions.
 
@@ -227,21 +231,8 @@ class Value(Foreign):
     __eq__ = _operator("equal")[0]  # type: ignore[assignment]
     __ne__ = _operator("not_equal")[0]  # type: ignore[assignment]
 
-    def __neg__(self) -> Value:
-        return self._unary("negative")
-
-    def __pos__(self) -> Value:
-        return self._unary("positive")
-
-    def __abs__(self) -> Value:
-        return self._unary("abs")
-
-    def __invert__(self) -> Value:
-        return self._unary("bitwise_invert")
-
-    def _unary(self, name: str) -> Value:
-        found: Value = OPERATIONS[name](self)
-        return found
+    __neg__, __pos__ = _unary("negative"), _unary("positive")
+    __abs__, __invert__ = _unary("abs"), _unary("bitwise_invert")
 
     def __getitem__(self, key: Any) -> Value:
         found: Value = OPERATIONS["getitem"](self, key)
