@@ -17,7 +17,12 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype("float16")
 FLOAT32, INT32, BOOL = np.dtype("float32"), np.dtype("int32"), np.dtype("bool")
-DTYPES = {str(d): d for d in (FLOAT32, BFLOAT16, FLOAT16, INT32, np.dtype("int8"), BOOL)}
+FLOAT64, INT64 = np.dtype("float64"), np.dtype("int64")
+# which saturate, at their largest numbers
+NARROW = {np.dtype(ml_dtypes.float8_e4m3fn): 448, np.dtype(ml_dtypes.float8_e5m2): 57344}
+FLOATS = (FLOAT32, FLOAT64, BFLOAT16, FLOAT16, *NARROW)
+WHOLE = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+DTYPES = {str(d): d for d in (*FLOATS, *WHOLE, BOOL)}
 MOST = 2.0**20  # sums of halves below it do not depend on their order
 
 
@@ -26,7 +31,7 @@ class TooLarge(Exception):
 
 
 def is_float(dtype: Any) -> bool:
-    return dtype in (FLOAT32, BFLOAT16, FLOAT16)
+    return dtype in FLOATS
 
 
 def promote(a: Any, b: Any) -> Any:
@@ -34,10 +39,19 @@ def promote(a: Any, b: Any) -> Any:
     if a == b:
         return a
     if is_float(a) and is_float(b):
-        return FLOAT32
+        if a.itemsize == b.itemsize:
+            return FLOAT32
+        return max(a, b, key=lambda d: d.itemsize)
     if is_float(a) or is_float(b):
         return a if is_float(a) else b
-    return max(a, b, key=lambda d: d.itemsize if d != BOOL else 0)
+    if BOOL in (a, b):
+        return b if a == BOOL else a
+    both = np.promote_types(a, b)
+    return INT64 if both == FLOAT64 else both
+
+
+def fits(number: int, kind: Any) -> bool:
+    return bool(np.iinfo(kind).min <= number <= np.iinfo(kind).max)
 
 
 def kept(*sides: Any) -> Any:
@@ -46,17 +60,41 @@ def kept(*sides: Any) -> Any:
     kind = kinds[0]
     for other in kinds[1:]:
         kind = promote(kind, other)
+    for side in sides:
+        if isinstance(side, int) and kind in WHOLE and not fits(side, kind):
+            kind = promote(kind, INT32)
     return FLOAT32 if any(isinstance(s, float) for s in sides) and not is_float(kind) else kind
 
 
 def computed(*sides: Any) -> Any:
     """The type of arithmetic."""
-    return FLOAT32 if is_float(kept(*sides)) else INT32
+    return wide(kept(*sides))
+
+
+def wide(kind: Any) -> Any:
+    """The type of arithmetic with numbers of a type."""
+    if is_float(kind):
+        return FLOAT64 if kind == FLOAT64 else FLOAT32
+    return kind if kind.itemsize >= 4 else INT32
 
 
 def plain(x: Any, dtype: Any) -> Array:
     with np.errstate(all="ignore"):
-        return np.asarray(x.a if isinstance(x, Val) else x).astype(dtype)
+        found = np.asarray(x.a if isinstance(x, Val) else x)
+        if dtype in NARROW:
+            most = NARROW[dtype]
+            found = np.clip(found.astype(np.float64), -most, most)
+        return found.astype(dtype)
+
+
+def summed(x: Val) -> Array:
+    """Elements as sums and products take them: all integers wrap alike."""
+    return plain(x, np.float64 if is_float(x.dtype) else np.int64)
+
+
+def real(x: Val) -> Any:
+    """The type of functions of reals."""
+    return FLOAT64 if x.dtype == FLOAT64 else FLOAT32
 
 
 class Val:
@@ -94,7 +132,7 @@ class Val:
         return Val(-plain(self, computed(self)))
 
     def __invert__(self) -> Val:
-        return Val(~self.a if self.a.dtype == BOOL else ~plain(self, INT32))
+        return Val(~self.a if self.a.dtype == BOOL else ~plain(self, computed(self)))
 
     def __abs__(self) -> Val:
         return Val(abs(self.a))
@@ -120,7 +158,9 @@ def _operator(op: str, swapped: bool) -> Any:
 
     def method(self: Val, other: Any) -> Val:
         a, b = (other, self) if swapped else (self, other)
-        kind = computed(a, b) if op != "truediv" else FLOAT32
+        kind = computed(a, b)
+        if op == "truediv" and not is_float(kind):
+            kind = FLOAT32
         if op in ("and", "or", "xor") and self.dtype == BOOL:
             kind = BOOL
         with np.errstate(all="ignore"):
@@ -319,7 +359,11 @@ class Model:
         return Val(np.arange(dims((n,))[0], dtype=INT32))
 
     def load(self, x: Val, fill: Any = 0) -> Val:
-        return x if x.place is None else x.place[0].get(x.place[1], fill)
+        """What was read there and then, `fill` outside the tensor."""
+        if x.place is None or fill == 0:
+            return x
+        inside = x.place[0]._places(x.place[1])[1]
+        return Val(np.where(inside, x.a, np.asarray(fill).astype(x.dtype)))
 
     def cast(self, x: Val, dtype: str) -> Val:
         return Val(plain(x, DTYPES[dtype]))
@@ -337,14 +381,13 @@ class Model:
     max, min = _folding("max"), _folding("min")
 
     def sum(self, x: Val, *, dim: Any, keepdim: bool = False) -> Val:
-        wide = plain(x, np.float64).sum(axis=dim, keepdims=keepdim)
-        return Val(wide.astype(computed(x)))
+        return Val(summed(x).sum(axis=dim, keepdims=keepdim).astype(computed(x)))
 
     def mean(self, x: Val, *, dim: Any, keepdim: bool = False) -> Val:
-        return Val(plain(x, np.float64).mean(axis=dim, keepdims=keepdim).astype(FLOAT32))
+        return Val(plain(x, np.float64).mean(axis=dim, keepdims=keepdim).astype(real(x)))
 
     def var(self, x: Val, *, dim: Any, keepdim: bool = False) -> Val:
-        return Val(plain(x, np.float64).var(axis=dim, keepdims=keepdim).astype(FLOAT32))
+        return Val(plain(x, np.float64).var(axis=dim, keepdims=keepdim).astype(real(x)))
 
     def any(self, x: Val, *, dim: Any, keepdim: bool = False) -> Val:
         return Val(x.a.any(axis=dim, keepdims=keepdim))
@@ -359,8 +402,7 @@ class Model:
         return Val(plain(x, np.float64).argmin(axis=dim, keepdims=keepdim).astype(INT32))
 
     def prod(self, x: Val, *, dim: Any, keepdim: bool = False) -> Val:
-        wide = plain(x, np.float64).prod(axis=dim, keepdims=keepdim)
-        return Val(wide.astype(computed(x)))
+        return Val(summed(x).prod(axis=dim, keepdims=keepdim).astype(computed(x)))
 
     def cumsum(self, x: Val, *, dim: int, reverse: bool = False) -> Val:
         return self.scan(x, lambda a, b: a + b, dim=dim, reverse=reverse)  # type: ignore[no-any-return]
@@ -400,7 +442,7 @@ class Model:
 
     def __getattr__(self, name: str) -> Any:
         function = FUNCTIONS[name]
-        return lambda x: Val(function(plain(x, np.float64)).astype(FLOAT32))
+        return lambda x: Val(function(plain(x, np.float64)).astype(real(x)))
 
 
 FUNCTIONS: dict[str, Any] = {

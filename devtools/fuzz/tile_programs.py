@@ -13,6 +13,7 @@ from devtools.fuzz.tile_model import DTYPES, is_float
 from devtools.fuzz.tile_terms import (
     AXES,
     FLOATS,
+    INTS,
     LARGE,
     LONG,
     SIZES,
@@ -20,6 +21,7 @@ from devtools.fuzz.tile_terms import (
     Array_,
     Term,
     Terms,
+    arithmetic,
     shape,
 )
 
@@ -187,9 +189,12 @@ class Maker(Terms):
             make = self.product if len(old.dims) == 2 and self.chance(0.5) else None
             term = make(old.dims, 1, old.kind) if make else self.expr(old.dims, 2, old.kind, exact)
             term = self.cut(term, LARGE / LONG)
+            text = term.text
+            if arithmetic(old, term) != old.dtype:
+                text = self.typed(term, old.dtype)
             if make and self.chance(0.3):
-                return [f"{name} = {name} + {term.text}"]
-            return [f"{name} += {term.text}"]
+                return [f"{name} = {name} + {text}"]
+            return [f"{name} += {text}"]
         if choice < 5 and alike:
             other = r.choice(alike)
             moved = r.choice(
@@ -280,7 +285,7 @@ class Maker(Terms):
         a = r.choice([*self.tiles, *self.sizes])
         b = self.extra((a,))
         x = self.extra((a, b))
-        dtype = r.choice(FLOATS)
+        dtype = r.choice([kind for kind in FLOATS if kind != "float64"])
         name, total = self.fresh("c"), self.fresh("c")
         first = self.typed(self.cut(self.read((a, b), dtype), 9), dtype)
 
@@ -417,7 +422,7 @@ class Maker(Terms):
             dims = ("4",)
         kind = r.choice("ffi")
         term = self.expr(self.narrower(dims), r.randint(1, 3), kind, self.chance(0.6))
-        dtype = r.choice(FLOATS if kind == "f" else ("int32", "int32", "int8", "float32"))
+        dtype = r.choice(FLOATS if kind == "f" else (*INTS, "float32"))
         array = Array_(tuple(along), dtype, "small", max(term.bound, 200), term.exact)
         text = f'{name} = T.empty({shape(along)}, "{dtype}"{", partial=True" * self.is_cut})'
         return array, text, [*setup, f"{name}[{', '.join(keys)}] = {term.text}"]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from random import Random
+
+from devtools.fuzz.tile_model import DTYPES, INT32, promote, wide
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 21)
 TILES = (1, 2, 3, 4, 5, 7, 8, 8, 16, 16, 32)
-FLOATS, INTS = ("float32", "float32", "bfloat16", "float16"), ("int32", "int32", "int8")
+FLOATS = ("float32 " * 3 + "bfloat16 " * 2 + "float16 " * 2).split()
+FLOATS += ["float64", "float8_e4m3fn", "float8_e5m2"]
+INTS = ("int32 " * 4 + "int8 " * 2 + "uint8 int16 uint16 uint32 int64").split()
 LONG = 40  # no loop runs more often
 LARGE = 2.0**13  # larger numbers are cut
 AXES = {"m": "M", "n": "N", "k": "K"}  # tile indices, and what they run over
@@ -44,6 +49,16 @@ class Array_:
 
 def shape(dims: Sequence[str]) -> str:
     return f"({', '.join(dims)}{',' * (len(dims) == 1)})"
+
+
+def arithmetic(*terms: Term) -> str:
+    """The type in which they are computed with."""
+    return str(wide(reduce(promote, (DTYPES[term.dtype] for term in terms))))
+
+
+def signed(dtype: str) -> str:
+    """The type of a choice between one of this and a negative number."""
+    return str(promote(DTYPES[dtype], INT32)) if dtype[0] == "u" else dtype
 
 
 def is_part(some: Sequence[str], of: Sequence[str]) -> bool:
@@ -158,7 +173,7 @@ class Terms:
             at += 1
         if not dims:
             count = r.choice((1, 2))
-            picked = [self.scalar_place() for _ in range(count)]
+            picked = [self.scalar_index() for _ in range(count)]
             keys_, along = [p[0] for p in picked], [p[1] for p in picked]
         name = self.param(Array_(tuple(along), dtype))
         return Term(f"{name}[{', '.join(keys_)}]", dims, dtype)
@@ -200,7 +215,13 @@ class Terms:
             if t.dims == dims and t.kind == kind and (t.exact or not exact)
         ]
         if there and self.chance(0.75):
-            return r.choice(there)
+            found = r.choice(there)
+            is_value = found.dims and found.text[0] == "v"
+            return (
+                replace(found, text=f"T.load({found.text})")
+                if is_value and self.chance(0.1)
+                else found
+            )
         fewer = [
             (n, t)
             for n, t in self.names.items()
@@ -217,9 +238,10 @@ class Terms:
             return self.full_shape(Term(f"{dims[-1]}.index", dims[-1:], "int32", LONG), dims)
         if dims and self.chance(0.1):
             dtype = r.choice(FLOATS if kind == "f" else INTS)
-            return Term(f'T.full({shape(dims)}, {r.randint(-2, 3)}, "{dtype}")', dims, dtype)
+            low = 0 if dtype[0] == "u" else -2
+            return Term(f'T.full({shape(dims)}, {r.randint(low, 3)}, "{dtype}")', dims, dtype)
         found = self.read(dims, r.choice(FLOATS if kind == "f" else INTS))
-        if dims and self.chance(0.6):
+        if self.chance(0.6):
             fill = r.choice(("", "", ", fill=2", ", fill=-1"))
             return replace(found, text=f"T.load({found.text}{fill})")
         return found
@@ -236,16 +258,16 @@ class Terms:
         """`term`, which broadcasts to `dims`, with these dimensions."""
         if term.dims == dims and "None" not in term.text:
             return term
-        wide = "float32" if term.kind == "f" else "int32"
-        text = f'({term.text} + T.zeros({shape(dims)}, "{wide}"))'
-        return replace(term, text=text, dims=dims, dtype=wide)
+        kind = arithmetic(term)
+        text = f'({term.text} + T.zeros({shape(dims)}, "{kind}"))'
+        return replace(term, text=text, dims=dims, dtype=kind)
 
     def cut(self, term: Term, most: float = LARGE) -> Term:
         """`term`, no larger than `most`."""
         if term.bound <= most:
             return term
         text = f"T.maximum(T.minimum({term.text}, 9), -9)"
-        return replace(term, text=text, bound=9.0)
+        return replace(term, text=text, bound=9.0, dtype=signed(term.dtype))
 
     def condition(self, dims: tuple[str, ...], depth: int) -> Term:
         r = self.r
@@ -293,7 +315,7 @@ class Terms:
             return self.part(dims, depth, kind, exact)
         if choice == 17:
             a = self.expr(dims, depth - 1, r.choice("fi"), True)
-            to = r.choice(FLOATS if kind == "f" else ("int32",))
+            to = r.choice(FLOATS if kind == "f" else ("int32", "int64", "uint8"))
             if kind == "i" and a.kind == "f":
                 return self.chosen(dims, depth, kind, exact)
             return Term(f'T.cast({a.text}, "{to}")', dims, to, a.bound, a.exact)
@@ -301,43 +323,46 @@ class Terms:
             a = self.expr(dims, depth - 1, "i", True)
             n, size = r.randint(2, 5), self.tiles.get(dims[-1]) if dims else None
             if size and self.chance(0.5):  # 0 in the padding behind the tensor
-                return Term(f"({a.text} // ({size} - {dims[-1]}.index))", dims, "int32", a.bound)
+                both = arithmetic(a, Term("", (), "int32"))
+                return Term(f"({a.text} // ({size} - {dims[-1]}.index))", dims, both, a.bound)
             return r.choice(
                 (
-                    Term(f"({a.text} % {n})", dims, "int32", n),
-                    Term(f"({a.text} // {n})", dims, "int32", a.bound),
+                    Term(f"({a.text} % {n})", dims, arithmetic(a), n),
+                    Term(f"({a.text} // {n})", dims, arithmetic(a), a.bound),
                 )
             )
         if kind == "f" and not exact:
             a = self.cut(self.expr(dims, depth - 1, "f", False), 9)
             word = r.choice(("exp", "tanh", "sigmoid", "silu", "softplus", "relu"))
             if word == "exp":
-                return Term(f"T.exp(T.minimum({a.text}, 2))", dims, "float32", 8, False)
-            return Term(f"T.{word}({a.text})", dims, "float32", 10, False)
+                return Term(f"T.exp(T.minimum({a.text}, 2))", dims, arithmetic(a), 8, False)
+            return Term(f"T.{word}({a.text})", dims, arithmetic(a), 10, False)
         a = self.expr(dims, depth - 1, kind, exact)
-        wide = "float32" if kind == "f" else "int32"
         return r.choice(
-            (replace(a, text=f"(-{a.text})", dtype=wide), replace(a, text=f"abs({a.text})"))
+            (
+                replace(a, text=f"(-{a.text})", dtype=arithmetic(a)),
+                replace(a, text=f"abs({a.text})"),
+            )
         )
 
     def binary(self, dims: tuple[str, ...], depth: int, kind: str, exact: bool) -> Term:
         r = self.r
         a = self.expr(dims, depth - 1, kind, exact)
-        wide = "float32" if kind == "f" else "int32"
         if self.chance(0.35):
-            n, op = r.randint(1, 4), r.choice("+-*")
+            n, op, own = r.randint(1, 4), r.choice("+-*"), arithmetic(a)
             if kind == "f" and self.chance(0.3):
                 text = r.choice((f"({a.text} * 0.5)", f"({a.text} / 2)", f"({n} - {a.text})"))
-                return replace(a, text=text, dtype=wide, bound=a.bound + n)
+                return replace(a, text=text, dtype=own, bound=a.bound + n)
             bound = a.bound * n if op == "*" else a.bound + n
-            return replace(a, text=f"({a.text} {op} {n})", dtype=wide, bound=bound)
+            return replace(a, text=f"({a.text} {op} {n})", dtype=own, bound=bound)
         other = "i" if kind == "f" and self.chance(0.2) else kind
         b = self.expr(self.narrower(dims), depth - 1, other, exact)
         op = r.choice("+-*")
         if op == "*":
             a, b = self.cut(a, 64), self.cut(b, 64)
         bound = a.bound * b.bound if op == "*" else a.bound + b.bound
-        return Term(f"({a.text} {op} {b.text})", dims, wide, bound, a.exact and b.exact)
+        both = arithmetic(a, b)
+        return Term(f"({a.text} {op} {b.text})", dims, both, bound, a.exact and b.exact)
 
     def chosen(self, dims: tuple[str, ...], depth: int, kind: str, exact: bool) -> Term:
         """where, maximum, minimum."""
@@ -345,9 +370,8 @@ class Terms:
         a = self.expr(dims, depth - 1, kind, exact)
         b = self.expr(self.narrower(dims), depth - 1, kind, exact)
         if self.chance(0.3):
-            b = Term(str(r.randint(-2, 2)), dims, a.dtype)
-        both = {a.dtype, b.dtype}
-        dtype = a.dtype if len(both) == 1 else "float32" if kind == "f" else "int32"
+            b = Term(str(r.randint(0 if a.dtype[0] == "u" else -2, 2)), dims, a.dtype)
+        dtype = str(promote(DTYPES[a.dtype], DTYPES[b.dtype]))
         bound, is_exact = max(a.bound, b.bound), a.exact and b.exact
         if self.chance(0.5) and dims:
             c = self.condition(dims, depth - 1)
@@ -388,13 +412,12 @@ class Terms:
         by = f", {self.operator(kind)}" if word == "reduce" else ""
         text = f"T.{word}({a.text}{by}, dim={dim}{', keepdim=True' * keep})"
         if word == "var":
-            made = Term(text, dims, "float32", a.bound**2, False)
+            made = Term(text, dims, arithmetic(a), a.bound**2, False)
         elif word == "mean":
-            made = Term(text, dims, "float32", a.bound, False)
+            made = Term(text, dims, arithmetic(a), a.bound, False)
         elif word in ("sum", "prod", "reduce"):
-            wide = "float32" if kind == "f" else "int32"
             bound = a.bound * count if word == "sum" else a.bound
-            made = Term(text, dims, wide, bound, a.exact)
+            made = Term(text, dims, arithmetic(a), bound, a.exact)
         elif word.startswith("arg"):
             made = Term(text, dims, "int32", LONG)
         else:
@@ -403,35 +426,37 @@ class Terms:
             return made
         back = self.expr(tuple(inner), 0, kind, exact)  # broadcast again, and folded
         text = f"T.max({made.text} * 1 + {self.cut(back, 99).text}, dim={dim})"
-        wide = "float32" if made.kind == "f" or kind == "f" else "int32"
-        return Term(text, dims, wide, made.bound + 99, made.exact and back.exact)
+        both = arithmetic(made, self.cut(back, 99))
+        return Term(text, dims, both, made.bound + 99, made.exact and back.exact)
 
     def scanned(self, dims: tuple[str, ...], depth: int, kind: str, exact: bool) -> Term:
         """A scan, by name or by a function; of two values together."""
         r = self.r
         at = r.randrange(len(dims))
         given = f"dim={at}" + r.choice(("", "", ", reverse=True"))
-        count, wide = self.most(dims[at]), "float32" if kind == "f" else "int32"
+        count = self.most(dims[at])
         choice = r.randrange(8)
         if choice < 2:
             a = self.cut(self.expr(dims, depth - 1, kind, True), 99)
             word = f"T.cumsum({a.text}, {given})"
-            return Term(word, dims, wide, a.bound * count)
+            return Term(word, dims, arithmetic(a), a.bound * count)
         if choice < 4:
             a = self.expr(dims, depth - 1, kind, exact)
             word = f'T.scan({a.text}, "{r.choice(("max", "min"))}", {given})'
             return replace(a, text=word)
         if choice == 4:
             a = self.unit(self.expr(dims, depth - 1, "i", True))
-            return self.as_kind(Term(f"T.cumprod({a.text}, {given})", dims, "int32", 1), kind)
+            made = Term(f"T.cumprod({a.text}, {given})", dims, arithmetic(a), 1)
+            return self.as_kind(made, kind)
         if choice == 5:  # h = a * h + b
             a = self.unit(self.expr(dims, depth - 1, "i", True))
             b = self.cut(self.expr(dims, depth - 1, kind, True), 99)
             then = "lambda x, y: (x[0] * y[0], x[1] * y[0] + y[1])"
             text = f"T.scan(({a.text}, {b.text}), {then}, {given})[1]"
-            return Term(text, dims, wide, b.bound * count)
+            return Term(text, dims, arithmetic(b), b.bound * count)
         a = self.expr(dims, depth - 1, kind, exact)
-        return replace(a, text=f"T.scan({a.text}, {self.operator(kind)}, {given})", dtype=wide)
+        text = f"T.scan({a.text}, {self.operator(kind)}, {given})"
+        return replace(a, text=text, dtype=arithmetic(a))
 
     def operator(self, kind: str) -> str:
         """An associative function that gives one of its arguments, or of remainders."""
@@ -446,7 +471,9 @@ class Terms:
 
     def unit(self, term: Term) -> Term:
         """`term` between -1 and 1."""
-        return replace(term, text=f"T.maximum(T.minimum({term.text}, 1), -1)", bound=1.0)
+        return replace(term, text=f"T.maximum(T.minimum({term.text}, 1), -1)", bound=1.0,
+            dtype=signed(term.dtype),
+        )  # fmt: skip
 
     def as_kind(self, term: Term, kind: str) -> Term:
         if kind == term.kind:
@@ -466,7 +493,7 @@ class Terms:
         """`a @ b`: sides of one type, perhaps one of them a row or a column."""
         r = self.r
         inner = self.extra(dims)
-        dtype = r.choice(FLOATS) if kind == "f" else r.choice(("int8", "int32"))
+        dtype = r.choice(FLOATS) if kind == "f" else r.choice(("int8", "uint8", "int32"))
         sides, thin = [], r.randrange(2) if self.chance(0.25) else None
         for at, two in enumerate(((dims[0], inner), (inner, dims[1]))):
             if at == thin:
@@ -485,11 +512,11 @@ class Terms:
                     a = replace(a, text=f'T.cast({a.text}, "{dtype}")', dtype=dtype)
             a = self.cut(a, 32)
             sides.append(f"{a.text}.T" if flip else a.text)
-        wide = "float32" if kind == "f" else "int32"
-        made = Term(f"({sides[0]} @ {sides[1]})", dims, wide, 32 * 32 * self.most(inner))
+        own = arithmetic(Term("", (), dtype))
+        made = Term(f"({sides[0]} @ {sides[1]})", dims, own, 32 * 32 * self.most(inner))
         if thin is None:
             return made
-        return replace(made, text=f'({made.text} + T.zeros({shape(dims)}, "{wide}"))')
+        return replace(made, text=f'({made.text} + T.zeros({shape(dims)}, "{own}"))')
 
     def part(self, dims: tuple[str, ...], depth: int, kind: str, exact: bool) -> Term:
         """One place of a dimension that is left out, or a slice of a longer one."""

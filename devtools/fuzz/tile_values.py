@@ -62,7 +62,8 @@ def argument(array: Array_, sizes: dict[str, int], rng: Any) -> Array:
         return rng.permutation(dims[0]).astype(np.int32)  # type: ignore[no-any-return]
     if array.holds == "label":
         return rng.integers(-1, 9, dims).astype(np.int32)  # type: ignore[no-any-return]
-    return rng.integers(-3, 4, dims).astype(DTYPES[array.dtype])  # type: ignore[no-any-return]
+    low = 0 if array.dtype[0] == "u" else -3
+    return rng.integers(low, low + 7, dims).astype(DTYPES[array.dtype])  # type: ignore[no-any-return]
 
 
 def arguments(program: Program) -> dict[str, Array]:
@@ -151,7 +152,7 @@ def in_pieces(step: int) -> Iterator[None]:
 def differs(want: Tensor, got: Array, exact: bool) -> str:
     """Where the elements that the model wrote, or left, are others."""
     a, b = want.a.astype(np.float64), np.asarray(got).astype(np.float64)
-    near = 0.0 if exact else 2e-3 if want.dtype.itemsize != 2 else 2.0**-6
+    near = 0.0 if exact else {1: 2.0**-2, 2: 2.0**-6}.get(want.dtype.itemsize, 2e-3)
     with np.errstate(all="ignore"):
         same = (a == b) | (np.isnan(a) & np.isnan(b)) | (abs(a - b) <= near * (1 + abs(a)))
     if same.all():
@@ -173,7 +174,7 @@ def on_gpu(kernel: Any, *given: Array) -> list[Array]:
     """The results of a kernel that runs on a GPU; it may write to `given`, too."""
     import torch
 
-    words = {1: "uint8", 2: "int16", 4: "int32"}
+    words = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
     there = []
     for array in given:
         bits = torch.from_numpy(array.view(words[array.itemsize])).cuda()

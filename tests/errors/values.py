@@ -663,3 +663,48 @@ def a_maximum_and_its_place():
             best, C[m] = T.max(A[m, :], dim=1)
 #           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 #+          best, C[m] = T.max(A[m, :], dim=1), T.argmax(A[m, :], dim=1)
+
+
+@case(CompileError, "sums", "would happen once", "names of their own")
+def values_in_a_list():
+    @T.prim_func
+    def main(A: T.Tensor((64, 80), "float32"), C: T.Tensor((64,), "float32")):
+        for m in T.tile(64):
+            sums = [T.zeros((m,))]
+#+          total = T.zeros((m,))
+            for n in T.tile(80):
+                sums[0] = sums[0] + T.sum(A[m, n], dim=1)
+#               ^^^^^^^
+#+              total = total + T.sum(A[m, n], dim=1)
+            C[m] = sums[0]
+#+          C[m] = total
+
+
+@case(CompileError, "an index of A is a tuple of 2", "for i, j in T.tile(m, n)", "size=64")
+def a_size_that_reads_as_an_axis():
+    @T.prim_func
+    def main(A: T.Tensor((64, 80), "float32")):
+        for m in T.tile(64, 16):
+#+      for m in T.tile(64, size=16):
+            A[m, :] = A[m, :] * 2
+#                     ^^^^^^^
+
+
+@case(CompileError, "A has 1 dimension", "T.tile(n, size=64)")
+def a_size_that_reads_as_an_axis_of_a_vector():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32")):
+        for m in T.tile(64, 16):
+#+      for m in T.tile(64, size=16):
+            A[m] = A[m] * 2
+#                  ^^^^
+
+
+@case(CompileError, "a store to C", "(n, m) and (m, n)", "transpose one: x.T")
+def a_store_in_another_order():
+    @T.prim_func
+    def main(A: T.Tensor((64, 80), "float32"), C: T.Tensor((80, 64), "float32")):
+        for m, n in T.tile(64, 80):
+            C[n, m] = A[m, n]
+#           ^^^^^^^
+#+          C[n, m] = A[m, n].T

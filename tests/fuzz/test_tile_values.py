@@ -28,7 +28,7 @@ def test_a_seed_is_a_program():
 # what a bug replaces, by what, and where programs begin to show it as what
 BUGS = {
     "padding counts": (Axis, "inside", lambda self, place: TRUE, 5, "mismatch"),
-    "values change with what they were made of": (carry, "live", lambda builder: [], 1, "crash"),
+    "values change with what they were made of": (carry, "live", lambda builder: [], 4, "crash"),
     "copies outlive what they show": (
         Value,
         "is_carried",

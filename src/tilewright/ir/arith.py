@@ -394,6 +394,9 @@ def wrap(value: _Operand | Any, like: DType | None = None) -> Expr:
             got=repr(value)[:80],
             fix="a word or a function that returns nothing gives None"
             if value is None
+            else "give each axis of T.tile a name: `for m, n in T.tile(M, N)`; size= pins a size, "
+            "and T.tile((low, high)) is a range"
+            if isinstance(value, tuple) and any(hasattr(each, "tile_value") for each in value)
             else f"use an element of it: {name}[…]"
             if isinstance(name, str)
             else "use a number",

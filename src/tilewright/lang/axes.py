@@ -181,6 +181,8 @@ def broadcast(shapes: Sequence[tuple[Axis, ...]], what: str) -> tuple[Axis, ...]
             if what.strip("`") in CMP_OPS:
                 fix = "line the axes up: m.index[:, None] < n.index; and choose elements by it "
                 fix += "with T.where(cond, a, b): an `if` takes one number"
+            if len(shapes) == 2 and shapes[0] == shapes[1][::-1]:
+                fix = "transpose one: x.T"
             if len({*said}) < len(said):
                 fix = "use one tile index for both: what `within` gives is another one"
             raise CompileError(

@@ -28,6 +28,8 @@ from tilewright.lang.scalar import Lost, is_number, is_runtime, not_lost, quotin
 from tilewright.lang.types import ScalarType, TensorType
 from tilewright.lang.values import TileIndex, Value, again, value_of
 
+_NAMES_OF_THEIR_OWN = "bind tile values to names of their own, which loops and branches carry"
+
 
 class Old(NamedTuple):
     variable: Variable
@@ -487,6 +489,9 @@ class Env(Logic, PythonWords):
         old = self.bindings.get(name)
         outside = old is None or old.frame is not self.top()
         if isinstance(container, (list, dict, set)) and self.top() is not None and outside:
+            held = container.values() if isinstance(container, dict) else container
+            if any(hasattr(each, "tile_value") for each in held):
+                fix = _NAMES_OF_THEIR_OWN
             raise CompileError(
                 f"{name!r} is a Python {type(container).__name__}: {what} inside a run-time loop "
                 "or branch would happen once, at compile time",
@@ -513,7 +518,7 @@ class Env(Logic, PythonWords):
         if self.top() is not None and not isinstance(value, Variable) and old is not None:
             raise CompileError(
                 f"attribute {name!r} is rebound inside a run-time loop or branch",
-                fix="make it an alloc_var",
+                fix=_NAMES_OF_THEIR_OWN if hasattr(old, "tile_value") else "make it an alloc_var",
             )
         value = self.held(value, name)
         setattr(owner, name, value)

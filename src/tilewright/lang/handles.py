@@ -369,6 +369,8 @@ def expand_key(buffer: Buffer, key: Any) -> list[Any]:
         given[at : at + 1] = [slice(None)] * (buffer.rank - len(given) + 1)
     if len(given) > buffer.rank:
         fix = "drop an index" if buffer.rank else f"write {buffer.name}[()]"
+        if all(hasattr(k, "axis") for k in given):
+            fix = "pin the size of a tile by name, T.tile(n, size=64), " + fix
         raise CompileError(
             f"{buffer.name} has {buffer.rank} dimension{'s' * (buffer.rank != 1)}",
             expected=f"at most {buffer.rank} ind{'ices' if buffer.rank != 1 else 'ex'}",
@@ -386,11 +388,13 @@ def index_expr(buffer: Buffer, axis: int, key: Any) -> Expr:
             fix=f"index with one of its elements: {key.name}[i]",
         )
     if isinstance(key, (tuple, list)):
+        loop = "T.tile" if any(hasattr(each, "tile_value") for each in key) else "T.Parallel"
         raise CompileError(
             f"an index of {buffer.name} is a {type(key).__name__} of {len(key)}",
             expected="one number for each dimension",
-            fix="a loop over several extents gives one index for each: "
-            "`for i, j in T.Parallel(m, n)`",
+            fix=f"a loop over several extents gives one index for each: `for i, j in {loop}(m, n)`"
+            + "; `T.tile(m, size=64)` pins a size, `T.tile((low, high))` is a range"
+            * (loop == "T.tile"),
         )
     expr = integer(key, f"an index of {buffer.name}", bools=True)
     if not buffer.is_global:
