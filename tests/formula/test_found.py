@@ -214,6 +214,32 @@ def softmax_and_minimum_of_joined(x, y):
     return tm.softmax(s, axis=-1), tm.min(s, axis=-1)
 
 
+@found(((7, 7), "float32"), ((7, 7), "float32"))
+def square_of_a_symmetric_sum(x, y):
+    a = 0.05 * (x + x.mT)
+    return tm.einsum("ij,ik->kj", y / 6, a @ a)
+
+
+def in_chunks(*masks):
+    """Attention whose masks compare quotients of the indices, or bound one from its right side."""
+
+    def attention(q, k, v):
+        i, j = tm.indices(s := q @ k.mT, -2, -1)
+        return tuple(tm.softmax(tm.where(mask(i, j), s, -tm.inf), axis=-1) @ v for mask in masks)
+
+    return attention
+
+
+FOUND["chunks"] = (
+    in_chunks(
+        lambda i, j: i // 8 == j // 8,
+        lambda i, j: (j // 7 >= i // 7 - 1) & (j <= i),
+        lambda i, j: (i + 1 == j) | (i == j),
+    ),
+    FOUND["attention_of_two_tables_and_a_sink"][1][:1] * 3,
+)
+
+
 @pytest.mark.parametrize("target", ["cpu", "interp -sanitize"])
 @pytest.mark.parametrize("name", FOUND)
 def test_it_computes_what_it_says(name, target):

@@ -146,6 +146,19 @@ def test_a_shared_loop_leaves_other_folds_to_other_kernels():
     np.testing.assert_allclose(got, 1.5 * y - 0.5 * (y @ y.T) @ y, atol=1e-5)
 
 
+def traced(x, w):
+    s = x @ w @ w.mT @ x.mT
+    i, j = tm.indices(s, -2, -1)
+    return tm.sum(tm.where(i == j, s, 0.0), axis=(-2, -1))
+
+
+def test_what_laws_leave_behind_is_no_part_of_a_formula():
+    f = found(traced, (4, 2048, 64), (4, 64, 128))
+    arrays = f.decided.normal.formula.arrays
+    read = {name for a in arrays for name in a.sources}
+    assert {a.name for a in arrays} <= read | {"out"}
+
+
 def test_what_no_grouping_can_beat_is_not_searched():
     f = found(attention, *[(32, 8192, 128)] * 3)
     assert (f.priced, f.considered, f.models) == (1, (), {})

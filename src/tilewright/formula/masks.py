@@ -150,7 +150,9 @@ class _Hull:
             lows, highs = zip(*map(self.of, parts), strict=True)
             return _all_of(least, lows, ops is _OR), _all_of(most, highs, ops is _OR)
         if isinstance(cond, Cmp) and cond.op == "==":
-            return self.of(Cmp(">=", cond.a, cond.b))[0], self.of(Cmp("<=", cond.a, cond.b))[1]
+            more, less = (self.of(Cmp(op, cond.a, cond.b)) for op in (">=", "<="))
+            lows, highs = zip(more, less, strict=True)
+            return _all_of("max", lows, False), _all_of("min", highs, False)
         bound = _bound(cond, self.along.var, self.roles) or self._read(cond)
         if bound is None:
             self.is_open |= bool(loads(cond))
@@ -202,24 +204,40 @@ def _bound(cond: Expr, along: Var, roles: dict[str, set[Var]]) -> tuple[bool, Ex
     a, b = (cond.a, cond.b) if cond.op in ("<", "<=") else (cond.b, cond.a)
     if not (a.dtype.is_int and b.dtype.is_int):
         return None
-    less = a - b if cond.op in ("<=", ">=") else a - b + 1  # at most zero
-    rest = simplify(substitute(less, {along: const(0, along.dtype)}))
-    slope = simplify(less - rest - along), simplify(less - rest + along)
+    less, quotients = _of_quotients(a - b if cond.op in ("<=", ">=") else a - b + 1)
+    at, by = quotients.get(along, (along, 1))
+    rest = simplify(substitute(less, {at: const(0, at.dtype)}))
+    slope = simplify(less - rest - at), simplify(less - rest + at)
     if not any(isinstance(s, Const) and s.value == 0 for s in slope):
         return None
     upper = isinstance(slope[0], Const) and slope[0].value == 0
-    edge = simplify(-rest if upper else rest)  # along <= edge, or along >= edge
+    edge = simplify(-rest if upper else rest)  # at <= edge, or at >= edge
+    whole = {quotient: (var, n) for var, (quotient, n) in quotients.items()}
     for var in variables(edge):
-        if var in roles["each"]:
-            continue
-        if var not in roles["tile"]:
-            return None
-        step = simplify(substitute(edge, {var: var + 1}) - edge)
-        if not isinstance(step, Const):
-            return None
-        rises = bool(step.value > 0) == upper
-        edge = substitute(edge, {var: stop(var) - 1 if rises else first(var)})
-    return upper, simplify(edge + 1 if upper else edge)
+        of, n = whole.get(var, (var, 1))
+        end: Expr = of
+        if of not in roles["each"]:
+            step = simplify(substitute(edge, {var: var + 1}) - edge)
+            if of not in roles["tile"] or not isinstance(step, Const):
+                return None
+            end = stop(of) - 1 if bool(step.value > 0) == upper else first(of)
+        edge = substitute(edge, {var: end // n if n > 1 else end})
+    return upper, simplify((edge + 1 if upper else edge) * by)
+
+
+def _of_quotients(expr: Expr) -> tuple[Expr, dict[Var, tuple[Var, int]]]:
+    """`expr` over a variable for each `i // 8` where it has no other `i`; by `i`, that and 8."""
+    found: dict[Var, tuple[Var, int]] = {}
+
+    def rule(node: Expr) -> Expr | None:
+        match node:
+            case Bin(op="//", a=Var() as var, b=Const(value=by)) if by > 0:
+                quotient, n = found.setdefault(var, (Var(f"{var.name}//", var.dtype), int(by)))
+                return quotient if n == by else None
+        return None
+
+    plain = transform(expr, rule)
+    return (plain, found) if found.keys().isdisjoint(variables(plain)) else (expr, {})
 
 
 def within(limit: Expr, ranges: Ranges, extent: Extent, upper: bool) -> bool:

@@ -68,6 +68,9 @@ def _divisor(a: Array, axis: Axis) -> int | None:
     split axis is two that are added, and what is read may be split, too."""
     if a.scan and axis in a.over:
         return None
+    if not any(isinstance(n, Bin) and n.op in ("//", "%") and n.a is axis.var
+               for read in reads(a) for index in read.indices for n in walk(index)):  # fmt: skip
+        return None  # two dimensions would make no read plainer
     uses, by = 0, set[int]()
     for node in walk(a.body):
         uses += sum(child is axis.var for child in node.children)

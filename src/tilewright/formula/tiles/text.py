@@ -503,7 +503,8 @@ class Writer:
             if kind.bits < has.bits:
                 self.rounded.append(f"{self.value(expr).text} is rounded to {kind} for a product")
         if piece.dims != dims:
-            turned = piece.text[:-2] if piece.text.endswith(".T") else f"{piece.inside(ATOM)}.T"
+            is_turned = piece.binds == ATOM and piece.text.endswith(".T")
+            turned = piece.text[:-2] if is_turned else f"{piece.inside(ATOM)}.T"
             piece = Piece(turned, dims)
         return piece
 
