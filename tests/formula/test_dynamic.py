@@ -184,6 +184,10 @@ def running(x):
     return tm.var(tm.cumulative_sum(x))
 
 
+def chances(x):
+    return tm.cumulative_sum(tm.softmax(x, axis=-1), axis=-1)
+
+
 def branches(x):
     return x + 1 if x.shape[0] > 4 else x
 
@@ -205,6 +209,7 @@ def apart(x, y):
     [
         (endless, "needs all of an axis of n elements at once"),
         (running, "needs all of an axis of n elements at once"),
+        (chances, "needs all of an axis of n elements at once"),
         (branches, "n >= 5 is known only when"),
         (looped, "n is known only when"),
         (too_far, "whether index 5 lies inside"),

@@ -506,7 +506,8 @@ def _stream(
     for f in folds:
         along = steps & f.folded
         if along and f.scan:
-            raise Apart(min(inner, default=f.name), "is needed along the axis of a scan")
+            needed = inner or {g.name for g in folds if g.name in f.sources and not g.scan}
+            raise Apart(min(needed, default=f.name), "is needed along the axis of a scan")
         if along and f.over != stream:
             raise Apart(f.name, "is folded over a part of the axes of a loop")
         if along and not inner and products and f.name not in products:
