@@ -425,18 +425,19 @@ def _masked(d: Draw, s: str, m: int, n: int) -> str:
     if not d.add(f"{i}, {j} := tm.indices({s}, -2, -1)"):
         return ""
     off, wide = r.choice([0, 0, 3, n]), r.choice([2, 5, 9])
-    word = min(r.randrange(12), 8)
+    word, by = min(r.randrange(14), 10), r.choice([2, 3, 8])
     mask = [
         f"{j} <= {i} + {off}", f"({j} <= {i}) & ({j} > {i} - {wide})", f"({j} <= {i}) | ({j} < 4)",
         f"tm.abs({i} - {j}) < {wide}", f"({j} < 2) | (({j} <= {i}) & ({j} > {i} - {wide}))",
-        f"{j} >= {i} - {off}", f"{i} >= {j}", f"({j} % 2 == 0) | ({j} == {i})", "",
+        f"{j} >= {i} - {off}", f"{i} >= {j}", f"({j} % 2 == 0) | ({j} == {i})",
+        f"{i} // {by} == {j} // {by}", f"({j} // {by} <= {i} // {by}) | ({i} + 1 == {j})", "",
     ][word]  # fmt: skip
-    if word == 8:
+    if word == 10:
         if r.random() < 0.5 and len(d.shape(s)) > 2:
             slopes = d.param((d.shape(s)[-3],))
             return d.add(f"{s} + {slopes}[:, None, None] * ({j} - {i}) * 0.1")
         mask = _read_mask(d, m, n, i, j)
-    if word in (1, 3, 5) and m > n:  # every row keeps something
+    if word in (1, 3, 5, 8, 9) and m > n:  # every row keeps something
         mask = f"({mask}) | ({j} == 0)"
     return d.add(f"tm.where({mask}, {s}, -tm.inf)", bounded=False)
 
@@ -498,6 +499,45 @@ def weighted(d: Draw) -> str:
     return d.add(f"({x} / {norm}) @ {w}") if norm else ""
 
 
+def long(d: Draw) -> str:
+    """Loops that blocks share: products along a long axis, and the keys of one query."""
+    r = d.rng
+    n, k = r.choice([2050, 2300]), r.choice([1, 2, 3])
+    if r.random() < 0.5:
+        x = d.param((n, k))
+        if r.random() < 0.5:
+            x = d.add(f"{x} / (tm.sqrt(tm.sum({x} * {x}{r.choice(['', ', axis=0'])})) + 0.1)") or x
+        s = d.add(f"{x}.mT @ {d.matching(x)} / {n}" if r.random() < 0.7 else f"{x}.mT @ {x} / {n}")
+        return d.add(f"tm.sum({s}{r.choice(['', ', axis=0'])}) + tm.mean({x})") if s else ""
+    heads, wide = r.choice([(), (2,)]), r.choice([1, 3])
+    q, x, v = d.param((*heads, k)), d.param((*heads, n, k)), d.param((*heads, n, wide))
+    s = d.add(f"tm.sum({q}[..., None, :] * {x}, axis=-1)")
+    if s and r.random() < 0.5:
+        s = d.add(f"tm.where(tm.indices({s}, -1) < {r.choice([100, n - 7])}, {s}, -tm.inf)", False)
+    p = d.add(f"tm.softmax({s}, axis=-1)") if s else ""
+    return d.add(f"tm.sum({p}[..., None] * {v}, axis=-2)") if p else ""
+
+
+def both_ways(d: Draw) -> str:
+    """A loss of what two sides have in common, a square array and its transposed one."""
+    r = d.rng
+    m, k, n = d.size(), r.choice([4, 8]), d.size()
+    s = d.add(f"{d.param((m, k))} @ {d.param((n, k))}.mT / {k} ** 0.5")
+    if not s:
+        return ""
+    word = r.choice(["logsumexp", "max", "min"])
+    rows, columns = (d.add(f"tm.{word}({s}, axis={axis})") for axis in (1, 0))
+    if m == n and r.random() < 0.5:
+        s = d.add(f"0.5 * ({s} + {s}.mT)")
+        if s and r.random() < 0.6:
+            return d.add(f"tm.einsum('ij,ik->kj', {d.param((m, m))} / 3, {s} @ {s}) * 0.02")
+    i, j = _fresh_pair(d)
+    if not (s and rows and columns and d.add(f"{i}, {j} := tm.indices(({m}, {n}), 0, 1)")):
+        return ""
+    same = d.add(f"tm.sum(tm.where({i} == {j}, {s}, 0.0), axis={r.randrange(2)})")
+    return d.add(f"tm.mean({rows}) + tm.mean({columns}) - tm.mean({same})") if same else ""
+
+
 MOVES: list[tuple[Callable[[Draw], str], int]] = [
     (unary, 8), (binary, 9), (integers, 2), (where, 4), (view, 8), (join, 2), (reduce, 9),
     (scan, 2), (argument, 2), (softmax, 3), (normal, 3), (product, 5), (einsum, 3), (gather, 2),
@@ -506,7 +546,7 @@ MOVES: list[tuple[Callable[[Draw], str], int]] = [
 ]  # fmt: skip
 SCENES: list[Callable[[Draw], Any]] = [
     attention, attention, attention, convolution, gated, weighted, weighted, normal, product,
-    einsum, softmax,
+    einsum, softmax, long, both_ways,
 ]  # fmt: skip
 
 
