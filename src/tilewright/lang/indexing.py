@@ -74,9 +74,9 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
                 loose.append(axis)
         else:
             index = current("an index").snapshot(integer(key, f"an index of {buffer.name}"))
+            _check_front(buffer, at, index)
             recipe.append(("scalar", index))
             starts.append(index)
-    _from_front(buffer, starts)
 
     def indices(places: Places) -> Places:
         found: list[Expr] = []
@@ -105,18 +105,17 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
     return Box(tile, keys, tuple(axes), indices, region, along, tuple(loose), tuple(gathers))
 
 
-def _from_front(buffer: Buffer, indices: Sequence[Expr]) -> None:
-    """No element lies at a negative constant."""
-    for axis, index in enumerate(indices):
-        if isinstance(index, Const) and index.value < 0:
-            size = concrete(buffer.shape[axis])
-            raise CompileError(
-                f"index {index.value} is outside dimension {axis} of {buffer.name}",
-                expected=f"0 … {size - 1}" if isinstance(size, int) else "0 or more",
-                got=str(index.value),
-                fix=f"negative indices do not wrap: write {size} - {-index.value}",
-                code="index",
-            )
+def _check_front(buffer: Buffer, axis: int, index: Expr) -> None:
+    """No element lies at a negative constant; a part may begin before the first, with zeros."""
+    if isinstance(index, Const) and index.value < 0:
+        size = concrete(buffer.shape[axis])
+        raise CompileError(
+            f"index {index.value} is outside dimension {axis} of {buffer.name}",
+            expected=f"0 … {size - 1}" if isinstance(size, int) else "0 or more",
+            got=str(index.value),
+            fix=f"negative indices do not wrap: write {size} - {-index.value}",
+            code="index",
+        )
 
 
 def _flat(region: Region, along: Sequence[Axis | None]) -> tuple[Region | None, Any]:
