@@ -70,6 +70,32 @@ def test_no_group_waits_for_itself():
     assert all(set(g) != {"mul", "add"} for g in groups)
 
 
+def test_no_group_waits_for_another_that_waits_for_it():
+    """The scatter reads what one sum computes and is read by another, which the first waits for."""
+
+    def function(x, y, i, j):
+        table = x * 2
+        other = table[j] * 2
+        k = i + 1
+        return table + 1 + torch.zeros(6).scatter(0, k, y), other + y.index_select(0, k)
+
+    x, y, i = torch.randn(6), torch.randn(3), torch.tensor([1, 0, 1])
+    check(function, x, y, i, i)
+
+
+def test_what_nobody_reads_is_not_computed():
+    x, i = torch.randn(6), torch.tensor([1, 4])
+    groups, kept = operators(check(torch.func.grad(lambda x: x.sin().sum()), x))
+    assert (groups, kept) == ([["cos", "mul"]], {})
+
+    def function(x, i):  # PyTorch's scatter reads an array of the shape of what is no array
+        y = x.exp()
+        return torch.full_like(y, 3.0).scatter(0, i, 1.0), y.sum()
+
+    groups, _ = operators(check(function, x, i))
+    assert groups == [["exp", "sum"]]
+
+
 def test_repeated_layers_share_kernels():
     layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
     found = check(layers, torch.randn(2, 8))

@@ -16,13 +16,15 @@ from tests.torch.common import compare, compiled  # noqa: E402
 NAMES = """
 abs acos acosh add addcdiv addcmul addmm all amax amin any argmax argmin asin asinh atan atan2
 atanh baddbmm bitwise_and bitwise_not bitwise_or bitwise_xor bmm cat ceil clamp clamp_max
-clamp_min clone constant_pad_nd copysign cos cosh cross cumprod cumsum diagonal
+clamp_min clone constant_pad_nd copysign cos cosh cross cummax cummin cumprod cumsum diagonal
 diagonal_scatter div dot eq erf exp
 exp2 expand expm1 fill flip floor floor_divide fmax fmin fmod full_like gather ge gt hypot
 index_select isfinite isinf isnan le log log10 log1p log2 log_softmax logical_and logical_not
-logical_or logical_xor logsumexp lt masked_fill matmul max maximum mean min minimum mm mul mv
+logical_or logical_xor logcumsumexp logsumexp lt masked_fill matmul max maximum mean min minimum
+mm mul mv
 nan_to_num native_layer_norm ne neg nn.functional.adaptive_avg_pool2d
-nn.functional.adaptive_avg_pool3d nn.functional.avg_pool1d
+nn.functional.adaptive_avg_pool3d nn.functional.adaptive_max_pool1d
+nn.functional.adaptive_max_pool2d nn.functional.adaptive_max_pool3d nn.functional.avg_pool1d
 nn.functional.avg_pool2d nn.functional.avg_pool3d nn.functional.conv1d
 nn.functional.conv2d nn.functional.conv3d nn.functional.conv_transpose1d
 nn.functional.conv_transpose2d nn.functional.conv_transpose3d nn.functional.cross_entropy
@@ -81,7 +83,8 @@ def test_every_name_has_samples():
 
 
 GRADIENTS = """
-cumsum log_softmax matmul max mean nn.functional.adaptive_avg_pool2d nn.functional.avg_pool2d
+cumsum log_softmax matmul max mean nn.functional.adaptive_avg_pool2d
+nn.functional.adaptive_max_pool2d nn.functional.avg_pool2d
 nn.functional.conv1d nn.functional.conv2d
 nn.functional.conv_transpose2d nn.functional.cross_entropy nn.functional.embedding
 nn.functional.gelu nn.functional.group_norm nn.functional.layer_norm nn.functional.max_pool2d

@@ -18,6 +18,7 @@ class Compiled:
     """A graph of PyTorch, with groups of its nodes as kernels."""
 
     def __init__(self, module: Any, name: str = "graph") -> None:
+        module.graph.eliminate_dead_code()
         self.name, self.facts = name, Facts(module.graph)
         self.runners = self._made()
         self.call = self._module(module)

@@ -100,7 +100,15 @@ def _encoder_layer(
     return x
 
 
+def _full_like(x: Any, value: Any, *, dtype: Any = None, device: Any = None, **more: Any) -> Any:
+    """It needs the shape alone: what gives `x` may be left out."""
+    if more.get("layout") not in (None, torch.strided) or not x.is_contiguous():
+        return NotImplemented
+    return torch.full(x.shape, value, dtype=dtype or x.dtype, device=device or x.device)
+
+
 _OWN: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.full_like.default: _full_like,
     torch.ops.aten._native_multi_head_attention.default: _attention,
     torch.ops.aten._transformer_encoder_layer_fwd.default: _encoder_layer,
 }

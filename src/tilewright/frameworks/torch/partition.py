@@ -30,6 +30,25 @@ class Group:
         return found
 
 
+class _Spans:
+    """Before which places groups begin that do not end there: `crossed` counts them."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.place, self.crossed = facts.place, [0] * len(facts.place)
+
+    def count(self, group: Group, by: int) -> None:
+        places = [self.place[node] for node in group.nodes]
+        for i in range(min(places) + 1, max(places) + 1):
+            self.crossed[i] += by
+
+    def begin(self, nodes: Iterable[Any]) -> int:
+        """A place from which all that waits for one of the nodes lies, each group whole."""
+        found = min(self.place[node] for node in nodes)
+        while self.crossed[found]:
+            found -= 1
+        return found
+
+
 def groups_of(facts: Facts) -> list[Group]:
     """The groups of a graph, each in the graph's order."""
     apart: set[tuple[Any, Any]] = set()  # products, and what is not computed with them
@@ -65,16 +84,20 @@ def _too_wide(facts: Facts, group: Group) -> set[tuple[Any, Any]]:
 
 def _grouped(facts: Facts, apart: set[tuple[Any, Any]]) -> list[Group]:
     found: dict[Any, Group] = {}
+    spans = _Spans(facts)
     for members in _attentions(facts):
         group = Group(members)
         group.is_closed, group.kinds = True, {ALONE}
         found |= dict.fromkeys(members, group)
+        spans.count(group, 1)
     for node in facts.nodes:
         if not facts.is_member(node) or node in found:
             continue
         if node.target is getitem:
             group = found[node.args[0]]
+            spans.count(group, -1)
             group.nodes.append(node)
+            spans.count(group, 1)
             found[node] = group
             continue
         group = Group([node])
@@ -90,8 +113,11 @@ def _grouped(facts: Facts, apart: set[tuple[Any, Any]]) -> list[Group]:
                 continue
             if any((a, b) in apart for a in other.nodes for b in group.nodes):
                 continue
-            if not _is_circle(facts, found, other, group):
+            if not _is_circle(facts, found, spans, [*other.nodes, *group.nodes]):
+                spans.count(other, -1)
+                spans.count(group, -1)
                 group = group.joined(other)
+                spans.count(group, 1)
                 found |= dict.fromkeys(group.nodes, group)
     unique = dict.fromkeys(found.values())
     for group in unique:
@@ -132,28 +158,22 @@ def _folded(node: Any) -> Any:
     return tuple(map(str, x.shape)), frozenset(d % max(x.ndim, 1) for d in dims)
 
 
-def _is_circle(facts: Facts, groups: dict[Any, Group], first: Group, second: Group) -> bool:
-    """Whether `second` waits for something that waits for `first`."""
-    inside = {*first.nodes, *second.nodes}
-    begin = min(map(facts.place.__getitem__, first.nodes))
-    goal = set(first.nodes)
+def _is_circle(facts: Facts, groups: dict[Any, Group], spans: _Spans, nodes: list[Any]) -> bool:
+    """Whether one of the nodes waits for something that waits for one of them."""
+    inside, begin = set(nodes), spans.begin(nodes)
     seen: set[Any] = set()
-    ahead = [x for node in second.nodes for x in facts.feeds(node) if x not in inside]
+    ahead = [x for node in nodes for x in facts.feeds(node) if x not in inside]
     while ahead:
         node = ahead.pop()
-        if node in seen:
+        if node in seen or facts.place[node] < begin:
             continue
         group = groups.get(node)
-        nodes = [node] if group is None else group.nodes
-        seen.update(nodes)
-        if max(map(facts.place.__getitem__, nodes)) < begin:
-            continue
-        for each in nodes:
-            for x in facts.feeds(each):
-                if x in goal:
-                    return True
-                if x not in inside:
-                    ahead.append(x)
+        own = [node] if group is None else group.nodes
+        seen.update(own)
+        for x in (x for each in own for x in facts.feeds(each)):
+            if x in inside:
+                return True
+            ahead.append(x)
     return False
 
 

@@ -93,7 +93,41 @@ def _scanned(word: str) -> Callable[..., Any]:
     return say
 
 
+def _scanned_extreme(word: str) -> Callable[..., Any]:
+    """The extreme up to each element, and its last place; a NaN is one. No element has place −1."""
+
+    def later(a: Any, b: Any) -> Any:
+        better = b[0] >= a[0] if word == "max" else b[0] <= a[0]
+        new = (b[1] >= 0) & (tm.isnan(b[0]) | (~tm.isnan(a[0]) & better))
+        return tm.where(new, b[0], a[0]), tm.where(new, b[1], a[1])
+
+    def say(x: Any, dim: int) -> Any:
+        if not x.dtype.is_float:
+            raise CompileError(f"extremes of {x.dtype} up to each element", fix="scan floats")
+        if _is_number(x):
+            return x, tm.zeros((), dtype="int64")
+        along = _axis(x, dim)
+        none = -math.inf if word == "max" else math.inf
+        return tm.scan(tm.monoid((none, -1), later), (x, tm.indices(x, along)), axis=along)
+
+    return say
+
+
+def _log_of_sum(a: Any, b: Any) -> Any:
+    """log(eᵃ + eᵇ)"""
+    high, low = tm.maximum(a, b), tm.minimum(a, b)
+    return tm.where(tm.isinf(high), high, high + tm.log1p(tm.exp(low - high)))
+
+
+@lower("logcumsumexp.default", ALONE)
+def scanned_logsumexp(x: Any, dim: int) -> Any:
+    if _is_number(x):
+        return x
+    return tm.scan(tm.monoid(-math.inf, _log_of_sum), x, axis=_axis(x, dim))
+
+
 for _word in ("max", "min"):
+    lower(f"cum{_word}.default", ALONE)(_scanned_extreme(_word))
     lower(f"a{_word}.default {_word}.default", FOLD)(_folded(_word))
     lower(f"{_word}.dim", ALONE)(_with_place(_word))
 for _word in ("any", "all"):

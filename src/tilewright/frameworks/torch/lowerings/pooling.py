@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.frameworks.torch.lowerings.convolution import Window
@@ -21,6 +21,20 @@ def _rank(out: Any) -> int:
 
 
 _NOWHERE = (1 << 31) - 1
+
+
+def _flat(at: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """The place in a plane."""
+    found: Any = 0
+    for i, n in zip(at, sizes, strict=True):
+        found = found * n + i
+    return found
+
+
+def _candidate(x: Any, at: Sequence[Any], own: Any, rank: int) -> tuple[Any, Any]:
+    """An element and its place, none if it is not of the window."""
+    place = _flat(at[-rank:], x.shape[-rank:])
+    return tm.where(own, tm.item(x, at), -math.inf), tm.where(own, place, _NOWHERE)
 
 
 def _first_largest(a: Any, b: Any) -> Any:
@@ -43,12 +57,13 @@ def max_pool(
 
     def read(i: Any, tap: Any) -> tuple[Any, Any]:
         places = window.reads(i[-rank:], tap)
-        own, flat = inside(places, sizes), places[0]
-        for n, at in zip(sizes[1:], places[1:], strict=True):
-            flat = flat * n + at
-        value = tm.where(own, tm.item(x, (*i[:-rank], *places)), -math.inf)
-        return value, tm.where(own, flat, _NOWHERE)
+        return _candidate(x, (*i[:-rank], *places), inside(places, sizes), rank)
 
+    return _largest(out, taps, read)
+
+
+def _largest(out: Any, taps: Any, read: Callable[..., Any]) -> Any:
+    """The largest of what `read` gives for each tap, and its place, the second that it gives."""
     shape = out[0].shape
     if not out.wants(1):
         return tm.array(shape, lambda *i: tm.max(taps, lambda *tap: read(i, tap)[0])), None
@@ -70,9 +85,7 @@ def max_pool_backward(
     window = Window(stride or kernel, padding, dilation, rank)
 
     def element(*i: Any) -> Any:
-        own_place: Any = 0
-        for at, n in zip(i[-rank:], sizes, strict=True):
-            own_place = own_place * n + at
+        own_place = _flat(i[-rank:], sizes)
 
         def term(*tap: Any) -> Any:
             places, whole = window.written(i[-rank:], tap)
@@ -142,48 +155,89 @@ def average_pool_backward(grad: Any, x: Any, *how: Any, out: Any) -> Any:
     return tm.array(x.shape, element)
 
 
+class _Adaptive:
+    """Windows of `whole`, one for each element i of `parts`: from ⌊i·n/m⌋ to ⌈(i + 1)·n/m⌉ along
+    each axis."""
+
+    def __init__(self, whole: Any, parts: Any, rank: int) -> None:
+        self.rank, self.pairs = rank, [*zip(whole[-rank:], parts[-rank:], strict=True)]
+        self.taps = tuple(max(-(-(i + 1) * n // m) - i * n // m for i in range(m))
+                          for n, m in self.pairs)  # fmt: skip
+        self.taps_back = tuple(max(-(-(a + 1) * m // n) - a * m // n for a in range(n))
+                               for n, m in self.pairs)  # fmt: skip
+
+    def read(self, i: Sequence[Any], tap: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:
+        """What an element reads, and whether it is of its window."""
+        steps = [*zip(i[-self.rank :], tap, self.pairs, strict=True)]
+        at = tuple(a * n // m + t for a, t, (n, m) in steps)
+        ends = [((a + 1) * n + m - 1) // m for a, _, (n, m) in steps]
+        own = all_of(p < end for p, end in zip(at, ends, strict=True))
+        return (*i[: -self.rank], *at), own
+
+    def count(self, i: Sequence[Any]) -> Any:
+        found: Any = 1
+        for a, (n, m) in zip(i[-self.rank :], self.pairs, strict=True):
+            found = (((a + 1) * n + m - 1) // m - a * n // m) * found
+        return found
+
+    def written(self, i: Sequence[Any], tap: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:
+        """An element whose window may have `i`, from ⌊a·m/n⌋ on, and whether it does."""
+        steps = [*zip(i[-self.rank :], tap, self.pairs, strict=True)]
+        at = tuple(a * m // n + t for a, t, (n, m) in steps)
+        own = all_of(
+            (w < m) & (w * n // m <= a) & (a < ((w + 1) * n + m - 1) // m)
+            for w, (a, _, (n, m)) in zip(at, steps, strict=True)
+        )
+        return (*i[: -self.rank], *at), own
+
+
 @lower("_adaptive_avg_pool2d.default _adaptive_avg_pool3d.default", ALONE)
 def adaptive_average(x: Any, size: Any, *, out: Any) -> Any:
-    """From ⌊i·n/m⌋ to ⌈(i + 1)·n/m⌉ along each axis."""
-    rank = len(size)
-    pairs = list(zip(x.shape[-rank:], out.shape[-rank:], strict=True))
-    longest = tuple(max(-(-(i + 1) * n // m) - i * n // m for i in range(m)) for n, m in pairs)
+    windows = _Adaptive(x.shape, out.shape, _rank(out))
 
     def element(*i: Any) -> Any:
-        begins = [a * n // m for a, (n, m) in zip(i[-rank:], pairs, strict=True)]
-        ends = [((a + 1) * n + m - 1) // m for a, (n, m) in zip(i[-rank:], pairs, strict=True)]
-
         def term(*tap: Any) -> Any:
-            at = [b + t for b, t in zip(begins, tap, strict=True)]
-            own = all_of(a < e for a, e in zip(at, ends, strict=True))
-            return tm.where(own, tm.item(x, (*i[:-rank], *at)), 0)
+            at, own = windows.read(i, tap)
+            return tm.where(own, tm.item(x, at), 0)
 
-        count: Any = 1
-        for begin, end in zip(begins, ends, strict=True):
-            count = (end - begin) * count
-        return tm.sum(longest, term) / count
+        return tm.sum(windows.taps, term) / windows.count(i)
 
     return tm.array(out.shape, element)
 
 
 @lower("_adaptive_avg_pool2d_backward.default _adaptive_avg_pool3d_backward.default", ALONE)
 def adaptive_average_backward(grad: Any, x: Any, *, out: Any) -> Any:
-    """Element `a` is in the windows from ⌊a·m/n⌋ to ⌈(a + 1)·m/n⌉ along each axis."""
-    rank = _rank(out)
-    pairs = list(zip(x.shape[-rank:], grad.shape[-rank:], strict=True))
-    longest = tuple(max(-(-(a + 1) * m // n) - a * m // n for a in range(n)) for n, m in pairs)
+    windows = _Adaptive(x.shape, grad.shape, _rank(out))
 
     def element(*i: Any) -> Any:
         def term(*tap: Any) -> Any:
-            at = [a * m // n + t for a, t, (n, m) in zip(i[-rank:], tap, pairs, strict=True)]
-            own, count = None, 1
-            for a, w, (n, m) in zip(i[-rank:], at, pairs, strict=True):
-                begin, end = w * n // m, ((w + 1) * n + m - 1) // m
-                inside = (w < m) & (begin <= a) & (a < end)
-                own = inside if own is None else own & inside
-                count = (end - begin) * count
-            return tm.where(own, tm.item(grad, (*i[:-rank], *at)) / count, 0)
+            at, own = windows.written(i, tap)
+            return tm.where(own, tm.item(grad, at) / windows.count(at), 0)
 
-        return tm.sum(longest, term)
+        return tm.sum(windows.taps_back, term)
+
+    return tm.array(x.shape, element)
+
+
+@lower("adaptive_max_pool2d.default adaptive_max_pool3d.default", ALONE)
+def adaptive_max(x: Any, size: Any, *, out: Any) -> Any:
+    rank = _rank(out)
+    windows = _Adaptive(x.shape, out[0].shape, rank)
+    return _largest(out, windows.taps, lambda i, tap: _candidate(x, *windows.read(i, tap), rank))
+
+
+@lower("adaptive_max_pool2d_backward.default adaptive_max_pool3d_backward.default", ALONE)
+def adaptive_max_backward(grad: Any, x: Any, indices: Any, *, out: Any) -> Any:
+    rank = _rank(out)
+    windows = _Adaptive(x.shape, grad.shape, rank)
+
+    def element(*i: Any) -> Any:
+        place = _flat(i[-rank:], x.shape[-rank:])
+
+        def term(*tap: Any) -> Any:
+            at, own = windows.written(i, tap)
+            return tm.where(own & tm.equal(tm.item(indices, at), place), tm.item(grad, at), 0)
+
+        return tm.sum(windows.taps_back, term)
 
     return tm.array(x.shape, element)
