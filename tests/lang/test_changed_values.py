@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tests.roads  # noqa: F401  (cuda_threads)
 import tilewright as tw
 import tilewright.language as T
 
@@ -291,3 +292,23 @@ def test_a_value_is_used_again_and_again(target, kind, form):
     want = reference(x.astype(np.float64), w.astype(np.float64), form)
     for tiles in ({}, {"m": 2}):
         np.testing.assert_array_equal(run(again_and_again, target, tiles, x, w, form), want)
+
+
+@tw.jit
+def turned_and_cleared(X):
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), "float32")
+    Y = T.empty((N, M), "float32")
+    for m in T.tile(M):
+        x = X[m, :]
+        X[m, :] = x * 0 + 5
+        Y[:, m] = x.T
+    return Y
+
+
+@pytest.mark.parametrize("target", ["interp -sanitize", "cpu", "cuda_threads"])
+def test_a_load_that_is_under_way_ends_before_its_tensor_is_written(target):
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    given = x.copy()
+    assert turned_and_cleared.on(target)(given).tolist() == x.T.tolist()
+    assert (given == 5).all()

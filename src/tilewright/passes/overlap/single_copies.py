@@ -128,7 +128,7 @@ class SingleCopies:
 
         def settle(op: Op | None) -> None:
             for item in list(waiting):
-                if op is None or any(_uses(op, load) for load in item[0]):
+                if op is None or any(_uses(op, x) or self.overwrites(op, x) for x in item[0]):
                     found.extend(item[1])
                     waiting.remove(item)
 
@@ -146,6 +146,13 @@ class SingleCopies:
         issue()
         settle(None)
         return tuple(found)
+
+    def overwrites(self, op: Op, load: Copy) -> bool:
+        """Whether `op` may write what `load` still reads: a tensor, perhaps under another name."""
+        tensor = load.src.buffer.name
+        if tensor not in self.found.written and tensor not in self.found.viewed:
+            return False
+        return any(b.is_global for inner in walk_ops((op,)) for b in written_buffers(inner))
 
     def early(self, body: list[Op]) -> tuple[list[Op], set[int]]:
         """`body` of a loop whose loads begin as soon as their tiles are free, and which of them
