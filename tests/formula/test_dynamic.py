@@ -171,6 +171,16 @@ def test_sizes_that_arguments_share_are_checked():
         product(sample(3, 8), sample(9, 4))
 
 
+def test_an_index_may_be_named_like_a_size():
+    def convolved(x, f):
+        return tm.array((8,), lambda o: tm.sum((3,), lambda r: x[o + r] * f[r]))
+
+    x, f = sample(8), sample(3)
+    got = tw.math(convolved, target="cpu", dynamic={"f": {0: "r"}})(x, f)
+    want = [sum(x[o + r] * f[r] for r in range(3) if o + r < 8) for o in range(8)]
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 def test_contracts_are_checked():
     with pytest.raises(LaunchError, match="at most 512"):
         held_rows(sample(2, 600))

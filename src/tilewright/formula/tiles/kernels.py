@@ -173,7 +173,9 @@ def _kernel_of(roots: list[Array], folds: list[Array], normal: Normal) -> Kernel
     pointwise = {a.name for a in roots if a.is_pointwise}
     if any(pointwise & a.sources for a in arrays):
         raise Apart(roots[-1].name, "reads what its kernel leaves in memory")
-    arrays, named = _on_shared_axes(arrays, {a.name for a in folds}, normal.inlined)
+    arrays, named = _on_shared_axes(
+        arrays, {a.name for a in folds}, normal.inlined, {d.var.name for d in normal.formula.sizes}
+    )
     outputs = tuple(a for a in arrays if a.name in own)
     folds = [a for a in arrays if not a.is_pointwise]
     extents = {axis.var: axis.extent for a in arrays for axis in a.domain}
@@ -289,9 +291,10 @@ def _folds_of(roots: list[Array], formula: Formula, in_memory: set[str]) -> list
 
 
 def _on_shared_axes(
-    arrays: Sequence[Array], folds: set[str], inlined: Sequence[Array]
+    arrays: Sequence[Array], folds: set[str], inlined: Sequence[Array], sizes: set[str]
 ) -> tuple[list[Array], dict[Expr, str]]:
-    """The arrays over axes that they share. Two axes of one array stay two."""
+    """The arrays over axes that they share, none of which is named like one of `sizes`. Two axes
+    of one array stay two."""
     fresh = [*map(_on_own_axes, arrays)]
     classes = _Classes(fresh)
     definitions = {a.name: a for a in fresh}
@@ -311,7 +314,7 @@ def _on_shared_axes(
                 classes.join(x, y)
     _share_inputs(fresh, definitions, classes)
     _share_loose(fresh, classes)
-    names = _names(fresh, classes, _sizes_of(arrays))
+    names = _names(fresh, classes, sizes | _sizes_of(arrays))
     shared = [_renamed(a, {x: names[classes.root(x)] for x in classes.extents}) for a in fresh]
     return shared, _named(shared, inlined)
 
