@@ -456,6 +456,22 @@ def test_gradients_of_what_was_kept_run(name):
     run_kept(*CASES[name])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("axis", [-1, None])
+def test_the_extreme_of_what_is_computed_again_keeps_its_gradient(dtype, axis):
+    """The product that `backward` computes again is not what was rounded and kept."""
+    a, b = drawn(7, 16).astype(dtype), drawn(16, 9, seed=1).astype(dtype)
+    gradient = tm.vjp(lambda a, b: tm.max(a @ b, axis=axis), target="cpu")
+    y, kept = gradient.forward(a, b)
+    found = gradient.backward(kept, np.ones(y.shape, dtype))[0]
+    product = a.astype(float) @ b
+    rows = product.argmax(-1)
+    want = b.T[rows]
+    if axis is None:
+        want = np.where((product.max(-1) == product.max())[:, None], want, 0)
+    np.testing.assert_allclose(found, want, rtol=1e-2)
+
+
 def test_attention_keeps_its_result_and_the_sums_of_its_rows():
     kept = run_kept(attention, *drawn(3, 2, 64, 16))
     forward, backward = kept.pair.values, kept.pair.rest

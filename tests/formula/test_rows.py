@@ -123,3 +123,17 @@ def test_rows_of_float32_are_as_exact_wherever_they_lie(far):
     e = np.exp(x.astype(float) - x.max(1, keepdims=True))
     want = (e / e.sum(1, keepdims=True)).T @ np.ones((5, 2))
     np.testing.assert_allclose(shared(x, np.ones((5, 2), np.float32)), want, 1e-5)
+
+
+def test_what_is_compared_is_computed_as_what_it_is_compared_with():
+    """A row's reciprocal would round the maximum of a column in another way than its elements."""
+
+    @tw.math(target="cpu")
+    def hits(a, b):
+        y = tm.softmax(a @ b, axis=-1)
+        return tm.sum(tm.astype(y >= tm.max(y, axis=0, keepdims=True), "int32"), axis=0)
+
+    a, b = (
+        np.random.default_rng(1).standard_normal(s).astype(np.float16) for s in ((37, 24), (24, 50))
+    )
+    assert (hits(a, b) == 1).all()

@@ -31,6 +31,9 @@ def kept_rows(
     formula = normal.formula
     rows = {a.name for a in formula.arrays if a.name in apart and is_row(a)}
     rows -= {b.name for b in formula.outputs}
+    # what is compared may have to be equal to what is computed elsewhere: it is computed as it was
+    compared = (x for a in formula.arrays for x in walk(a.body) if isinstance(x, Cmp))
+    rows -= {read.buffer.name for x in compared for read in loads(x)}
     foreign: dict[str, set[str]] = {}
     for kernel in kernels:
         inside = {a.name for a in (*kernel.folds, *kernel.outputs)}

@@ -48,7 +48,7 @@ def top_k(x: Value, k: int, /, *, axis: int = -1) -> tuple[Value, Value]:
         first = min(where(hit, place, extent), axis=along, keepdims=True)
         values.append(top)
         places.append(first)
-        rest = _is_after(found, place, top, first)
+        rest = (place != first) if rest is None else rest & (place != first)
     parts = [stack([squeeze(v, along) for v in each], axis=along) for each in (values, places)]
     return astype(parts[0], x.dtype), astype(parts[1], INT64)
 
@@ -57,11 +57,3 @@ def _is_same(x: Value, top: Value) -> Value:
     if not x.dtype.is_float:
         return x == top
     return (x == top) | (isnan(x) & isnan(top))
-
-
-def _is_after(x: Value, place: Value, top: Value, first: Value) -> Value:
-    """Whether elements come after the one that was found, `top` at the index `first`."""
-    found = (x < top) | ((x == top) & (place > first))
-    if not x.dtype.is_float:
-        return found
-    return found | (isnan(top) & ((place > first) | ~isnan(x)))

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 
@@ -225,15 +226,38 @@ class _Backwards:
 
     def define(self, word: str, a: Array, body: Expr, monoid: str) -> Expr:
         """An element of a new array that folds as `a` does, but by `monoid`."""
+        return self._made(word, replace(a, body=body, monoid=monoid), body.dtype)
+
+    def fold(self, word: str, a: Array, axes: tuple[Axis, ...], monoid: str, along: Axis) -> Expr:
+        """An element of a new array that folds what `a` does, by `monoid` along one axis."""
+        kind = INT32 if monoid.startswith("arg") else a.body.dtype
+        return self._made(word, replace(a, axes=axes, over=(along,), monoid=monoid), kind)
+
+    def _made(self, word: str, a: Array, kind: DType) -> Expr:
         new = {axis: self._again(axis) for axis in a.domain}
-        body = substitute(body, {x.var: y.var for x, y in new.items()})
-        over = tuple(new[x] for x in a.over)
+        body = substitute(a.body, {x.var: y.var for x, y in new.items()})
         made = array(
-            self.names.fresh(f"{a.name}_{word}"), tuple(new[x] for x in a.axes), body,
-            monoid=monoid, over=over, scan=a.scan, loc=a.loc,
+            self.names.fresh(f"{a.name}_{word}"), tuple(new[x] for x in a.axes), body, kind,
+            monoid=a.monoid, over=tuple(new[x] for x in a.over), scan=a.scan, loc=a.loc,
         )  # fmt: skip
         self.arrays.append(made)
         return Load(made.buffer, a.vars)
+
+    def is_exact(self, e: Expr) -> bool:
+        """Whether it is an element of an argument, as it was given: computing that again gives the
+        same."""
+        match e:
+            case Load(buffer=b):
+                return b in self.formula.inputs
+            case Const():
+                return True
+            case Select(a=a, b=b):
+                return self.is_exact(a) and self.is_exact(b)
+            case Cast(dtype=kind, a=a):
+                return kind.bits >= a.dtype.bits and self.is_exact(a)
+            case Call(name="neg" | "abs", args=(a,)):
+                return self.is_exact(a)
+        return e.dtype.is_int
 
     def from_the_end(self, a: Array, body: Expr) -> Expr:
         """The sum of `body` from each index of the scan's axis to its end."""
@@ -302,12 +326,29 @@ def _fold(a: Array) -> str:
 
 
 def _extreme(walk: _Backwards, a: Array, given: Expr) -> Expr:
-    """To the elements that are equal to the result, shared evenly."""
-    body = _wide(a.body)
-    one, zero = const(1, given.dtype), const(0, given.dtype)
-    equal = compare("==", body, _wide(a.element))
-    ties = walk.define("ties", a, select(equal, one, zero), "sum")
+    """To the elements that are equal to the result, shared evenly. What was computed may be rounded
+    in another way when it is computed again: then to the first, by its place."""
+    zero = const(0, given.dtype)
+    if not walk.is_exact(a.body):
+        return select(_is_at_extreme(walk, a), given, zero)
+    equal = compare("==", _wide(a.body), _wide(a.element))
+    ties = walk.define("ties", a, select(equal, const(1, given.dtype), zero), "sum")
     return select(equal, given / ties, zero)
+
+
+def _is_at_extreme(walk: _Backwards, a: Array) -> Expr:
+    """Whether the indices of the fold are those of its first extreme: the last one by its place in
+    each row, the one before by that of the row, and so on."""
+    found: Expr = TRUE
+    part = a
+    for axis in reversed(a.over):
+        outer = tuple(x for x in part.domain if x != axis)
+        place = walk.fold("place", part, outer, f"arg{a.monoid}", axis)
+        found = logical_and(found, compare("==", place, cast(axis.var, place.dtype)))
+        if outer != a.axes:
+            best = walk.fold("part", part, outer, a.monoid, axis)
+            part = replace(part, axes=a.axes, over=outer[len(a.axes) :], body=best)
+    return found
 
 
 def _without_zeros(walk: _Backwards, a: Array) -> tuple[Expr, Expr, Expr]:
