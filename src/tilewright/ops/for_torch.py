@@ -16,6 +16,7 @@ import torch
 
 from tilewright.formula.gradients.backward import Pair
 from tilewright.ir.dtype import dtype
+from tilewright.ops.pullback import Recomputed
 from tilewright.ops.record import OPS, Record
 from tilewright.runtime.outputs import torch_dtype
 from tilewright.support.content_key import content_key
@@ -98,10 +99,11 @@ def _values(op: Record, given: Given) -> list[Any]:
     return [_word(v) if callable(v) else v for v in map(given.__getitem__, op.names)]
 
 
-def _pair(op: Record, given: Given, wrt: str) -> tuple[Pair, list[Any]]:
+def _pair(op: Record, given: Given, wrt: str) -> tuple[Pair | Recomputed, list[Any]]:
     """The formulas for arguments like these, whose sizes are numbers from here on."""
     numbers = {n: _number(v) for n, v in given.items()}
-    return op.gradients(tuple(wrt.split(","))).pair(**numbers)
+    found: tuple[Pair | Recomputed, list[Any]] = op.gradients(tuple(wrt.split(","))).pair(**numbers)
+    return found
 
 
 def _number(value: Any) -> Any:
@@ -179,7 +181,7 @@ def _define_gradients(op: Record) -> None:
         ctx.rest = given
         if ctx.wrt is not None:
             pair, _ = _pair(op, given | arrays, ctx.wrt)
-            needed = {b.name for b in pair.rest.formula.inputs}
+            needed = pair.needs
             arrays = {n: x if x is None or n in needed else _shell(x) for n, x in arrays.items()}
         found = list(output) if isinstance(output, (list, tuple)) else [output]
         ctx.save_for_backward(*arrays.values(), *found)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import tilewright as tw
 import tilewright.math as tm
 from tilewright.ops import texts
 from tilewright.ops.op import Array, op
+from tilewright.ops.shapes import type_name
 
 
 @op(
     "gating_output: float[t, e] -> float32[t, topk], int32[t, topk]",
     formula="the topk largest of softmax(gating_output), and their experts",
+    wrt=["gating_output"],
     error=4,
 )
 def moe_route(gating_output: Array, topk: int, renormalize: bool = True) -> tuple[Array, Array]:
@@ -49,11 +52,25 @@ def moe_pack(experts: Array, num_experts: int) -> tuple[Array, Array, Array]:
     return entry, place.reshape(experts.shape), offset
 
 
+def _grouped_back(
+    wrt: Collection[str], d: Array, input: Array, weight: Array, offset: Array, max_rows: int = 0
+) -> dict[str, Array]:
+    kind, found = type_name(input), dict[str, Array]()
+    if "input" in wrt:
+        most = min(max_rows or len(input), len(input))
+        found["input"] = texts.grouped(d, weight, offset, kind, most, flipped=True)
+    if "weight" in wrt:
+        found["weight"] = texts.grouped_outer(d, input, offset, kind, len(weight))
+    return found
+
+
 @op(
     "input: float[s, k], weight: input[e, n, k], offset: int32[e + 1] -> input[s, n]",
     formula="input[r] · weight[e]ᵀ for offset[e] ≤ r < offset[e + 1]",
+    wrt=["input", "weight"],
     error=16,
     text=True,
+    pull=_grouped_back,
 )
 def grouped_matmul(input: Array, weight: Array, offset: Array, max_rows: int = 0) -> Array:
     """Rows of each group times the group's weights, which have a row for each output. Groups follow
@@ -64,14 +81,45 @@ def grouped_matmul(input: Array, weight: Array, offset: Array, max_rows: int = 0
     >>> grouped_matmul(x, w, np.array([0, 1, 3], np.int32)).tolist()
     [[2.0], [4.0], [4.0]]
     """
-    kind = str(input.dtype).rpartition(".")[2]
-    return texts.grouped(input, weight, offset, kind, min(max_rows or len(input), len(input)))
+    most = min(max_rows or len(input), len(input))
+    return texts.grouped(input, weight, offset, type_name(input), most)
+
+
+@tw.math
+def _spread(d: Any, entry: Any, weights: Any) -> Any:
+    """The rows that entries stand in, times their weights."""
+    t, c = entry // weights.shape[1], entry % weights.shape[1]
+    return tm.astype(tm.take(d, t, axis=0) * weights[t, c][:, None], d.dtype)
+
+
+@tw.math
+def _alike(d: Any, input: Any, place: Any, weights: Any) -> Any:
+    """How far rows point where their cotangents do."""
+
+    def far(i: Any, c: Any) -> Any:
+        return tm.sum((input.shape[1],), lambda j: d[i, j] * input[place[i, c], j])
+
+    return tm.astype(tm.array(place.shape, far), weights.dtype)
+
+
+def _combine_back(
+    wrt: Collection[str], d: Array, input: Array, place: Array, weights: Array
+) -> dict[str, Array]:
+    found = dict[str, Array]()
+    if "input" in wrt:
+        entry = texts.inverse(place.reshape(-1), len(input))
+        found["input"] = _spread(d, entry, weights)
+    if "weights" in wrt:
+        found["weights"] = _alike(d, input, place, weights)
+    return found
 
 
 @op(
     "input: float[s, n], place: int32[t, k], weights: float[t, k] -> input[t, n]",
     formula="Σ over a token's choices: weights · input[place]",
+    wrt=["input", "weights"],
     error=4,
+    pull=_combine_back,
 )
 def moe_combine(input: Array, place: Array, weights: Array) -> Array:
     """What the experts of a token give, weighed.
@@ -99,12 +147,70 @@ def _gated(both: Any) -> Any:
     return tm.astype(tm.silu(both[:, :half]) * both[:, half:], both.dtype)
 
 
+@tw.math
+def _added(rows: Any, place: Any) -> Any:
+    return moe_combine.function(rows, place, tm.ones(place.shape, dtype=rows.dtype))
+
+
+@tw.math
+def _weights(gating: Any, topk: int, renormalize: bool) -> Any:
+    return moe_route.function(gating, topk, renormalize)[0]
+
+
+_gated_back, _weights_back = tm.vjp(_gated), tm.vjp(_weights)
+
+
+class _Parts(NamedTuple):
+    """What a layer of experts computes on its way."""
+
+    weights: Array
+    place: Array
+    offset: Array
+    rows: Array
+    both: Array
+    inner: Array
+    out: Array
+
+
+def _parts(
+    hidden: Array, w1: Array, w2: Array, gating: Array, topk: int, renormalize: bool
+) -> _Parts:
+    weights, experts = moe_route.run(gating, topk, renormalize)
+    entry, place, offset = moe_pack.run(experts, len(w1))
+    rows, most = _rows(hidden, entry, topk), len(hidden)
+    both = grouped_matmul.run(rows, w1, offset, most)
+    inner = _gated(both)
+    out = grouped_matmul.run(inner, w2, offset, most)
+    return _Parts(weights, place, offset, rows, both, inner, out)
+
+
+def _moe_back(
+    wrt: Collection[str], d: Array, hidden_states: Array, w1: Array, w2: Array,
+    gating_output: Array, topk: int, renormalize: bool,
+) -> dict[str, Array]:  # fmt: skip
+    """What `moe` computes, once more, and then the gradients of its parts from the last one on."""
+    p = _parts(hidden_states, w1, w2, gating_output, topk, renormalize)
+    whole, most = ("input", "weight", "weights"), len(hidden_states)
+    sums = _combine_back(whole, d, p.out, p.place, p.weights)
+    down = _grouped_back(whole, sums["input"], p.inner, w2, p.offset, most)
+    up = _grouped_back(whole, _gated_back(p.both, down["input"]), p.rows, w1, p.offset, most)
+    found = {"w1": up["weight"], "w2": down["weight"]}
+    if "hidden_states" in wrt:
+        found["hidden_states"] = _added(up["input"], p.place)
+    if "gating_output" in wrt:
+        d_weights = sums["weights"]
+        found["gating_output"] = _weights_back(gating_output, topk, renormalize, d_weights)
+    return found
+
+
 @op(
     "hidden_states: float16|bfloat16|float32[t, k], w2: hidden_states[e, k, n],"
     " w1: hidden_states[e, 2 * n, k], gating_output: float[t, e] -> hidden_states[t, k]",
     formula="Σ over a token's experts: weight · (silu(x · gateᵀ) ⊙ (x · upᵀ)) · w2ᵀ",
+    wrt=["hidden_states", "w1", "w2", "gating_output"],
     error=16,
     text=True,
+    pull=_moe_back,
 )
 def moe(
     hidden_states: Array, w1: Array, w2: Array, gating_output: Array, topk: int,
@@ -117,8 +223,5 @@ def moe(
     >>> moe(x, w1, np.ones((2, 2, 2), np.float32), np.ones((1, 2), np.float32), 1).tolist()
     [[0.0, 0.0]]
     """
-    weights, experts = moe_route.run(gating_output, topk, renormalize)
-    entry, place, offset = moe_pack.run(experts, len(w1))
-    rows, most = _rows(hidden_states, entry, topk), len(hidden_states)
-    inner = _gated(grouped_matmul.run(rows, w1, offset, most))
-    return moe_combine.run(grouped_matmul.run(inner, w2, offset, most), place, weights)
+    p = _parts(hidden_states, w1, w2, gating_output, topk, renormalize)
+    return moe_combine.run(p.out, p.place, p.weights)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from tilewright.ops.pullback import Pull, in_jax
 from tilewright.ops.record import OPS, Record, is_traced
 from tilewright.ops.shapes import Signature
 from tilewright.support.errors import CompileError, TilewrightError, current_loc, entry
@@ -46,6 +47,8 @@ class Op(Record):
 
         if any(map(is_traced, given.values())):
             self.results(given)
+            if self.pull is not None:
+                return in_jax(self.gradients(), given)
             named = {n: given.pop(n) for n in self.names[self.places :]}
             return tilewright.jax.call(self.run, *given.values(), **named)
         with jax.ensure_compile_time_eval():  # arrays that a traced function closes over
@@ -60,11 +63,12 @@ def op(
     error: float,
     wrt: Sequence[str] = (),
     text: bool = False,
+    pull: Pull | None = None,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make an op of a formula: see `Record`, and `shapes` for what a signature says."""
 
     def make(function: Callable[..., Any]) -> Op:
-        made = Op(function, Signature.read(signature), formula, tuple(wrt), error, text)
+        made = Op(function, Signature.read(signature), formula, tuple(wrt), error, text, pull)
         other = OPS.get(made.name)
         if other is not None and _origin(other) != _origin(made):
             raise CompileError(

@@ -16,6 +16,7 @@ from tilewright.formula.arguments import is_array
 from tilewright.formula.function import MathFunction
 from tilewright.formula.gradients.backward import Gradients, gradients
 from tilewright.ir.dtype import dtype
+from tilewright.ops.pullback import Pull, Pullback
 from tilewright.ops.shapes import Signature
 from tilewright.support.errors import CompileError, LaunchError, TilewrightError, suggest
 
@@ -28,7 +29,7 @@ class Record:
     `wrt` names the arguments that have a gradient. `error` bounds results: they differ from exact
     ones by at most `error` · ε · the largest exact element, where ε is the spacing of numbers of
     the result's type at 1, on arguments like standard normal ones. A `text` is no formula, but a
-    function that calls kernels over tile values.
+    function that calls kernels over tile values; `pull` gives its gradients.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class Record:
         wrt: tuple[str, ...],
         error: float,
         text: bool = False,
+        pull: Pull | None = None,
     ) -> None:
         self.function, self.signature, self.formula = function, signature, formula
-        self.wrt, self.error, self.text = wrt, error, text
+        self.wrt, self.error, self.text, self.pull = wrt, error, text, pull
         self.name = self.__name__ = function.__name__
         self.__signature__ = inspect.signature(function)
         self.__module__ = function.__module__
@@ -57,7 +59,7 @@ class Record:
             n: kind for n, kind in kinds.items() if {"str", "Function"} & {*kind.split(" | ")}
         }
         self.run = function if text else MathFunction(function)
-        self._gradients: dict[tuple[str, ...], Gradients] = {}
+        self._gradients: dict[tuple[str, ...], Gradients | Pullback] = {}
         self._known: set[Any] = set()
 
     def _document(self) -> str:
@@ -182,7 +184,7 @@ class Record:
                 expected=about.expected, got=about.got, fix=about.fix,
             ) from None  # fmt: skip
 
-    def gradients(self, wrt: tuple[str, ...] = ()) -> Gradients:
+    def gradients(self, wrt: tuple[str, ...] = ()) -> Any:
         """`tm.vjp` of the op: its gradients by the arguments `wrt`; all that have one if none."""
         wanted = wrt or self.wrt
         for name in wanted:
@@ -194,7 +196,11 @@ class Record:
                     code="arguments",
                 )
         if wanted not in self._gradients:
-            self._gradients[wanted] = gradients(self.function, wanted)
+            pull = self.pull
+            found = (
+                gradients(self.function, wanted) if pull is None else Pullback(self, pull, wanted)
+            )
+            self._gradients[wanted] = found
         return self._gradients[wanted]
 
 

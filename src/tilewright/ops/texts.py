@@ -59,19 +59,50 @@ def pack(Experts, number):
 
 
 @tw.jit
-def grouped(A, B, offset, kind, most):
+def grouped(A, B, offset, kind, most, flipped=False):
+    """`flipped`: the matrices of B have a row for each element that is folded."""
     S, E, N, K = T.const("S, E, N, K")
     A: T.Tensor((S, K), kind)
-    B: T.Tensor((E, N, K), kind)
+    B: T.Tensor((E, K, N) if flipped else (E, N, K), kind)
     offset: T.Tensor((E + 1,), "int32")
     C = T.empty((S, N), kind, partial=True)
     for e, m, n in T.tile(T.each(E), most, N):
         m = m.within(offset[e], offset[e + 1])
         acc = T.zeros((m, n), "float64" if kind == "float64" else "float32")
         for k in T.tile(K):
-            acc += A[m, k] @ B[e, n, k].T
+            acc += A[m, k] @ (B[e, k, n] if flipped else B[e, n, k].T)
         C[m, n] = acc
     return C
+
+
+@tw.jit
+def grouped_outer(A, B, offset, kind, groups):
+    """Of the rows of each group, the product of A and B over them."""
+    S, N, K = T.const("S, N, K")
+    A: T.Tensor((S, N), kind)
+    B: T.Tensor((S, K), kind)
+    offset: T.Tensor((groups + 1,), "int32")
+    C = T.empty((groups, N, K), kind)
+    for e, n, k in T.tile(T.each(groups), N, K):
+        acc = T.zeros((n, k), "float64" if kind == "float64" else "float32")
+        for m in T.tile((offset[e], offset[e + 1])):
+            acc += A[m, n].T @ B[m, k]
+        C[e, n, k] = acc
+    return C
+
+
+@tw.jit
+def inverse(Place, rows):
+    """Which entry has each place; rows that nobody has get -1."""
+    N = T.const("N")
+    Place: T.Tensor((N,), "int32")
+    Entry = T.empty((rows,), "int32")
+    for r in T.tile(rows):
+        Entry[r] = -1
+    for n in T.tile(N):
+        place = T.load(Place[n])
+        Entry[T.where(place < 0, rows, place)] = n.index
+    return Entry
 
 
 @tw.jit

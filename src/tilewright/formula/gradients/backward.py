@@ -171,6 +171,11 @@ class Pair:
         ]
 
     @property
+    def needs(self) -> frozenset[str]:
+        """What `backward` takes of arguments and `values_of` them, by name."""
+        return frozenset(b.name for b in self.rest.formula.inputs)
+
+    @property
     def outlines(self) -> list[tuple[tuple[Extent, ...], Any]]:
         """Shapes and types of what `values_of` gives."""
         outputs, shapes = self.values.formula.outputs, self.whole.shapes
