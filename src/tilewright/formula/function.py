@@ -396,7 +396,7 @@ class Made:
         if not self.has_kernel:
             return self.returned(self._made_here(arrays))
         try:
-            found = self.kernel(*self.shaped([*map(_contiguous, arrays)]))
+            found = self.kernel(*self.shaped([*map(contiguous, arrays)]))
         except LaunchError:
             bound_sizes(self.formula, [a.shape for a in arrays])  # in the user's names
             raise
@@ -482,7 +482,7 @@ def _numpy(array: Any) -> Any:
     return np.asarray(array)
 
 
-def _contiguous(array: Any) -> Any:
+def contiguous(array: Any) -> Any:
     """The array as kernels take it: NumPy's and PyTorch's may have strides."""
     if isinstance(array, np.ndarray):
         return array if array.flags.c_contiguous else np.ascontiguousarray(array)

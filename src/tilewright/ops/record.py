@@ -8,12 +8,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
 from tilewright.formula.arguments import is_array
-from tilewright.formula.function import MathFunction
+from tilewright.formula.function import MathFunction, contiguous
 from tilewright.formula.gradients.backward import Gradients, gradients
 from tilewright.ir.dtype import dtype
 from tilewright.ops.pullback import Pull, Pullback
@@ -43,7 +44,8 @@ class Record:
         pull: Pull | None = None,
     ) -> None:
         self.function, self.signature, self.formula = function, signature, formula
-        self.wrt, self.error, self.text, self.pull = wrt, error, text, pull
+        self.wrt, self.error, self.text = wrt, error, text
+        self.pull = None if pull is None else of_contiguous(pull)
         self.name = self.__name__ = function.__name__
         self.__signature__ = inspect.signature(function)
         self.__module__ = function.__module__
@@ -58,7 +60,7 @@ class Record:
         self.words = {
             n: kind for n, kind in kinds.items() if {"str", "Function"} & {*kind.split(" | ")}
         }
-        self.run = function if text else MathFunction(function)
+        self.run = of_contiguous(function) if text else MathFunction(function)
         self._gradients: dict[tuple[str, ...], Gradients | Pullback] = {}
         self._known: set[Any] = set()
 
@@ -202,6 +204,16 @@ class Record:
             )
             self._gradients[wanted] = found
         return self._gradients[wanted]
+
+
+def of_contiguous(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with copies of arrays that do not lie one element after the other."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*map(contiguous, args), **{n: contiguous(x) for n, x in kwargs.items()})
+
+    return run
 
 
 def _library(kind: type) -> str:
