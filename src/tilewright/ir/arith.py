@@ -592,12 +592,3 @@ def logical_not(a: _Operand) -> Expr:
     if isinstance(x, Const):
         return FALSE if x.value else TRUE
     return Call("not", (x,), BOOL)
-
-
-def logical_and(a: Expr, b: Expr) -> Expr:
-    """Both conditions; one that always holds is left out.
-
-    >>> logical_and(TRUE, Var("i") < 3) is (Var("i") < 3)
-    True
-    """
-    return b if a is TRUE else a if b is TRUE else binary("and", a, b)

@@ -37,6 +37,15 @@ def identity(op: str, kind: DType) -> Expr:
     return const(0, kind)
 
 
+def logical_and(a: Expr, b: Expr) -> Expr:
+    """Both conditions; one that always holds is left out.
+
+    >>> logical_and(TRUE, Var("i") < 3) is (Var("i") < 3)
+    True
+    """
+    return b if a is TRUE else a if b is TRUE else binary("and", a, b)
+
+
 def conjuncts(cond: Expr) -> list[Expr]:
     """What all has to hold for `cond` to hold."""
     if isinstance(cond, Bin) and cond.op == "and":

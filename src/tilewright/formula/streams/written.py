@@ -15,10 +15,10 @@ from fractions import Fraction
 
 from tilewright.formula.streams.form import *
 from tilewright.ir.analysis.linear import order_key
-from tilewright.ir.arith import Call, Const, Expr, cast, const, logical_and, select
+from tilewright.ir.arith import Call, Const, Expr, cast, const, select
 from tilewright.ir.arith import power as to_power
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import transform
+from tilewright.ir.expr import logical_and, transform
 
 HALF = Fraction(1, 2)
 
