@@ -69,6 +69,8 @@ def _agrees(a: Array, pair: tuple[str, int], pairs: set[tuple[str, int]]) -> boo
         if read.buffer.name != name:
             continue
         x, y = read.indices[p], read.indices[p + 1]
+        if _whole_of(read, p) is not None:
+            continue
         if not (isinstance(x, Var) and isinstance(y, Var) and _side_by_side(a, x, y, pairs)):
             return False
         ends = {axis.var: axis.extent for axis in a.domain}
@@ -77,6 +79,17 @@ def _agrees(a: Array, pair: tuple[str, int], pairs: set[tuple[str, int]]) -> boo
     if a.name == name:
         return _side_by_side(a, a.axes[p].var, a.axes[p + 1].var, pairs)
     return True
+
+
+def _whole_of(read: Load, p: int) -> Expr | None:
+    """The index of two dimensions as one, of which it is divided: [i // n, i % n]."""
+    match read.indices[p : p + 2]:
+        case (
+            Bin(op="//", a=a, b=Const(value=n)),
+            Bin(op="%", a=b, b=Const(value=m)),
+        ) if a is b and n == m == extents(read.buffer)[p + 1]:
+            return a
+    return None
 
 
 def _side_by_side(a: Array, x: Var, y: Var, pairs: set[tuple[str, int]]) -> bool:
@@ -118,9 +131,13 @@ def _join(formula: Formula, pairs: set[tuple[str, int]]) -> Formula:
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Load):
             return None
+        indices: list[Expr] = []
         drop = {p + 1 for name, p in pairs if name == node.buffer.name}
-        indices = tuple(i for p, i in enumerate(node.indices) if p not in drop)
-        return Load(shorter(node.buffer), indices, node.loc) if drop else None
+        for p, index in enumerate(node.indices):
+            whole = _whole_of(node, p) if p + 1 in drop else None
+            if p not in drop:
+                indices.append(index if whole is None else whole)
+        return Load(shorter(node.buffer), tuple(indices), node.loc) if drop else None
 
     def joined(a: Array) -> Array:
         gone = {p + 1 for name, p in pairs if name == a.name}
@@ -128,7 +145,7 @@ def _join(formula: Formula, pairs: set[tuple[str, int]]) -> Formula:
         by_var = {axis.var: axis for axis in a.domain}
         for read in reads(a):
             for name, p in pairs:
-                if name == read.buffer.name:
+                if name == read.buffer.name and _whole_of(read, p) is None:
                     x, y = read.indices[p : p + 2]
                     assert isinstance(x, Var) and isinstance(y, Var)
                     first[x] = by_var[y]
