@@ -23,7 +23,6 @@ from tilewright.formula.front.values import (
     shape_of,
     sized,
 )
-from tilewright.formula.meaning import Evaluator
 from tilewright.ir.arith import folded, power
 from tilewright.ir.core import *
 from tilewright.ir.dtype import INT64
@@ -242,6 +241,8 @@ def apply(name: str, *given: Any) -> Value:
         known = not any(isinstance(x, Value) for x in operands)
         inner = FLOAT64 if is_float else INT64 if known else INT32
         made = row.build(*(element_of(x, (), inner) for x in operands))
+        from tilewright.formula.meaning import Evaluator  # which brings the machine
+
         found: Value = Evaluator({}, {}, True)(made).item() if known else sized(made)
         return found
     inner = _type(name, row, operands)

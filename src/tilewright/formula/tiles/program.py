@@ -27,6 +27,7 @@ from tilewright.ir.formula import (
     contract,
     extents,
     listed,
+    vars_of,
     within_sizes,
 )
 from tilewright.support.errors import CompileError
@@ -426,10 +427,11 @@ def _least(word: str, texts: list[str]) -> str:
 
 
 def _check_combined(kernel: KernelPlan) -> None:
-    """What combines parts of a loop has its state alone, and none of the other folds."""
-    levels = {f.name for f in kernel.levels}
+    """What combines parts of a loop has its state alone, and none of the folds before it."""
+    along = {*vars_of(kernel.stream)}
+    inside = {f.name for f in kernel.folds if along & {*vars_of(f.domain)}}
     read = {a.name for a in kernel.outputs}.union(*(a.sources for a in kernel.outputs))
-    if any(f.name in read - levels for f in kernel.folds):
+    if any(f.name in read - inside for f in kernel.folds):
         raise Apart(kernel.levels[-1].name, "is folded by several blocks, beside other folds")
 
 
