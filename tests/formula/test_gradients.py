@@ -427,6 +427,8 @@ def test_cotangents_that_do_not_fit_are_refused():
         tm.vjp(gradient)
     with pytest.raises(CompileError, match="whose parameters are named"):
         tm.vjp(lambda *xs: xs[0])(x, x)
+    with pytest.raises(CompileError, match="inside a formula"):
+        tw.math(lambda x: tm.vjp(lambda x, y=1: x * y)(x, x))(x)
 
 
 def run_kept(function, *arrays, tolerance=2e-5):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tilewright.formula.arguments import Call, leaves
+from tilewright.formula.front.values import tracing_now
 from tilewright.formula.function import Kind, Made, MathFunction
 from tilewright.formula.gradients.keep import parted
 from tilewright.formula.gradients.vjp import vjp
@@ -16,7 +17,7 @@ from tilewright.formula.inline import normalize
 from tilewright.ir.core import Dim
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Extent, Formula, extents
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, entry
 
 
 class Gradients(MathFunction):
@@ -47,6 +48,16 @@ class Gradients(MathFunction):
         self._pairs: dict[tuple[Any, ...], Pair] = {}
         self.__name__ = f"{getattr(function, '__name__', 'formula')}_vjp"
         self.__doc__ = f"Gradients of {getattr(function, '__name__', 'a formula')}."
+
+    @entry
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if tracing_now() is not None:
+            raise CompileError(
+                f"{self.__name__} is called inside a formula",
+                fix="call it with arrays, outside: kernels of gradients are made for these",
+                code="arguments",
+            )
+        return super().__call__(*args, **kwargs)
 
     def with_schedule(self, **choices: Any) -> Gradients:
         return Gradients(self.function, self.wrt, self.target, {**self.schedule, **choices})
