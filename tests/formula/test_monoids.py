@@ -320,7 +320,12 @@ LONG = {
         1 << 30,
         "j_part * 1048576 + ((j.index * 1024)[:, None]",
     ),
-    "of a square": (lambda x: tm.sum(tm.sort(x)[1:]), 600, "for j in T.tile(K):"),
+    "of a square": (
+        lambda x: tm.cumulative_sum(tm.sort(tm.reshape(x, (3, 600)), axis=-1), axis=-1),
+        1800,
+        "compares 600 elements with all",
+    ),
+    "of a sorted row": (lambda x: tm.sum(tm.sort(x)[1:]), 600, "for j in T.tile(K):"),
 }
 
 

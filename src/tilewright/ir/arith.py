@@ -392,14 +392,7 @@ def wrap(value: _Operand | Any, like: DType | None = None) -> Expr:
             f"a {'tile' if tile or name else type(value).__name__} cannot be used as a value",
             expected="a number or a run-time value",
             got=repr(value)[:80],
-            fix="a word or a function that returns nothing gives None"
-            if value is None
-            else "give each axis of T.tile a name: `for m, n in T.tile(M, N)`; size= pins a size, "
-            "and T.tile((low, high)) is a range"
-            if isinstance(value, tuple) and any(hasattr(each, "tile_value") for each in value)
-            else f"use an element of it: {name}[…]"
-            if isinstance(name, str)
-            else "use a number",
+            fix=_instead(value, name),
             code="not-a-value",
         )
     if like is None:
@@ -413,6 +406,15 @@ def wrap(value: _Operand | Any, like: DType | None = None) -> Expr:
     if like.is_int and not like.min_value <= value <= like.max_value:
         return const(value)
     return const(value, like)
+
+
+def _instead(value: Any, name: Any) -> str:
+    if value is None:
+        return "a word or a function that returns nothing gives None"
+    if isinstance(value, tuple) and any(hasattr(each, "tile_value") for each in value):
+        each = "give each axis of T.tile a name: `for m, n in T.tile(M, N)`"
+        return f"{each}; size= pins a size, and T.tile((low, high)) is a range"
+    return f"use an element of it: {name}[…]" if isinstance(name, str) else "use a number"
 
 
 def unify(a: _Operand, b: _Operand) -> tuple[Expr, Expr]:
