@@ -8,6 +8,8 @@ from hypothesis import settings
 
 # what a test does not say must not depend on whether the machine has a GPU
 os.environ.setdefault("TILEWRIGHT_TARGET", "cpu")
+# several processes share a GPU, and JAX would take three quarters of its memory
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # A first call compiles, later ones do not: a deadline would measure the cache.
 settings.register_profile("ci", deadline=None, derandomize=True)

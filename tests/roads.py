@@ -118,9 +118,9 @@ def from_device(tensor: Any, like: np.ndarray, kind: DType) -> np.ndarray:
     import torch
 
     if kind.packed:
-        from tilewright.runtime.outputs import unpack
+        from tilewright.machine.numbers import unpack
 
-        return unpack(tensor.cpu().numpy(), kind)[0]
+        return unpack(tensor.cpu().numpy(), kind)
     word = _WORDS[like.dtype.itemsize]
     return tensor.view(getattr(torch, word)).cpu().contiguous().numpy().view(like.dtype)
 

@@ -243,8 +243,7 @@ def test_on_gpu(test):
 
 
 @gpu
-def test_other_libraries(monkeypatch):
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+def test_other_libraries():
     assert run_guarded(run_libraries, timeout=180) or pytest.skip("neither CuPy nor JAX is here")
 
 

@@ -181,9 +181,6 @@ def run_cupy():
 
 
 def run_jax():
-    import os
-
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     import jax
     import numpy as np
 
@@ -317,9 +314,6 @@ def run_cupy_types():
 
 
 def run_jax_types():
-    import os
-
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     import jax
     import numpy as np
 

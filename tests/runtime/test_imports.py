@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +27,33 @@ def brought(code: str) -> set[str]:
 
 def tops(modules: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in modules}
+
+
+def has(module: ModuleType, name: str) -> bool:
+    if hasattr(module, name):
+        return True
+    return hasattr(module, "__path__") and bool(
+        importlib.util.find_spec(f"{module.__name__}.{name}")
+    )
+
+
+def test_late_imports_name_what_there_is():
+    """Also those of tests and tools that only run on a GPU."""
+    folders = ("src", "tests", "zoo", "benchmarks", "devtools", "examples")
+    missing = []
+    for path in (p for folder in folders for p in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not node.module or node.level:
+                continue
+            if node.module.partition(".")[0] != "tilewright":
+                continue
+            module = importlib.import_module(node.module)
+            missing += [
+                f"{path.relative_to(ROOT)}:{node.lineno}: {node.module} has no {name.name}"
+                for name in node.names
+                if name.name != "*" and not has(module, name.name)
+            ]
+    assert not missing, "\n".join(missing)
 
 
 def test_the_package_alone_is_names():
