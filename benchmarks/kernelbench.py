@@ -5,7 +5,8 @@
 
 FOLDER holds `level1` and `level2`; a problem is a file with `Model`, `get_inputs` and
 `get_init_inputs`. Each runs in a process of its own that is killed after `--timeout` seconds, and
-adds a line to `--out`; what has a line is not run again. `--device cpu --scale small` shrinks the
+adds a line to `--out`; what has a line is not run again. With `--jobs` several compile side by
+side, but one at a time has the GPU to check and to time. `--device cpu --scale small` shrinks the
 constants of the files, to see on a machine without a GPU what is covered.
 
 Outputs are held to the model in float64: the largest error may be twice eager's, the mean 1.5
@@ -30,6 +31,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -146,14 +149,16 @@ class Problem:
         import torch
 
         torch.manual_seed(seed)
-        made = self.module.Model(*self.module.get_init_inputs())
+        with self.device:
+            made = self.module.Model(*self.module.get_init_inputs())
         return made.to(self.device, self.kind)
 
     def inputs(self, seed: int) -> list[Any]:
         import torch
 
         torch.manual_seed(seed)
-        return [self._moved(x) for x in self.module.get_inputs()]
+        with self.device:
+            return [self._moved(x) for x in self.module.get_inputs()]
 
     def _moved(self, x: Any) -> Any:
         if not hasattr(x, "is_floating_point"):
@@ -251,45 +256,67 @@ def of_others(kernels: Sequence[str], names: Sequence[str]) -> list[str]:
     return [k for k in kernels if not (_MOVES.match(k) or own.match(k))]
 
 
+@contextmanager
+def alone(args: argparse.Namespace) -> Iterator[None]:
+    """The GPU for this process: others compile, or wait here."""
+    from filelock import FileLock
+
+    with FileLock(args.out.with_suffix(".lock")):
+        yield
+        if args.device != "cpu":
+            import torch
+
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
 def examined(path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What is found of a problem, a part at a time: what a killed process had found is kept."""
     import torch
 
-    import tilewright.torch
     from tilewright.frameworks.torch.backend import Compiled, backend
     from tilewright.frameworks.torch.explain import described
 
     problem = Problem(path, args.type, args.device, args.scale)
     model, found = problem.model(0), list[Compiled]()
-    yield {"constant": is_constant(problem, model)}
+    with alone(args):
+        yield {"constant": is_constant(problem, model)}
     ours = torch.compile(model, backend=lambda m, x: backend(m, x, found=found))
     begin = time.perf_counter()
     ours(*problem.inputs(0))
     yield {"compile_s": round(time.perf_counter() - begin, 2)}
-    checks = []
-    for seed in range(args.seeds):
-        model.load_state_dict(problem.model(seed).state_dict())
-        inputs = problem.inputs(100 + seed)
-        exact = flat(exactly(model, inputs, seed))
-        torch.manual_seed(seed)
-        with tilewright.torch.random_numbers():
-            theirs = flat(copy.deepcopy(model)(*inputs))
-        torch.manual_seed(seed)
-        results = flat(ours(*inputs))
-        rows = zip(results, theirs, exact, strict=True)
-        checks += [held(a, b, c, problem.kind) for a, b, c in rows]
-        del exact, theirs, results
-    yield {"checks": checks}
+    with alone(args):
+        yield {
+            "checks": [c for seed in range(args.seeds) for c in checked(problem, model, ours, seed)]
+        }
     graphs = [described(each) for each in found]
     yield {
         "groups": [[k.operators, k.launches] for g in graphs for k in g.kernels],
         "kept": [[k.operator, k.reason] for g in graphs for k in g.kept],
     }
+    inputs = problem.inputs(100)
     kernels = launched(lambda: ours(*inputs), problem.device)
     names = sorted({r.kernels.name for each in found for r in each.runners})
     yield {"kernels": kernels, "library": of_others(kernels, names)}
     if args.time:
         yield {"ms": raced(model, ours, inputs, args)}
+
+
+def checked(problem: Problem, model: Any, ours: Any, seed: int) -> list[dict[str, Any]]:
+    """What is found of each result, for weights and inputs of that seed."""
+    import torch
+
+    import tilewright.torch
+
+    model.load_state_dict(problem.model(seed).state_dict())
+    inputs = problem.inputs(100 + seed)
+    exact = flat(exactly(model, inputs, seed))
+    torch.manual_seed(seed)
+    with tilewright.torch.random_numbers():
+        theirs = flat(copy.deepcopy(model)(*inputs))
+    torch.manual_seed(seed)
+    rows = zip(flat(ours(*inputs)), theirs, exact, strict=True)
+    return [held(a, b, c, problem.kind) for a, b, c in rows]
 
 
 def raced(model: Any, ours: Any, inputs: Sequence[Any], args: argparse.Namespace) -> Any:
@@ -308,8 +335,11 @@ def raced(model: Any, ours: Any, inputs: Sequence[Any], args: argparse.Namespace
 
         return call
 
-    times = measure({name: called(run) for name, run in runs.items()}, rounds=args.rounds,
-                    budget=math.inf)  # fmt: skip
+    for run in runs.values():
+        run(*inputs)  # compiles
+    with alone(args):
+        times = measure({name: called(run) for name, run in runs.items()}, rounds=args.rounds,
+                        budget=math.inf)  # fmt: skip
     return {name: 1e3 * sorted(each)[len(each) // 2] for name, each in times.items()}
 
 
@@ -381,18 +411,21 @@ def run(args: argparse.Namespace) -> int:
     if args.only:
         jobs = [job for job in jobs if re.search(args.only, job[0])]
     done = {(r["problem"], r["type"]) for r in lines(args.out)}
-    for name, kind in jobs:
-        if (name, kind) in done:
-            continue
-        args.type, args.autotune = kind, name in tuned
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def one(job: tuple[str, str]) -> None:
+        name, kind = job
+        own = argparse.Namespace(**vars(args), type=kind, autotune=name in tuned)
         found = {"problem": name, "type": kind, "device": args.device, "scale": args.scale,
-                 **child(names[name], args)}  # fmt: skip
+                 **child(names[name], own)}  # fmt: skip
         found["verdict"], found["why"] = verdict(found)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         with args.out.open("a") as out:
-            print(json.dumps(found), file=out)
+            out.write(json.dumps(found) + "\n")
         print(f"{found['seconds']:6.1f} s  {found['verdict']:9} {name} {kind}  {found['why']}",
               flush=True)  # fmt: skip
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(one, (job for job in jobs if job not in done)))
     return 0
 
 
@@ -475,6 +508,7 @@ def parser() -> argparse.ArgumentParser:
     each.add_argument("--part", default="0/1", help="of several machines, 0/4 to 3/4")
     each.add_argument("--only", default="", help="a pattern of names")
     each.add_argument("--timeout", type=float, default=600.0, help="seconds a problem")
+    each.add_argument("--jobs", type=int, default=1, help="problems side by side")
     each.add_argument("--rounds", type=int, default=8)
     each.add_argument("--time", action=argparse.BooleanOptionalAction, default=True)
     each.add_argument("--device", default="cuda")
