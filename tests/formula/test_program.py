@@ -142,3 +142,16 @@ def test_results_whose_dimensions_are_in_another_order_have_their_own_kernel():
     arrays = rng.random((2, 9, 6), np.float32), rng.random((2, 6, 9), np.float32)
     agrees(both, arrays, "cpu")
     assert tw.math(both).tile(*arrays).count("for ") == 2
+
+
+@pytest.mark.parametrize("dims", [2, 3, 4])
+def test_dimensions_that_are_read_as_one_index_are_one(dims):
+    def normalized(x):
+        y = tm.reshape(x, (x.shape[0], 2, -1))
+        y = y - tm.mean(y, axis=-1, keepdims=True)
+        return tm.reshape(y / (tm.mean(y * y, axis=-1, keepdims=True) + 1e-5) ** 0.5, x.shape)
+
+    x = np.random.default_rng(6).random((2, 6, *(3, 5, 2, 7)[:dims]), np.float32)
+    agrees(normalized, (x,), "cpu")
+    f = tw.math(normalized)
+    assert "//" not in f.tile(x) and f.tile(x).count("X[i, :]") == 1

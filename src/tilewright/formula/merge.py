@@ -8,7 +8,7 @@ of them, or computes with an index along one of them.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilewright.ir.core import *
 from tilewright.ir.formula import (
@@ -82,14 +82,35 @@ def _agrees(a: Array, pair: tuple[str, int], pairs: set[tuple[str, int]]) -> boo
 
 
 def _whole_of(read: Load, p: int) -> Expr | None:
-    """The index of two dimensions as one, of which it is divided: [i // n, i % n]."""
-    match read.indices[p : p + 2]:
-        case (
-            Bin(op="//", a=a, b=Const(value=n)),
-            Bin(op="%", a=b, b=Const(value=m)),
-        ) if a is b and n == m == extents(read.buffer)[p + 1]:
-            return a
-    return None
+    """The index of two dimensions as one, of which they are digits: [i // n, i % n], or
+    [i // n % m, i % n] beside a third."""
+    high, low = (_digit(index) for index in read.indices[p : p + 2])
+    n = low.within
+    if n is None or n != extents(read.buffer)[p + 1]:
+        return None
+    if high.of is not low.of or high.by != low.by * n:
+        return None
+    whole = low.of if low.by == 1 else low.of // low.by
+    return whole if high.within is None else whole % (high.within * n)
+
+
+@dataclass(frozen=True)
+class _Digit:
+    """of // by % within"""
+
+    of: Expr
+    by: int = 1
+    within: int | None = None
+
+
+def _digit(index: Expr) -> _Digit:
+    match index:
+        case Bin(op="%", a=a, b=Const(value=n)):
+            inner = _digit(a)
+            return replace(inner, within=int(n)) if inner.within is None else _Digit(a, 1, int(n))
+        case Bin(op="//", a=a, b=Const(value=n)):
+            return _Digit(a, int(n))
+    return _Digit(index)
 
 
 def _side_by_side(a: Array, x: Var, y: Var, pairs: set[tuple[str, int]]) -> bool:

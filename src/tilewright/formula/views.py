@@ -108,10 +108,11 @@ def _parts(a: Array, index: Expr, by: int) -> tuple[Expr, Expr] | None:
     """index // by and index % by, if they are no more complicated than the index."""
     known = ranges_of(a)
     high, low = (simplify(e, known) for e in (index // by, index % by))
-    plain = not any(
-        isinstance(n, Bin) and n.op in ("//", "%") for e in (high, low) for n in walk(e)
+    before, after = (
+        sum(isinstance(n, Bin) and n.op in ("//", "%") for e in found for n in walk(e))
+        for found in ((index,), (high, low))
     )
-    return (high, low) if plain else None
+    return (high, low) if after <= before else None
 
 
 def _with_split(formula: Formula, b: Buffer, place: int, by: int) -> Formula:
