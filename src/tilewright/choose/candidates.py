@@ -37,6 +37,7 @@ BY_GROUPS = {"m": (64, 128, 192, 256), "n": (16, 32, 64, 96, 128, 160, 192, 224,
 BY_WARPS = {"m": (16, 32, 64, 128), "n": (16, 32, 64, 128, 256)}
 BY_LANES = {"m": (16, 32, 64, 128), "n": (32, 64, 128, 256)}
 DEEP, SHALLOW = (128, 256), (64, 128)
+SHORT = (64, 32)  # of rows that are no multiple of the others, and short: channels of images
 DEEPER = (*DEEP, 512)  # for few rows, of which a warp multiplies all
 OWN = {64: 64, 128: 128, 256: 128}  # of so many threads that multiply, products of one at most
 LEAST = 8  # and at least
@@ -120,6 +121,8 @@ def candidates(
         if matrix is not None and not small and lengths.get(sides[0].key, ROWS) < ROWS:
             ladders["m"] = BY_WARPS["m"]
             ladders["k"] = tuple(size * 8 // kind.bits for size in DEEPER)
+        if grouped and not small:
+            ladders["k"] = (*_short(lengths.get(sides[2].key), kind), *ladders["k"])
         for side, axis in zip("mnk", sides, strict=True):
             loop = builder.axes.get(axis.key, (kernel, axis.name))
             if side != "k":
@@ -151,6 +154,15 @@ def candidates(
             threads = _threads(0 if small else height, width, is_grouped)
         made += [Candidate(tuple(tiles.items()), each) for each in threads]
     return made
+
+
+def _short(length: int | None, kind: DType) -> list[int]:
+    """Of a product, depths that end with a row, where others would multiply as many zeros."""
+    width = (length or 0) * kind.bits // 8
+    if not 0 < width < DEEP[1] or width % DEEP[0] == 0:
+        return []
+    size = next((size for size in SHORT if width % size == 0), SHORT[width <= SHORT[1]])
+    return [size * 8 // kind.bits]
 
 
 def around(builder: Builder, kernel: int, sizes: Mapping[TileLoop, int]) -> list[Candidate]:

@@ -10,6 +10,7 @@ from tilewright.frameworks.torch.decompositions import decompositions
 from tilewright.frameworks.torch.formula import Unsaid
 from tilewright.frameworks.torch.graph import Facts, is_seed
 from tilewright.frameworks.torch.group import Runner
+from tilewright.frameworks.torch.layouts import lay_out
 from tilewright.frameworks.torch.partition import groups_of
 from tilewright.support.errors import TilewrightError
 
@@ -19,6 +20,7 @@ class Compiled:
 
     def __init__(self, module: Any, name: str = "graph") -> None:
         module.graph.eliminate_dead_code()
+        lay_out(module.graph)
         self.name, self.facts = name, Facts(module.graph)
         self.runners = self._made()
         self.call = self._module(module)

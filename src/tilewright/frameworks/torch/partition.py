@@ -12,7 +12,7 @@ from operator import getitem
 from typing import Any
 
 from tilewright.frameworks.torch.graph import Facts, tensors
-from tilewright.frameworks.torch.lowerings import ALONE, FOLD, GATHER, POINTWISE, PRODUCT
+from tilewright.frameworks.torch.lowerings import ALONE, FOLD, GATHER, MOVED, POINTWISE, PRODUCT
 
 MOST = 40  # nodes of a group: formulas of more take long to compile
 
@@ -106,7 +106,7 @@ def _grouped(facts: Facts, apart: set[tuple[Any, Any]]) -> list[Group]:
         if kind == FOLD:
             group.folds = {_folded(node)}
         found[node] = group
-        table = facts.sources(node.args[0]) if kind == GATHER else []
+        table = facts.sources(node.args[0]) if kind in (GATHER, MOVED) else []
         for x in sorted(facts.feeds(node), key=facts.place.__getitem__, reverse=True):
             other = found.get(x)
             if other is None or other is group or x in table or not _fit(group, other):
@@ -133,6 +133,8 @@ def _fit(group: Group, other: Group) -> bool:
     if len(group.nodes) + len(other.nodes) > MOST or _device(group) != _device(other):
         return False
     if PRODUCT in group.kinds:  # its sides lie in memory
+        return False
+    if MOVED in other.kinds and FOLD in group.kinds:
         return False
     if PRODUCT in other.kinds:
         return group.kinds == {POINTWISE}

@@ -14,6 +14,7 @@ VIEW = "view"  # the same elements at other places
 POINTWISE = "pointwise"  # elements of elements
 CONSTANT = "constant"  # elements of no array
 GATHER = "gather"  # elements of its first argument, at places that data say
+MOVED = "moved"  # elements of its first argument, at other places than folds read
 FOLD = "fold"  # along axes of its first argument
 PRODUCT = "product"  # of matrices, convolutions
 ALONE = "alone"  # several folds, or reads by data: a formula of its own
