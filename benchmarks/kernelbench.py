@@ -237,8 +237,8 @@ def is_constant(problem: Problem, model: Any) -> bool:
     return True
 
 
-def launched(call: Any, device: Any) -> list[str]:
-    """The kernels that a call launches on a GPU, by the profiler."""
+def launched(call: Any, device: Any) -> list[tuple[str, float]]:
+    """The kernels that a call launches on a GPU, and the microseconds of each, by the profiler."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -247,7 +247,8 @@ def launched(call: Any, device: Any) -> list[str]:
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         call()
         torch.cuda.synchronize()
-    return [e.name for e in found.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    on_gpu = torch.autograd.DeviceType.CUDA
+    return [(e.name, e.time_range.elapsed_us()) for e in found.events() if e.device_type == on_gpu]
 
 
 def of_others(kernels: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -295,9 +296,11 @@ def examined(path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "kept": [[k.operator, k.reason] for g in graphs for k in g.kept],
     }
     inputs = problem.inputs(100)
-    kernels = launched(lambda: ours(*inputs), problem.device)
+    with alone(args):
+        on_gpu = launched(lambda: ours(*inputs), problem.device)
+    kernels, us = [name for name, _ in on_gpu], [round(t, 1) for _, t in on_gpu]
     names = sorted({r.kernels.name for each in found for r in each.runners})
-    yield {"kernels": kernels, "library": of_others(kernels, names)}
+    yield {"kernels": kernels, "us": us, "library": of_others(kernels, names)}
     if args.time:
         yield {"ms": raced(model, ours, inputs, args)}
 
