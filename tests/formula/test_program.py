@@ -155,3 +155,19 @@ def test_dimensions_that_are_read_as_one_index_are_one(dims):
     agrees(normalized, (x,), "cpu")
     f = tw.math(normalized)
     assert "//" not in f.tile(x) and f.tile(x).count("X[i, :]") == 1
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_the_text_of_a_chain_grows_with_its_length(kind):
+    """What a comparison and a choice both read has one name, rounded in between or not."""
+
+    def chain(x, length=9):
+        for n in range(length, 0, -1):
+            x = tm.astype(tm.clip(x * n, -float(n), float(n)), kind)
+        return x
+
+    x = np.random.default_rng(6).standard_normal((3, 5)).astype(kind)
+    agrees(chain, (x,), "cpu")
+    lengths = [len(tw.math(lambda x, n=n: chain(x, n)).tile(x)) for n in (2, 4, 6, 8)]
+    steps = np.diff(lengths)
+    assert max(steps) < 1.2 * min(steps) < 500

@@ -44,7 +44,8 @@ _BINARY = {
 _LOGIC = {"and": "&", "or": "|"}
 _WORDS = {"min": "T.minimum", "max": "T.maximum"}
 _PREFIX = {"neg": "-", "not": "~", "invert": "~"}
-_SHORT = {"exp": "e", "exp2": "e", "log": "l", "sqrt": "root", "rsqrt": "r", "neg": "x"}
+_SHORT = {"exp": "e", "exp2": "e", "log": "l", "sqrt": "root", "rsqrt": "r"}
+_SHORT |= dict.fromkeys(("neg", "max_nan", "min_nan"), "x")
 
 
 class Writer:
@@ -87,13 +88,13 @@ class Writer:
         """Say what will be printed, so that what occurs twice gets a name."""
         seen: set[Expr] = set()
         for root in exprs:
-            self.uses[root] += 1
+            self.uses.update(_printed(root))
             for node in walk(root):
                 if node in seen:
                     continue
                 seen.add(node)
-                if not isinstance(node, Load):
-                    self.uses.update(node.children)
+                if not isinstance(node, Load) and not _widens(node):
+                    self.uses.update(part for c in _operands(node) for part in _printed(c))
 
     def count_operands(self, levels: Iterable[Array]) -> None:
         """Tiles that products of a step read too: they are copied once for all of them."""
@@ -171,7 +172,7 @@ class Writer:
             return self.kernel.named[expr]
         is_read = hoisted and any(x.buffer.name in self.tensors for x in loads(expr))
         again = self.uses[expr] > 1 or (hoisted and expr.dtype.is_float)  # in each step
-        if (again and piece.dims and not isinstance(expr, Cast)) or is_read:
+        if (again and piece.dims and not _widens(expr)) or is_read:
             called = expr.name.lstrip("_") if isinstance(expr, Call) else "x"
             return _SHORT.get(called, called)
         return None
@@ -551,6 +552,19 @@ def _widens(expr: Expr) -> TypeGuard[Cast]:
         isinstance(expr, Cast) and expr.dtype == FLOAT32 and expr.a.dtype.is_float
         and expr.a.dtype.bits < 32
     )  # fmt: skip
+
+
+def _printed(expr: Expr) -> tuple[Expr, ...]:
+    """What is printed where `expr` is used: a cast that texts leave out is what it is of."""
+    return (expr, expr.a) if _widens(expr) else (expr,)
+
+
+def _operands(expr: Expr) -> tuple[Expr, ...]:
+    """The parts of `expr`, each as often as its text has it."""
+    match expr:
+        case Call(name="max_nan" | "min_nan", args=args):  # a comparison and a choice
+            return args * 2
+    return expr.children
 
 
 def _narrowed(expr: Expr) -> Expr:
