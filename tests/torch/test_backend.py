@@ -199,6 +199,16 @@ def test_special_numbers():
     check(lambda x: x.masked_fill(x < 9, -float("inf")).softmax(-1), x[:3])
 
 
+def test_places_are_found_in_one_walk():
+    """A NaN is an extreme, and an array is read once."""
+    x = torch.randn(3, 9, 5)
+    x[0, 4, 1] = x[0, 7, 1] = x[1, 0, 2] = float("nan")
+    for function in (lambda x: x.argmax(1), lambda x: x.argmin(1), lambda x: x.max(1)):
+        check(function, x)
+        (kernel,) = tilewright.torch.explain(function, x).graphs[0].kernels
+        assert kernel.tile.count("(Arg0_1[") == 1
+
+
 def test_rows_without_keys():
     """Attention of rows whose mask leaves nothing is zero, and so are their gradients."""
     q, mask = torch.randn(1, 2, 5, 4, requires_grad=True), torch.ones(5, 5).tril(-1) > 0

@@ -234,8 +234,8 @@ def _placing(word: str, about: str) -> Callable[..., Value]:
     return named(word, about, place)
 
 
-argmax = _placing("argmax", "The index of the first largest element.")
-argmin = _placing("argmin", "The index of the first least element.")
+argmax = _placing("argmax", "The index of the first largest element, or of the first NaN.")
+argmin = _placing("argmin", "The index of the first least element, or of the first NaN.")
 
 
 def count_nonzero(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> Value:

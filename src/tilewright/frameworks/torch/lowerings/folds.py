@@ -63,14 +63,7 @@ def var_mean(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = Fa
 
 def _place(x: Any, word: str, dim: Any, keepdim: bool) -> Any:
     """The first place of the extreme; of a NaN, if there is one."""
-    find = tm.argmax if word == "max" else tm.argmin
-    found = find(x, axis=_axis(x, dim), keepdims=keepdim)
-    if not x.dtype.is_float:
-        return found
-    nan = tm.isnan(x)
-    first = tm.argmax(tm.astype(nan, "int32"), axis=_axis(x, dim), keepdims=keepdim)
-    axes = None if dim is None else _axes(x, dim)
-    return tm.where(tm.any(nan, axis=axes, keepdims=keepdim), first, found)
+    return getattr(tm, f"arg{word}")(x, axis=_axis(x, dim), keepdims=keepdim)
 
 
 def _folded(word: str) -> Callable[..., Any]:
