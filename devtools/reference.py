@@ -136,7 +136,7 @@ PAGES = (
         "Types and their limits": "cast Cast reinterpret infinity max_value min_value isnan isinf "
                                   "isfinite",
         "Fast forms": "__exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan __tanh "
-                      "__sigmoid",
+                      "__sigmoid __divide",
     }),
     Page("hints", "Hints", "T", "None of these changes what a kernel computes.", {
         "Layouts": "annotate_layout annotate_padding make_swizzled_layout layout Layout Fragment "

@@ -186,7 +186,6 @@ inline float __frcp_rn(float x) { return 1.0f / x; }
 #define __cosf(x) cosf(x)
 #define __tanf(x) tanf(x)
 #define __powf(x, y) powf(x, y)
-inline float __fdividef(float a, float b) { return a / b; }
 
 // ── atomics: nobody comes between ───────────────────────────────────────────────────────────
 

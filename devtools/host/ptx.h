@@ -91,6 +91,7 @@ void cvt_rzi_u64_f64(To& r, double x) { to_integer(r, x); }
 inline float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 inline void ex2_approx_ftz_f32(float& r, float x) { r = flushed(exp2f(flushed(x))); }
 inline void rcp_approx_ftz_f32(float& r, float x) { r = flushed(1.0f / flushed(x)); }
+inline void div_full_f32(float& r, float a, float b) { r = a / b; }
 inline void tanh_approx_f32(float& r, float x) { r = tanhf(x); }
 inline void max_NaN_f32(float& r, float a, float b) {
   r = a != a || b != b ? __uint_as_float(0x7fffffffu) : a > b || (a == b && !signbit(a)) ? a : b;

@@ -167,6 +167,7 @@ from tilewright.lang.math import (
     truncmod,
 )
 from tilewright.lang.math import fast_cos as __cos
+from tilewright.lang.math import fast_divide as __divide
 from tilewright.lang.math import fast_exp as __exp
 from tilewright.lang.math import fast_exp2 as __exp2
 from tilewright.lang.math import fast_exp10 as __exp10
@@ -285,7 +286,7 @@ _ON_TILES = (
     "cosh erf exp exp2 exp10 expm1 floor floordiv floormod fma fmod isfinite isinf isnan log log1p "
     "log2 log10 popcount pow round rsqrt shift_left shift_right sigmoid sin sinh sqrt tan tanh "
     "trunc truncdiv truncmod __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan __tanh "
-    "__sigmoid"
+    "__sigmoid __divide"
 ).split()
 _KEEPING = "clamp cast Cast reinterpret if_then_else Select And Or Not".split()
 globals().update({n: _elementwise(globals()[n], n in _KEEPING) for n in (*_ON_TILES, *_KEEPING)})

@@ -519,6 +519,7 @@ for kind in ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn"):
         for e in (
             "pow(A[0, tx], A[1, tx])", "fmod(A[0, tx], A[1, tx])", "atan2(A[0, tx], A[1, tx])",
             "copysign(A[0, tx], A[1, tx])", "fma(A[0, tx], A[1, tx], A[2, tx])",
+            "__divide(A[0, tx], A[1, tx])",
             "min_nan(A[0, tx], A[1, tx])", "max_nan(A[0, tx], A[1, tx])",
             "min(A[0, tx], A[1, tx])", "max(A[0, tx], A[1, tx])", "A[0, tx] // A[1, tx]",
             "A[0, tx] % A[1, tx]", "A[0, tx] / A[1, tx]",

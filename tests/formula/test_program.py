@@ -171,3 +171,24 @@ def test_the_text_of_a_chain_grows_with_its_length(kind):
     lengths = [len(tw.math(lambda x, n=n: chain(x, n)).tile(x)) for n in (2, 4, 6, 8)]
     steps = np.diff(lengths)
     assert max(steps) < 1.2 * min(steps) < 500
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_tanh_of_a_logarithm_is_a_quotient(kind):
+    """Mish as PyTorch takes it apart: one exponential and one division, at the ends too."""
+
+    def mish(x):
+        x = tm.astype(x, tm.float32)
+        softplus = tm.where(x > 20, x, tm.log1p(tm.exp(x)))
+        return tm.astype(x * tm.tanh(softplus), kind)
+
+    x = np.array([-np.inf, -200, -100, -9, -1e-9, 0, 1e-9, 0.5, 9, 21, 89, 300, np.inf, np.nan])
+    x = np.concatenate([x, np.linspace(-30, 30, 401)]).astype(kind)
+    f = tw.math(mish, target="cpu")
+    text = f.tile(x)
+    assert "tanh" not in text and "log" not in text and "> 20" not in text
+    wide = x.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        want = wide * np.tanh(np.logaddexp(0, wide))
+    few, least = (1e-3, 6e-8) if kind == np.float16 else (1e-6, 1e-30)
+    np.testing.assert_allclose(f(x), want, few, least)

@@ -22,7 +22,7 @@ WORDS = """
     atomic_add atomic_max atomic_min atomic_or atomic_load atomic_store
     floordiv floormod shift_left reinterpret exp exp2 log log2 sqrt rsqrt sin cos tanh sigmoid erf
     pow abs floor ceil round max min clamp if_then_else Select infinity cast isnan isfinite dp4a
-    __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan __sigmoid
+    __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan __sigmoid __divide
     annotate_layout annotate_padding Layout Fragment annotate_l2_hit_ratio assume layout
     ws set_max_nreg barrier_arrive barrier_wait mbarrier_arrive mbarrier_wait_parity
     mbarrier_expect_tx block_rank_in_cluster pdl_wait pdl_launch sync_threads sync_warp

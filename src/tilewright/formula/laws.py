@@ -155,6 +155,43 @@ def indices_as_floats(formula: Formula) -> Formula:
     return replace(formula, arrays=tuple(map(converted, formula.arrays)))
 
 
+def tanh_of_log1p(formula: Formula) -> Formula:
+    """tanh(log1p(u)) = n / (n + 2) with n = u · (u + 2), for exponentials u: a quotient in place of
+    two functions. It is 1 in float32 past 2²⁰, as is tanh(x) past 10: softplus needs no choice.
+
+    >>> from tilewright.ir.formula import tensor
+    >>> x, i = tensor("x", (4,), FLOAT32), Axis(Var("i"), 4)
+    >>> element = Load(x, (i.var,))
+    >>> log = Call("log1p", (Call("exp", (element,), FLOAT32),), FLOAT32)
+    >>> y = array("y", (i,), Call("tanh", (select(element > 20, element, log),), FLOAT32))
+    >>> print(tanh_of_log1p(Formula("f", (x,), (y,), (y.buffer,))).arrays[0].body.b)
+    min_nan(exp(x[i]), 1.048576e+06) * (min_nan(exp(x[i]), 1.048576e+06) + 2.0) + 2.0
+    """
+
+    def rule(node: Expr) -> Expr | None:
+        match node:
+            case Call(name="tanh", args=(log,), dtype=dtype) if dtype == FLOAT32:
+                match _without_choice(log):
+                    case Call(name="log1p", args=(Call(name="exp" | "exp2" | "exp10") as u,)):
+                        least = Call("min_nan", (u, const(2.0**20, FLOAT32)), FLOAT32)
+                        n = least * (least + 2)
+                        return n / (n + 2)
+        return None
+
+    return formula.rewritten(rule)
+
+
+def _without_choice(softplus: Expr) -> Expr:
+    """Of x beyond a number and log1p(exp(x)) the second, as far as tanh can tell."""
+    match softplus:
+        case Select(
+            cond=Cmp(op=">", a=x, b=Const(value=k)), a=a,
+            b=Call(name="log1p", args=(Call(name="exp", args=(exponent,)),)) as b,
+        ) if exponent == a and x in (a, *a.children) and k >= 10:  # fmt: skip
+            return b
+    return softplus
+
+
 def split_long_folds(formula: Formula) -> Formula:
     """A fold of more elements than a block can hold is one of folds of parts.
 
@@ -244,5 +281,6 @@ LAWS = (
     factors_behind_sums,
     common_divisors,
     indices_as_floats,
+    tanh_of_log1p,
     split_long_folds,
 )

@@ -150,6 +150,7 @@ fast_tan = _function("__tan", _FAST.format("tangent"), "x", "0 1.5574 -2.185")
 fast_tanh = _function(
     "__tanh", "hyperbolic tangent, in one instruction and 2⁻¹¹ off on a GPU.", "x", "0 0.7616 0.964"
 )
+fast_divide = _function("__divide", _FAST.format("a / b"), "x, x + 1", "0 0.5 0.6667 0.75")
 fast_sigmoid = _function("__sigmoid", _FAST.format("1 / (1 + e⁻ˣ)"), "x", "0.5 0.7311 0.8808")
 
 

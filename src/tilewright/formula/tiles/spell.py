@@ -49,6 +49,8 @@ def spell(
                 return Call(_FAST[name], args, FLOAT32)
             case Bin(op="/", a=a, b=b) if dims(b) < dims(a) and not isinstance(b, Const):
                 return a * (1 / b)
+            case Bin(op="/", a=a, b=b) if dims(b):
+                return Call("__divide", (a, b), FLOAT32)
         return None
 
     return transform(_logistic(expr) if exponent else expr, rule)

@@ -222,6 +222,8 @@ def function(name: str, args: list[Val], dtype: DType) -> Val:
     x = wide[0]
     if name in _INSTRUCTIONS:
         result = overloaded(_INSTRUCTIONS[name], *wide)
+    elif name == "divide":
+        result = instruction("fdiv", *wide)
     elif name == "rsqrt":
         result = instruction("fdiv", 1.0, overloaded("sqrt", x))
     elif name in _POLYNOMIAL and x.dtype.bits == 32:

@@ -49,11 +49,11 @@ _FAST = {
     "__exp": "tw::exp_fast", "__exp2": "tw::exp2", "__exp10": "__exp10f", "__log": "__logf",
     "__log2": "__log2f", "__log10": "__log10f", "__sin": "__sinf", "__cos": "__cosf",
     "__tan": "__tanf", "__tanh": "tw::tanh_fast", "__sigmoid": "tw::sigmoid_fast",
-    "__divide": "__fdividef",
 }  # fmt: skip
 _OWN = {
     "pack_bfloat16": "tw::pack_bfloat16", "pack_float16": "tw::pack_float16",
     "min_nan": "tw::min_nan", "max_nan": "tw::max_nan", "dp4a": "__dp4a",
+    "__divide": "tw::divide_fast",
 }  # fmt: skip
 
 

@@ -328,6 +328,10 @@ TW_ASM(float, exp2, (float x), "ex2.approx.ftz.f32 %0, %1;", "=f"(r), "f"(x))
 TW_DEVICE float exp_fast(float x) { return tw::exp2(x * 1.4426950408889634f); }
 TW_ASM(float, tanh_fast, (float x), "tanh.approx.f32 %0, %1;", "=f"(r), "f"(x))
 TW_ASM(float, reciprocal, (float x), "rcp.approx.ftz.f32 %0, %1;", "=f"(r), "f"(x))
+// 2 ulp for all divisors, where __fdividef gives 0 beyond 2^126.
+TW_ASM(float, divide_fast, (float a, float b), "div.full.f32 %0, %1, %2;",
+       "=f"(r), "f"(a), "f"(b))
+TW_DEVICE double divide_fast(double a, double b) { return a / b; }
 // x / c, rounded once as a division is (below 2^-100 it may be the next float), without a
 // division's branch: 4 instructions instead of 14. See emit_expr.py for the constants it takes.
 TW_DEVICE float divide_by(float x, float c) {
