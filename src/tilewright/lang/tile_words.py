@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import math, move
 from tilewright.lang.alloc import scalar_value
@@ -184,24 +185,36 @@ def where(cond: Any, a: Any, b: Any) -> Any:
     return lift(choose, cond, a, b, what="T.where")
 
 
-def maximum(a: Any, b: Any) -> Any:
-    """The larger of two, element by element; of a number and a NaN, the number.
+def _extreme(choose: Callable[..., Any], keep_nan: bool) -> Callable[..., Any]:
+    def compute(a: Any, b: Any) -> Any:
+        found = choose(a, b)
+        if not keep_nan or not isinstance(found, Bin) or not found.dtype.is_float:
+            return found
+        return Call(f"{found.op}_nan", found.children, found.dtype)
+
+    return compute if keep_nan else choose
+
+
+def maximum(a: Any, b: Any, *, keep_nan: bool = False) -> Any:
+    """The larger of two, element by element; of a number and a NaN, the number, or the NaN with
+    `keep_nan=True`.
 
     Example:
         Y[:, :] = T.maximum(X[:, :], 2)
         # Y[0]: 2 2 2 3
     """
-    return elementwise(math.max, keeps=True)(a, b)
+    return elementwise(_extreme(math.max, keep_nan), keeps=True)(a, b)
 
 
-def minimum(a: Any, b: Any) -> Any:
-    """The smaller of two, element by element; of a number and a NaN, the number.
+def minimum(a: Any, b: Any, *, keep_nan: bool = False) -> Any:
+    """The smaller of two, element by element; of a number and a NaN, the number, or the NaN with
+    `keep_nan=True`.
 
     Example:
         Y[:, :] = T.minimum(X[:, :], 2)
         # Y[0]: 0 1 2 2
     """
-    return elementwise(math.min, keeps=True)(a, b)
+    return elementwise(_extreme(math.min, keep_nan), keeps=True)(a, b)
 
 
 # ── functions that models use ────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ each axis has a role:
     tile     a tile a block                        rows and columns
     whole    all of it at once                     rows that are folded, heads of attention
     stream   tiles one after the other             depths of products, keys of attention
+    window   one place after the other             what a pooling or a stencil folds
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TypeAlias
 
 from tilewright.formula.inline import Normal
 from tilewright.formula.matrices import MOST_COMBINED, MOST_FOLDED, Product, form_of, product_of
+from tilewright.formula.tiles.windows import as_windows, is_window
 from tilewright.ir.core import *
 from tilewright.ir.formula import NEUTRAL, Array, Axis, Extent, Formula, most, reads, vars_of
 from tilewright.support.errors import CompileError
@@ -461,10 +463,11 @@ def _roles(
             needed = {v for f in inside for v in f.vars}
             held = [x for x in own if x.var not in needed and most(x.extent, sizes) <= MOST_HELD]
             roles |= {x.var: "whole" for x in held[-1:]}
-        tiled = 1 if roles else _tiled(own, sizes)
+        windows = {v for f in folds if is_window(f) for v in vars_of(f.over)}
+        tiled = 1 if roles.keys() - windows else _tiled(own, sizes)
         for axis in output.axes:
             roles.setdefault(axis.var, "tile" if axis in own[-tiled:] else "each")
-        return roles, stream
+        return as_windows(roles, folds), stream
     batch = frozenset[Var].intersection(*(p.batch for p in products.values()))
     needed = {v for f in folds if f.name in inner for v in f.vars}
     sides = {v for p in products.values() for v in (*p.rows[-1:], *p.columns[-1:])}

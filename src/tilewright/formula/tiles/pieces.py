@@ -11,6 +11,7 @@ import numpy as np
 from tilewright.ir.core import *
 from tilewright.ir.dtype import DType
 
+INDENT = "    "
 ATOM, POWER, UNARY, TIMES, PLUS, SHIFT, AND, XOR, OR, COMPARE = range(10, 0, -1)
 # names of tile programs that mean something else
 _TAKEN = set("T tw sum max min any all abs round pow range part run".split())
@@ -51,3 +52,22 @@ def literal(value: float | int | bool, dtype: DType) -> Piece:
         return Piece("T.inf") if value > 0 else Piece("-T.inf", (), UNARY)
     shortest = str(np.float32(value)) if dtype == FLOAT32 else repr(value)
     return Piece(shortest, (), UNARY if not isinstance(value, bool) and value < 0 else ATOM)
+
+
+def choices(expr: Expr) -> tuple[Expr, ...]:
+    """What `expr` is one of."""
+    match expr:
+        case Select(a=a, b=b):
+            return a, b
+        case Bin(op="min" | "max") | Call(name="min_nan" | "max_nan"):
+            return expr.children
+    return ()
+
+
+def holds(kind: DType, number: float) -> bool:
+    """Whether a type has the number as float32 has it."""
+    if kind.bits >= 32 or not kind.is_float:
+        return True
+    with np.errstate(over="ignore"):
+        wide = np.float32(number)
+        return bool(wide.astype(kind.numpy).astype(np.float32) == wide)

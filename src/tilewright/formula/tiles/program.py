@@ -14,7 +14,7 @@ from tilewright.formula.streams.stream import Center, Fold
 from tilewright.formula.tiles.functions import Functions
 from tilewright.formula.tiles.kernels import Apart, KernelPlan, kernels_of
 from tilewright.formula.tiles.loops import Loop
-from tilewright.formula.tiles.pieces import ATOM, UNARY, Names, Piece
+from tilewright.formula.tiles.pieces import ATOM, INDENT, UNARY, Names, Piece
 from tilewright.formula.tiles.spell import NOTE
 from tilewright.formula.tiles.split import MOST, PARTS, Parts, is_thin, parts_of
 from tilewright.formula.tiles.text import Writer
@@ -31,8 +31,6 @@ from tilewright.ir.formula import (
     within_sizes,
 )
 from tilewright.support.errors import CompileError
-
-_INDENT = "    "
 
 
 @dataclass
@@ -158,7 +156,7 @@ class _Printer:
         body.append(f"return {', '.join(outputs)}")
         head = ["import tilewright as tw", "import tilewright.language as T", "", ""]
         found.text = (
-            "\n".join([*head, *self.functions.lines, *lines, *(_INDENT + line for line in body)])
+            "\n".join([*head, *self.functions.lines, *lines, *(INDENT + line for line in body)])
             + "\n"
         )
         return found
@@ -230,11 +228,11 @@ class _Printer:
             for var, a in parts.states.items():
                 w.line(f"{self._place(kernel, a)} = {self._stored(w, kernel, a, w.bound[var])}")
         self.found.rounded += tuple(dict.fromkeys(w.rounded))
-        steps = [_INDENT + line for line in w.inside]
+        steps = [INDENT + line for line in w.inside]
         first: list[str] = []
         if kernel.stream and steps:  # sums may be zero
             steps = [*self._loop_head(w, kernel, parts is not None, first), *steps]
-        inner = [_INDENT + line for line in (*w.before, *steps, *w.behind)]
+        inner = [INDENT + line for line in (*w.before, *steps, *w.behind)]
         self.found.computes.append(tuple(a.name for a in kernel.outputs))
         return [*first, self._head(kernel, parts is not None), *inner, *self._combined(parts)]
 

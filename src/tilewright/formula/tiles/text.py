@@ -12,14 +12,13 @@ from dataclasses import replace
 from functools import reduce
 from typing import TypeGuard
 
-import numpy as np
-
 from tilewright.formula.matrices import Product, product_of, split
 from tilewright.formula.tiles.kernels import Apart, KernelPlan
 from tilewright.formula.tiles.pieces import (
     AND,
     ATOM,
     COMPARE,
+    INDENT,
     OR,
     PLUS,
     POWER,
@@ -29,12 +28,16 @@ from tilewright.formula.tiles.pieces import (
     XOR,
     Names,
     Piece,
+    choices,
+    holds,
     literal,
 )
 from tilewright.formula.tiles.spell import spell
+from tilewright.formula.tiles.windows import MERGE
+from tilewright.formula.tiles.windows import ROLE as WINDOW
 from tilewright.ir.core import *
 from tilewright.ir.dtype import DType, promote
-from tilewright.ir.formula import Array, Extent, Monoid, extents, listed, vars_of
+from tilewright.ir.formula import NEUTRAL, Array, Extent, Monoid, extents, listed, vars_of
 from tilewright.ir.simplify import simplify
 
 _BINARY = {
@@ -72,6 +75,7 @@ class Writer:
         self.bound: dict[Var, Piece] = {}  # state of the loop, under the names it has right now
         self.running: set[Var] = set()  # what changes from one iteration to the next
         self.folds: dict[str, Piece] = {}
+        self.windows: list[list[str]] = []  # the lines of loops over their places
         self.left: dict[str, Expr] = {}  # what the loop's folds are when it has ended
         self.after: set[str] = set()  # folds that need them, they among those
         self.known: dict[tuple[int, Expr], Piece] = {}
@@ -225,7 +229,7 @@ class Writer:
         if var in self.bound:
             return self.bound[var]
         role = self.kernel.roles[var]
-        if role == "each" or (role == "stream" and not self.is_streamed(var)):
+        if role in ("each", WINDOW) or (role == "stream" and not self.is_streamed(var)):
             return Piece(var.name)
         if role == "whole":
             return Piece(f"T.arange({self.size(var)})", (var,))
@@ -346,6 +350,8 @@ class Writer:
                 piece = self.product(product)
             elif fold.by is not None:
                 return self._parts_of(fold, fold.by)[name]
+            elif self.kernel.roles[fold.over[-1].var] == WINDOW:
+                return self._window(fold)
             else:
                 body = self.spelt(fold.body)
                 piece = self.folded(fold.monoid, body, fold.folded, fold.scan)
@@ -357,6 +363,29 @@ class Writer:
         if self.section is self.before:
             self.folds[fold.name] = found
         return found
+
+    def _window(self, fold: Array) -> Piece:
+        """A fold over one place of its windows after the other."""
+        dims = tuple(v for v in self.order if v in fold.vars)
+        name, kind = self.names.fresh(fold.name.split(".")[-1]), fold.body.dtype
+        start = literal(float(NEUTRAL[fold.monoid]), FLOAT32).text
+        how = f', "{kind}"' if kind.bits >= 32 and kind != FLOAT32 else ""
+        shape = self.shape(dims)
+        new = f"T.full({shape}, {start}{how})" if NEUTRAL[fold.monoid] else f"T.zeros({shape}{how})"
+        home, places = self.section, vars_of(fold.over)
+        lines: list[str] = []
+        self.windows.append(lines)
+        self.section, self.running = lines, self.running | {*places}
+        term = self.aligned(self.value(self.spelt(fold.body)), dims)
+        self.section, self.running = home, self.running - {*places}
+        self.line(f"{name} = {new}")
+        for depth, v in enumerate(places):
+            self.line(f"{INDENT * depth}for {v.name} in range({self.size(v)}):")
+        inner = INDENT * len(places)
+        for line in (*lines, MERGE[fold.monoid].format(name, term.text)):
+            self.line(inner + line)
+        self.folds[fold.name] = Piece(name, dims)
+        return self.folds[fold.name]
 
     def _parts_of(self, fold: Array, by: Monoid) -> dict[str, Piece]:
         """The elements of a fold by the user's monoid that somebody needs."""
@@ -472,11 +501,11 @@ class Writer:
         if isinstance(inner, Load):
             computed = inner.buffer.name not in self.tensors and inner.dtype.is_float
             return promote(inner.dtype, FLOAT32) if computed else inner.dtype
-        parts = _choices(inner)
+        parts = choices(inner)
         if parts and inner.dtype == FLOAT32:
             kinds = {self._type_of(p) for p in parts if not isinstance(p, Const)}
             numbers = [p.value for p in parts if isinstance(p, Const)]
-            if len(kinds) == 1 and all(_holds(kind, x) for kind in kinds for x in numbers):
+            if len(kinds) == 1 and all(holds(kind, x) for kind in kinds for x in numbers):
                 return kinds.pop()
         return inner.dtype
 
@@ -533,7 +562,7 @@ def _order(kernel: KernelPlan) -> list[Var]:
     for fold in kernel.folds:
         order += [var for var in vars_of(fold.domain) if var not in order]
     steps = vars_of(kernel.stream[:-1])
-    return [v for v in order if kernel.roles[v] != "each" and v not in steps]
+    return [v for v in order if kernel.roles[v] not in ("each", WINDOW) and v not in steps]
 
 
 def _read_order(kernel: KernelPlan, output: list[Var]) -> list[Var]:
@@ -574,22 +603,3 @@ def _narrowed(expr: Expr) -> Expr:
         if isinstance(expr.a, Load) or (small and isinstance(expr.a, Cast)):
             return expr.a
     return expr
-
-
-def _choices(expr: Expr) -> tuple[Expr, ...]:
-    """What `expr` is one of."""
-    match expr:
-        case Select(a=a, b=b):
-            return a, b
-        case Bin(op="min" | "max") | Call(name="min_nan" | "max_nan"):
-            return expr.children
-    return ()
-
-
-def _holds(kind: DType, number: float) -> bool:
-    """Whether a type has the number as float32 has it."""
-    if kind.bits >= 32 or not kind.is_float:
-        return True
-    with np.errstate(over="ignore"):
-        wide = np.float32(number)
-        return bool(wide.astype(kind.numpy).astype(np.float32) == wide)
