@@ -87,7 +87,7 @@ def test_a_producer_writes_the_rows():
     """What is element by element between two convolutions is written as the second reads it."""
     found = compiled(
         lambda x, v, w: torch.conv2d(torch.conv2d(x, v).relu(), w),
-        (4, 32, 34, 34), (32, 32, 3, 3), (32, 32, 3, 3),
+        (4, 32, 98, 98), (32, 32, 3, 3), (32, 32, 3, 3),
     )  # fmt: skip
     assert sum("convolution_of_rows" in name for name in found) == 2
     assert any("convolution_of_rows" in n and "clone" in n for n in found), list(found)
@@ -104,6 +104,18 @@ def test_phases_of_a_transposed_convolution():
         lambda x, w: torch.conv_transpose2d(x, w, stride=2, padding=1).relu(),
         (4, 32, 32, 32), (32, 64, 4, 4),
     )  # fmt: skip
-    assert list(found) == ["clone", "weights_by_phase", "convolution_of_phases",
-                           "phases_together relu"]  # fmt: skip
-    assert found["convolution_of_phases"].count(": bulk_load") == 2
+    assert list(found) == ["places_in_rows", "weights_by_phase", "convolution_of_places",
+                           "places_together relu"]  # fmt: skip
+    assert found["convolution_of_places"].count(": bulk_load") == 2
+    assert found["convolution_of_places"].count(": bulk_store") == 1
+
+
+def test_short_lines_are_one_axis():
+    """A tile takes several lines of an image, and phases that read the same are its rows."""
+    found = compiled(lambda x, w: torch.conv2d(x, w), (4, 32, 16, 16), (64, 32, 3, 3))
+    assert ": bulk_store" in found["convolution_of_places"]
+    found = compiled(
+        lambda x, w: torch.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1),
+        (4, 32, 16, 16), (32, 16, 3, 3),
+    )  # fmt: skip
+    assert "m 64" in found["convolution_of_places"] or "j 64" in found["convolution_of_places"]

@@ -16,10 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tilewright.frameworks.torch.lowerings.rows import phases_of
+from tilewright.frameworks.torch.lowerings.rows import flat, phases_of, taps_of
 
 DEVICES = ("cuda",)
 SHORT = 64  # bytes: a row of fewer takes the taps of the last axis too
+NARROW = 64  # places: of lines that are shorter, a tile takes several
+WASTE = 1.5  # times as many products, where phases share what they read
+UNIT = 16  # bytes: rows that the bulk engine writes are multiples
 STEP = 32  # bytes: rows are multiples, as an instruction's K is
 
 _library = torch.library.Library("tilewright", "FRAGMENT")
@@ -97,27 +100,33 @@ def _product_shape(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilatio
     return [x.shape[0], w.shape[0], *size]
 
 
+def _image(x: Any, lows: Any, extents: Any, groups: int, width: int) -> Any:
+    sides: list[int] = []
+    for n, low, extent in zip(x.shape[2:], lows, extents, strict=True):
+        sides = [-low, extent + low - n, *sides]
+    x = F.pad(x, sides).unflatten(1, (groups, -1)).movedim((1, 2), (-2, -1))
+    return F.pad(x, (0, width - x.shape[-1])).flatten(-2).flatten(1, -2).contiguous()
+
+
 def _phase_weights(
-    w: Any, stride: Any, padding: Any, dilation: Any, groups: int, width: int
-) -> Any:
-    found = w.new_zeros(_phase_weights_shape(w, stride, padding, dilation, groups, width))
+    w: Any, stride: Any, padding: Any, dilation: Any, groups: int, is_transposed: bool,
+    is_shared: bool, width: int,
+) -> Any:  # fmt: skip
+    shape = _phase_weights_shape(w, stride, padding, dilation, groups, is_transposed, is_shared,
+                                 width)  # fmt: skip
+    found = w.new_zeros(shape)
     phases = phases_of(stride, padding, dilation, w.shape[2:])
-    w = w.unflatten(0, (groups, -1)).movedim(1, -1).movedim(1, 1).flatten(0, 1)
-    counts = [p.taps for p in phases]
+    if is_transposed:
+        w = w.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    else:
+        w = w.flip(list(range(2, w.ndim)))
+    found = found.unflatten(0, (prod(stride), -1))
     for f, own in enumerate(_places(stride)):
-        for t, tap in enumerate(_places(counts)):
-            at = [p.first(i) + p.stride * j for p, i, j in zip(phases, own, tap, strict=True)]
-            if all(a < n for a, n in zip(at, w.shape[1:-1], strict=True)):
-                part = w.flatten(1, -2)[:, _flat(at, w.shape[1:-1])]
-                found[f, :, t, : w.shape[-1]] = part
-    return found
-
-
-def _flat(at: Sequence[int], sizes: Sequence[int]) -> int:
-    found = 0
-    for i, n in zip(at, sizes, strict=True):
-        found = found * n + i
-    return found
+        for t, tap in enumerate(_places(taps_of(phases, is_shared))):
+            at = [p.tap(i, j, is_shared) for p, i, j in zip(phases, own, tap, strict=True)]
+            if all(0 <= a < n for a, n in zip(at, w.shape[2:], strict=True)):
+                found[f, :, t, : w.shape[1]] = w.flatten(2)[:, :, flat(at, w.shape[2:])]
+    return found.flatten(0, 1)
 
 
 def _places(sizes: Sequence[int]) -> list[list[int]]:
@@ -128,42 +137,67 @@ def _places(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _phase_weights_shape(
-    w: Any, stride: Any, padding: Any, dilation: Any, groups: int, width: int
-) -> list[int]:
-    counts = [p.taps for p in phases_of(stride, padding, dilation, w.shape[2:])]
-    return [prod(stride), w.shape[1] * groups, prod(counts), width]
+    w: Any, stride: Any, padding: Any, dilation: Any, groups: int, is_transposed: bool,
+    is_shared: bool, width: int,
+) -> list[int]:  # fmt: skip
+    phases = phases_of(stride, padding, dilation, w.shape[2:])
+    outer = w.shape[1] * groups if is_transposed else w.shape[0]
+    return [prod(stride) * outer, prod(taps_of(phases, is_shared)), width]
 
 
-def _phases(
-    x: Any, w: Any, stride: Any, padding: Any, dilation: Any, taps: Any, groups: int, size: Any
-) -> Any:
+def _of_places(
+    x: Any, w: Any, stride: Any, padding: Any, dilation: Any, taps: Any, groups: int,
+    is_shared: bool, extents: Any, size: int,
+) -> Any:  # fmt: skip
     phases = phases_of(stride, padding, dilation, taps)
-    counts = [p.taps for p in phases]
+    counts, outer = taps_of(phases, is_shared), w.shape[0] // prod(stride)
     found = []
     for f, own in enumerate(_places(stride)):
-        # the taps of a phase read backwards from `base`: turned round they are a window's
-        part = w[f].unflatten(1, counts).flip(list(range(1, 1 + len(counts))))
-        first = [p.base(i) - (p.taps - 1) * p.dilation for p, i in zip(phases, own, strict=True)]
-        found.append(_product(x, part, None, [1] * len(size), [-n for n in first], dilation, groups,
-                              size))  # fmt: skip
+        total: Any = 0
+        for t, tap in enumerate(_places(counts)):
+            reads = [p.read(i, j, is_shared) for p, i, j in zip(phases, own, tap, strict=True)]
+            first = flat(reads, extents)
+            part = x[:, first : first + size].unflatten(2, (groups, -1)).float()
+            rows = w[f * outer : (f + 1) * outer, t].unflatten(0, (groups, -1)).float()
+            part = torch.einsum("npgc,goc->ngop", part, rows).flatten(1, 2)
+            total = total + torch.nn.functional.pad(part, (0, size - part.shape[-1]))
+        found.append(total.to(x.dtype))
+    if is_shared:
+        return torch.cat(found, 1)
     return torch.stack(found, 1).flatten(0, 1)
 
 
-def _phases_shape(x: Any, w: Any, stride: Any, padding: Any, dilation: Any, taps: Any, groups: int,
-                  size: Any) -> list[int]:  # fmt: skip
-    return [x.shape[0] * prod(stride), w.shape[1], *size]
+def _of_places_shape(
+    x: Any, w: Any, stride: Any, padding: Any, dilation: Any, taps: Any, groups: int,
+    is_shared: bool, extents: Any, size: int,
+) -> list[int]:  # fmt: skip
+    apart = 1 if is_shared else prod(stride)
+    return [x.shape[0] * apart, w.shape[0] // apart, size]
 
 
-def _together(x: Any, stride: Any, size: Any) -> Any:
+def _together(x: Any, outer: int, stride: Any, extents: Any, size: Any) -> Any:
     rank = len(stride)
-    x = x.unflatten(0, (-1, *stride))  # (batch, phases, out, places)
-    order = [0, rank + 1, *(a for d in range(rank) for a in (rank + 2 + d, 1 + d))]
-    x = x.permute(order)
-    for d in range(rank):
-        x = x.flatten(2 + d, 3 + d)
+    x = x.reshape(-1, *stride, outer, x.shape[-1])
+    places = torch.arange(prod(extents), device=x.device).reshape(extents)
+    for d, (n, s) in enumerate(zip(size, stride, strict=True)):
+        places = places.narrow(d, 0, -(-n // s))
+    pairs = [axis for d in range(rank) for axis in (rank + 2 + d, 1 + d)]
+    x = x[..., places].permute(0, rank + 1, *pairs)
     for d, n in enumerate(size):
-        x = x.narrow(2 + d, 0, n)
+        x = x.flatten(2 + d, 3 + d).narrow(2 + d, 0, n)
     return x.contiguous()
+
+
+def _spread(x: Any, steps: Any, offsets: Any, size: Any) -> Any:
+    found = x.new_zeros([*x.shape[:2], *size])
+    part = found
+    for d, (s, first, n) in enumerate(zip(steps, offsets, size, strict=True)):
+        begin = -first % s
+        part = part.narrow(2 + d, begin, n - begin) if n > begin else part.narrow(2 + d, 0, 0)
+        part = part[(slice(None),) * (2 + d) + (slice(None, None, s),)]
+        x = x.narrow(2 + d, (begin + first) // s, part.shape[2 + d])
+    part.copy_(x)
+    return found
 
 
 TAPS = _op(
@@ -180,19 +214,29 @@ PRODUCT_OF_ROWS = _op(
     "int[] dilation, int groups, SymInt[] size)",
     _product, _product_shape,
 )  # fmt: skip
+IMAGE = _op(
+    "places_in_rows(Tensor x, int[] lows, int[] extents, int groups, int width)", _image,
+    lambda x, lows, extents, groups, width: [x.shape[0], prod(extents), groups * width],
+)  # fmt: skip
 PHASE_WEIGHTS = _op(
     "weights_by_phase(Tensor w, int[] stride, int[] padding, int[] dilation, int groups, "
-    "int width)",
+    "bool is_transposed, bool is_shared, int width)",
     _phase_weights, _phase_weights_shape,
 )  # fmt: skip
-PHASES = _op(
-    "convolution_of_phases(Tensor x, Tensor w, int[] stride, int[] padding, int[] dilation, "
-    "int[] taps, int groups, SymInt[] size)",
-    _phases, _phases_shape,
+PLACES = _op(
+    "convolution_of_places(Tensor x, Tensor w, int[] stride, int[] padding, int[] dilation, "
+    "int[] taps, int groups, bool is_shared, int[] extents, int size)",
+    _of_places, _of_places_shape,
 )  # fmt: skip
 TOGETHER = _op(
-    "phases_together(Tensor x, int[] stride, SymInt[] size)", _together,
-    lambda x, stride, size: [x.shape[0] // prod(stride), x.shape[1], *size],
+    "places_together(Tensor x, int outer, int[] stride, int[] extents, int[] size)",
+    _together, lambda x, outer, stride, extents, size: [
+        x.shape[0] * x.shape[1] // (outer * prod(stride)), outer, *size
+    ],
+)  # fmt: skip
+SPREAD = _op(
+    "spread(Tensor x, int[] steps, int[] offsets, int[] size)", _spread,
+    lambda x, steps, offsets, size: [*x.shape[:2], *size],
 )  # fmt: skip
 
 
@@ -208,53 +252,107 @@ def lay_out(graph: Any) -> None:
 
 def _rewrite(graph: Any, node: Any) -> None:
     x, w, bias, stride, padding, dilation, is_transposed, _, groups = node.args
-    value, inner = x.meta["val"], w.meta["val"]
-    rank = inner.ndim - 2
-    if value.ndim != inner.ndim or not rank or value.device.type not in DEVICES:
+    value, weights = x.meta["val"], w.meta["val"]
+    rank = weights.ndim - 2
+    if value.ndim != weights.ndim or not rank or value.device.type not in DEVICES:
         return
-    sizes = [*value.shape[1:], *inner.shape, *node.meta["val"].shape[2:]]
+    size = [*node.meta["val"].shape[2:]]
+    sizes = [*value.shape[1:], *weights.shape, *size]
     if any(not isinstance(n, int) for n in sizes) or value.shape[1] == groups:
         return
-    channels = value.shape[1] // groups
     stride, padding, dilation = ([*n] * (rank // len(n)) for n in (stride, padding, dilation))
-    taps, size = [*inner.shape[2:]], [*node.meta["val"].shape[2:]]
-    write = _Writer(graph, node)
-    if is_transposed and max(stride) > 1:
-        if any(gcd(s, d) > 1 for s, d in zip(stride, dilation, strict=True)):
-            return
-        width = _width(channels, inner)
-        rows = write.rows(x, groups, width)
-        weights = write(PHASE_WEIGHTS, w, stride, padding, dilation, groups, width)
-        parts = [-(-n // s) for n, s in zip(size, stride, strict=True)]
-        found = write(PHASES, rows, weights, stride, padding, dilation, taps, groups, parts)
-        found = write(TOGETHER, found, stride, size)
-        if bias is not None:
-            bias = write(torch.ops.aten.view.default, bias, [-1, *[1] * rank])
-            found = write(torch.ops.aten.add.Tensor, found, bias)
+    laid = _Laid(_Writer(graph, node), x, w, groups, is_transposed)
+    if not is_transposed:
+        found = laid.plain(bias, stride, padding, dilation, size)
     else:
-        if is_transposed:
-            spans = zip(taps, padding, dilation, strict=True)
-            padding = [d * (n - 1) - pad for n, pad, d in spans]
-        is_folded = channels * inner.element_size() < SHORT and taps[-1] > 1 and not is_transposed
-        if is_folded:
-            width = _width(channels * taps[-1], inner)
-            how = (taps[-1], stride[-1], padding[-1], dilation[-1], groups, width)
-            rows = write(TAPS, x, *how)
-            stride, padding, dilation = stride[:-1], padding[:-1], dilation[:-1]
-        else:
-            width = _width(channels, inner)
-            rows = write.rows(x, groups, width)
-        weights = write(WEIGHTS, w, groups, is_transposed, is_folded, width)
-        how_read = (stride, padding, dilation)
-        found = write(PRODUCT_OF_ROWS, rows, weights, bias, *how_read, groups, size)
+        found = laid.transposed(bias, stride, padding, dilation, size)
     node.replace_all_uses_with(found)
     found.meta = {**node.meta}
     graph.erase_node(node)
 
 
-def _width(n: int, like: Any) -> int:
-    step: int = STEP // like.element_size()
-    return -(-n // step) * step
+class _Laid:
+    """The nodes of one convolution."""
+
+    def __init__(self, write: _Writer, x: Any, w: Any, groups: int, is_transposed: bool) -> None:
+        self.write, self.x, self.w = write, x, w
+        self.groups, self.is_transposed = groups, is_transposed
+        value = w.meta["val"]
+        self.taps, self.bytes = [*value.shape[2:]], value.element_size()
+        self.channels = x.meta["val"].shape[1] // groups
+        self.outer = value.shape[1] * groups if is_transposed else value.shape[0]
+
+    def plain(self, bias: Any, stride: Any, padding: Any, dilation: Any, size: Any) -> Any:
+        write, taps = self.write, self.taps
+        if self.channels * self.bytes < SHORT and taps[-1] > 1:
+            width = self._width(self.channels * taps[-1])
+            how = (taps[-1], stride[-1], padding[-1], dilation[-1], self.groups, width)
+            rows = write(TAPS, self.x, *how)
+            weights = write(WEIGHTS, self.w, self.groups, False, True, width)
+            how_read = (stride[:-1], padding[:-1], dilation[:-1])
+            return write(PRODUCT_OF_ROWS, rows, weights, bias, *how_read, self.groups, size)
+        if max(stride) == 1 and len(size) > 1 and size[-1] < NARROW:
+            ahead = [d * (n - 1) - pad for n, pad, d in zip(taps, padding, dilation, strict=True)]
+            return self._of_places(bias, stride, ahead, dilation, size)
+        return self._of_rows(bias, stride, padding, dilation, size)
+
+    def transposed(self, bias: Any, stride: Any, padding: Any, dilation: Any, size: Any) -> Any:
+        steps = [gcd(s, d) for s, d in zip(stride, dilation, strict=True)]
+        if max(steps) > 1:  # most elements are zero: the others are a convolution by themselves
+            offsets = [pad if step > 1 else 0 for pad, step in zip(padding, steps, strict=True)]
+            each = [*zip(stride, padding, dilation, size, steps, strict=True)]
+            found = self.transposed(
+                None,
+                [s // step for s, _, _, _, step in each],
+                [pad if step == 1 else 0 for _, pad, _, _, step in each],
+                [d // step for _, _, d, _, step in each],
+                [n if step == 1 else (n - 1 + pad) // step + 1 for _, pad, _, n, step in each],
+            )
+            return self._biased(self.write(SPREAD, found, steps, offsets, size), bias)
+        if max(stride) > 1 or (len(size) > 1 and size[-1] < NARROW):
+            return self._of_places(bias, stride, padding, dilation, size)
+        spans = zip(self.taps, padding, dilation, strict=True)
+        return self._of_rows(
+            bias, stride, [d * (n - 1) - pad for n, pad, d in spans], dilation, size
+        )
+
+    def _of_rows(self, bias: Any, stride: Any, padding: Any, dilation: Any, size: Any) -> Any:
+        width = self._width(self.channels)
+        rows = self.write.rows(self.x, self.groups, width)
+        weights = self.write(WEIGHTS, self.w, self.groups, self.is_transposed, False, width)
+        how = (stride, padding, dilation)
+        return self.write(PRODUCT_OF_ROWS, rows, weights, bias, *how, self.groups, size)
+
+    def _of_places(self, bias: Any, stride: Any, padding: Any, dilation: Any, size: Any) -> Any:
+        """All places of an image are one axis, with zeros between its lines."""
+        phases, write = phases_of(stride, padding, dilation, self.taps), self.write
+        own, shared = (prod(taps_of(phases, each)) for each in (False, True))
+        is_shared = prod(stride) > 1 and shared <= own * WASTE
+        parts = [-(-n // s) for n, s in zip(size, stride, strict=True)]
+        extents = [n + p.more(is_shared) for n, p in zip(parts, phases, strict=True)]
+        width = self._width(self.channels)
+        lows = [p.low(is_shared) for p in phases]
+        places = write(IMAGE, self.x, lows, extents, self.groups, width)
+        how = (stride, padding, dilation)
+        weights = write(
+            PHASE_WEIGHTS, self.w, *how, self.groups, self.is_transposed, is_shared, width
+        )
+        count = flat([n - 1 for n in parts], extents) + 1
+        count = -(-count * self.bytes // UNIT) * UNIT // self.bytes
+        found = write(PLACES, places, weights, *how, self.taps, self.groups, is_shared, extents,
+                      count)  # fmt: skip
+        return self._biased(write(TOGETHER, found, self.outer, stride, extents, size), bias)
+
+    def _biased(self, found: Any, bias: Any) -> Any:
+        if bias is None:
+            return found
+        rank = len(self.taps)
+        bias = self.write(torch.ops.aten.view.default, bias, [-1, *[1] * rank])
+        return self.write(torch.ops.aten.add.Tensor, found, bias)
+
+    def _width(self, n: int) -> int:
+        step: int = STEP // self.bytes
+        return -(-n // step) * step
 
 
 class _Writer:

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from tilewright.frameworks.torch.lowerings.convolution import Window
+from tilewright.frameworks.torch.lowerings.shapes import all_of
 from tilewright.frameworks.torch.lowerings.table import ALONE, MOVED, POINTWISE, PRODUCT, lower
 from tilewright.frameworks.torch.lowerings.words import tm
 
@@ -91,17 +92,25 @@ def convolution_of_rows(
     return found if bias is None else found + tm.reshape(bias, (-1, *[1] * len(size)))
 
 
-# ── strided transposed convolutions: each phase of the result is a convolution of its own ──────
+# ── places in one row: each phase of a strided transposed convolution is one of its own ─────────
 
 
 class Phases:
-    """Element `s · i + f` of an axis of a transposed convolution of stride `s` sums the taps
-    `first(f) + s · t`, which read `base(f) + i − t · dilation`."""
+    """Element `s · i + f` of an axis of a transposed convolution of stride `s` sums taps
+    `first(f) + s · t`, which read `base(f) + i − t · dilation`. Where phases share their reads,
+    `tap` t of phase f is another for each: they are rows of one product, some with zeros."""
 
     def __init__(self, stride: int, padding: int, dilation: int, taps: int) -> None:
-        self.stride, self.padding, self.dilation = stride, padding, dilation
-        self.inverse = pow(dilation, -1, stride) if stride > 1 else 0
-        self.taps = -(-taps // stride)
+        self.stride, self.padding, self.dilation, self.known = stride, padding, dilation, taps
+        self.inverse: int = pow(dilation, -1, stride) if stride > 1 else 0
+        self.bases: list[int] = [self.base(f) for f in range(stride)]
+        self.own = -(-taps // stride)
+        each = [max(self.bases) - base + self._count(f) for f, base in enumerate(self.bases)]
+        self.shared: int = max(each) if dilation == 1 else stride * self.own
+
+    def _count(self, f: int) -> int:
+        left: int = self.known - self.first(f)
+        return max(-(-left // self.stride), 0)
 
     def first(self, f: Any) -> Any:
         return (f + self.padding) * self.inverse % self.stride if self.stride > 1 else 0
@@ -109,72 +118,137 @@ class Phases:
     def base(self, f: Any) -> Any:
         return (f + self.padding - self.first(f) * self.dilation) // self.stride
 
+    def tap(self, f: Any, t: Any, is_shared: bool) -> Any:
+        """Which weight it is; none where it is outside of them."""
+        before = max(self.bases) - self.base(f) if is_shared else 0
+        return self.first(f) + self.stride * (t - before)
+
+    def read(self, f: Any, t: Any, is_shared: bool) -> Any:
+        """How far from the first place that is read."""
+        base = max(self.bases) if is_shared else self.base(f)
+        return base - t * self.dilation - self.low(is_shared)
+
+    def low(self, is_shared: bool) -> int:
+        """Where the first place is that any element reads, from the element's own."""
+        base, taps = max(self.bases), self.shared
+        if not is_shared:
+            base, taps = min(self.bases), self.own
+        return base - (taps - 1) * self.dilation
+
+    def more(self, is_shared: bool) -> int:
+        """How many places are read beyond the elements."""
+        return max(self.bases) - self.low(is_shared)
+
 
 def phases_of(stride: Any, padding: Any, dilation: Any, taps: Any) -> list[Phases]:
     return [Phases(*each) for each in zip(stride, padding, dilation, taps, strict=True)]
 
 
+def taps_of(phases: Sequence[Phases], is_shared: bool) -> list[int]:
+    return [p.shared if is_shared else p.own for p in phases]
+
+
+def flat(at: Sequence[Any], sizes: Sequence[int]) -> Any:
+    found: Any = 0
+    for i, n in zip(at, sizes, strict=True):
+        found = found * n + i
+    return found
+
+
+@lower("tilewright.places_in_rows.default", POINTWISE)
+def places_in_rows(x: Any, lows: Any, extents: Any, groups: int, width: int, *, out: Any) -> Any:
+    """(batch, places, channels): of each axis `extents` places from `lows` on, zeros outside."""
+    inner = x.shape[1] // groups
+
+    def element(n: Any, place: Any, k: Any) -> Any:
+        at = [i + low for i, low in zip(split(place, extents), lows, strict=True)]
+        if inner == width:
+            return tm.item(x, (n, k, *at))
+        group, k = (k // width, k % width) if groups > 1 else (0, k)
+        return tm.where(k < inner, tm.item(x, (n, group * inner + k, *at)), 0)
+
+    return tm.array(out.shape, element)
+
+
 @lower("tilewright.weights_by_phase.default", POINTWISE)
 def weights_by_phase(
-    w: Any, stride: Any, padding: Any, dilation: Any, groups: int, width: int, *, out: Any
-) -> Any:
-    """(phases, out, taps, channels) of the weights (in, out / groups, taps) of a transposed
-    convolution."""
+    w: Any, stride: Any, padding: Any, dilation: Any, groups: int, is_transposed: bool,
+    is_shared: bool, width: int, *, out: Any,
+) -> Any:  # fmt: skip
+    """(phases · out, taps, channels) of the weights of a convolution; (out, taps, channels) in
+    each phase."""
     sizes = w.shape[2:]
     phases = phases_of(stride, padding, dilation, sizes)
-    inner, outer = w.shape[0] // groups, w.shape[1]
+    outer = w.shape[1] if is_transposed else w.shape[0] // groups
+    inner = w.shape[0] // groups if is_transposed else w.shape[1]
 
-    def element(f: Any, o: Any, t: Any, c: Any) -> Any:
-        each = zip(phases, split(f, stride), split(t, [p.taps for p in phases]), strict=True)
-        taps = [p.first(own) + p.stride * tap for p, own, tap in each]
-        group = o // outer if groups > 1 else 0
-        found = tm.item(w, (group * inner + c, o % outer if groups > 1 else o, *taps))
+    def element(row: Any, t: Any, c: Any) -> Any:
+        f, o = row // (outer * groups), row % (outer * groups)
+        each = zip(phases, split(f, stride), split(t, taps_of(phases, is_shared)), strict=True)
+        taps = [p.tap(own, tap, is_shared) for p, own, tap in each]
+        if is_transposed:
+            group = o // outer if groups > 1 else 0
+            read = (group * inner + c, o % outer if groups > 1 else o, *taps)
+        else:
+            read = (o, c, *(n - 1 - tap for n, tap in zip(sizes, taps, strict=True)))
+        found = tm.item(w, read)
         return found if inner == width else tm.where(c < inner, found, 0)
 
     return tm.array(out.shape, element)
 
 
-@lower("tilewright.convolution_of_phases.default", ALONE)
-def convolution_of_phases(
-    x: Any, w: Any, stride: Any, padding: Any, dilation: Any, taps: Any, groups: int, size: Any, *,
-    out: Any,
+@lower("tilewright.convolution_of_places.default", ALONE)
+def convolution_of_places(
+    x: Any, w: Any, stride: Any, padding: Any, dilation: Any, taps: Any, groups: int,
+    is_shared: bool, extents: Any, size: int, *, out: Any,
 ) -> Any:  # fmt: skip
-    """`x` (batch, places, channels) by `weights_by_phase`: (batch · phases, out, places), of each
-    phase so many places as `size` says."""
+    """`x` (batch, places, channels) has `extents` places; `w` by phase. Of each phase of the
+    result `size` places, in the order of those of `x`."""
     phases = phases_of(stride, padding, dilation, taps)
-    count, width, outer = prod(stride), w.shape[-1], w.shape[1] // groups
-    counts = [p.taps for p in phases]
+    count, width = prod(stride), w.shape[-1]
+    all_rows = w.shape[0] // count
+    outer, counts = all_rows // groups, taps_of(phases, is_shared)
+    apart = 1 if is_shared else count
 
-    def element(n: Any, o: Any, *at: Any) -> Any:
-        own = split(n % count, stride)
-        bases = [p.base(f) for p, f in zip(phases, own, strict=True)]
+    def element(n: Any, row: Any, place: Any) -> Any:
+        own = split(n % apart, stride) if apart > 1 else [0] * len(stride)
+        o = row % all_rows if is_shared and groups > 1 else row
         first = o // outer * width if groups > 1 else 0
 
-        def term(*k: Any) -> Any:
-            *t, c = k
-            each = zip(at, bases, t, phases, strict=True)
-            reads = [i + base - tap * p.dilation for i, base, tap, p in each]
-            flat: Any = 0
-            for tap, most in zip(t, counts, strict=True):
-                flat = flat * most + tap
-            return tm.item(x, (n // count, *reads, first + c)) * tm.item(w, (n % count, o, flat, c))
+        def term(t: Any, c: Any) -> Any:
+            each = zip(phases, own, split(t, counts), strict=True)
+            ahead = flat([p.read(f, tap, is_shared) for p, f, tap in each], extents)
+            weights = row if apart == 1 else n % apart * all_rows + row
+            where = (n // apart if apart > 1 else n, place + ahead, first + c)
+            return tm.item(x, where) * tm.item(w, (weights, t, c))
 
-        return tm.sum((*counts, width), term)
+        return tm.sum((prod(counts), width), term)
 
     return tm.array(tuple(out.shape), element)
 
 
-@lower("tilewright.phases_together.default", MOVED)
-def phases_together(x: Any, stride: Any, size: Any, *, out: Any) -> Any:
-    """The result of a transposed convolution from its phases."""
-    count = prod(stride)
+@lower("tilewright.places_together.default", MOVED)
+def places_together(x: Any, outer: int, stride: Any, extents: Any, size: Any, *, out: Any) -> Any:
+    """The result of a convolution from the places of its phases."""
+    x = tm.reshape(x, (out.shape[0], prod(stride), outer, x.shape[-1]))
 
     def element(n: Any, o: Any, *at: Any) -> Any:
-        phase: Any = 0
-        for p, s in zip(at, stride, strict=True):
-            phase = phase * s + p % s
-        return tm.item(
-            x, (n * count + phase, o, *(p // s for p, s in zip(at, stride, strict=True)))
-        )
+        each = list(zip(at, stride, strict=True))
+        phase = flat([p % s if s > 1 else 0 for p, s in each], stride)
+        place = flat([p // s if s > 1 else p for p, s in each], extents)
+        return tm.item(x, (n, phase, o, place))
+
+    return tm.array(out.shape, element)
+
+
+@lower("tilewright.spread.default", MOVED)
+def spread(x: Any, steps: Any, offsets: Any, size: Any, *, out: Any) -> Any:
+    """Element `i` of each axis at `i · step − offset`, zeros between them."""
+
+    def element(n: Any, o: Any, *at: Any) -> Any:
+        each = list(zip(at, steps, offsets, strict=True))
+        found = tm.item(x, (n, o, *((p + first) // s if s > 1 else p for p, s, first in each)))
+        own = all_of((p + first) % s == 0 for p, s, first in each if s > 1)
+        return tm.where(own, found, 0)
 
     return tm.array(out.shape, element)
