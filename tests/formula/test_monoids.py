@@ -317,8 +317,8 @@ LONG = {
     "of two axes": (lambda x: tm.sum(tm.tanh(x[:, None] * x)), 1 << 20, "Out_parts1 = "),
     "in two levels": (
         lambda x: tm.max(x),
-        1 << 30,
-        "j_part * 1048576 + ((j.index * 1024)[:, None]",
+        (1 << 31) - 1,  # a prime: no parts of one length
+        "X[j * 16384 + j_part * 2097152",
     ),
     "of a square": (
         lambda x: tm.cumulative_sum(tm.sort(tm.reshape(x, (3, 600)), axis=-1), axis=-1),

@@ -192,3 +192,35 @@ def test_tanh_of_a_logarithm_is_a_quotient(kind):
         want = wide * np.tanh(np.logaddexp(0, wide))
     few, least = (1e-3, 6e-8) if kind == np.float16 else (1e-6, 1e-30)
     np.testing.assert_allclose(f(x), want, few, least)
+
+
+def batch_norm(x, w):
+    mean = tm.mean(x, axis=(0, 2), keepdims=True)
+    variance = tm.mean((x - mean) ** 2, axis=(0, 2), keepdims=True)
+    return (x - mean) / (variance + 1e-5) ** 0.5 * w[:, None], mean[0, :, 0], variance[0, :, 0] * 2
+
+
+@pytest.mark.parametrize("shape", [(66, 2, 7501), (8, 3, 65536)])  # parts of rows, rows in parts
+def test_a_long_cascade_reads_its_rows_once(shape):
+    rng = np.random.default_rng(7)
+    x, w = rng.normal(40, 1, shape).astype(np.float32), rng.random(shape[1], np.float32)
+    agrees(batch_norm, (x, w), "cpu")
+    text = tw.math(batch_norm, target="cuda").tile(x, w)
+    assert text.count("X[") == 2  # for the state of parts, and for the result
+    assert text.count("for ") == 3
+
+
+def test_a_long_softmax_of_nothing_but_infinite_parts():
+    x = np.random.default_rng(8).random((1, 1 << 19), np.float32)
+    x[:, : 1 << 18] = -np.inf
+    agrees(lambda x: tm.softmax(x, axis=-1), (x,), "cpu")
+
+
+def test_what_many_blocks_need_is_folded_once():
+    def scaled(x, y):
+        return x * tm.sum(y, axis=-1)[:, None, None]
+
+    x, y = (np.broadcast_to(np.float32(0), shape) for shape in ((8, 3000, 3000), (8, 50)))
+    text = tw.math(scaled, target="cuda").tile(x, y)
+    assert "would be folded again" in text and text.count("T.tile") == 2
+    assert tw.math(scaled, target="cuda").tile(x[:, :9, :9], y).count("T.tile") == 1

@@ -6,26 +6,24 @@ Each takes a formula in normal form and gives one; nothing but sums is reassocia
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
-from math import inf, prod
+from math import inf
 
 from tilewright.formula.factors import common_divisors, exchanged_sums, factors_behind_sums
+from tilewright.formula.long_folds import split_long_folds
 from tilewright.formula.masks import known_without
-from tilewright.formula.matrices import MOST_COMBINED, MOST_FOLDED, product_of
+from tilewright.formula.matrices import product_of
 from tilewright.formula.parts import folds_of_joined
 from tilewright.formula.views import ranges_of
 from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
-from tilewright.ir.formula import NEUTRAL, Array, Axis, Formula, array, tensor, together, vars_of
-
-_PARTS = 1024  # a fold without axes of its own: some for each multiprocessor
+from tilewright.ir.formula import Array, Formula
 
 
 def masks_once(formula: Formula) -> Formula:
     """where(c, a, 0) = a where `a` is zero anyway if c is false, as the exponential of a masked
     score is: then it is a product's factor like any other.
 
-    >>> from tilewright.ir.formula import tensor
+    >>> from tilewright.ir.formula import Axis, array, tensor
     >>> x, i = tensor("x", (4,), FLOAT32), Axis(Var("i"), 4)
     >>> c, element = i.var < 3, Load(x, (i.var,))
     >>> e = Call("exp", (select(c, element, const(-inf, FLOAT32)),), FLOAT32)
@@ -48,7 +46,7 @@ def scales_of_sums(formula: Formula) -> Formula:
     """a · k + r · w = (a + r / k · w) · k for a product `a` of which maxima are taken, where `r`
     has fewer axes than `w`: k can then stand behind the maximum, and is no product of an element.
 
-    >>> from tilewright.ir.formula import tensor
+    >>> from tilewright.ir.formula import Axis, array, tensor
     >>> i, j, l = (Axis(Var(n), extent) for n, extent in (("i", 4), ("j", 8), ("l", 2)))
     >>> x, y, r = (tensor(n, e, FLOAT32) for n, e in (("x", (4, 2)), ("y", (2, 8)), ("r", ())))
     >>> body = Load(x, (i.var, l.var)) * Load(y, (l.var, j.var))
@@ -81,7 +79,7 @@ def scales_behind_maxima(formula: Formula) -> Formula:
     """A positive factor of what a maximum or minimum is of stands behind it, and behind a mask:
     rounding is monotone, so not a bit changes, and what is folded needs no product.
 
-    >>> from tilewright.ir.formula import tensor
+    >>> from tilewright.ir.formula import Axis, array, tensor
     >>> x, i, j = tensor("x", (4, 8), FLOAT32), Axis(Var("i"), 4), Axis(Var("j"), 8)
     >>> top = array("t", (i,), Load(x, (i.var, j.var)) * 2, monoid="max", over=(j,))
     >>> y = array("y", (i,), Load(top.buffer, (i.var,)) + 1)
@@ -128,7 +126,7 @@ def indices_as_floats(formula: Formula) -> Formula:
     """float(i - j) = float(i) - float(j) for indices, exactly below 2²⁴: one conversion for each
     row and each column, not for each element.
 
-    >>> from tilewright.ir.formula import tensor
+    >>> from tilewright.ir.formula import Axis, array, tensor
     >>> x, i, j = tensor("x", (4,), FLOAT32), Axis(Var("i"), 4), Axis(Var("j"), 8)
     >>> y = array("y", (i, j), Load(x, (i.var,)) * cast(j.var - i.var, FLOAT32))
     >>> print(indices_as_floats(Formula("f", (x,), (y,), (y.buffer,))))
@@ -159,7 +157,7 @@ def tanh_of_log1p(formula: Formula) -> Formula:
     """tanh(log1p(u)) = n / (n + 2) with n = u · (u + 2), for exponentials u: a quotient in place of
     two functions. It is 1 in float32 past 2²⁰, as is tanh(x) past 10: softplus needs no choice.
 
-    >>> from tilewright.ir.formula import tensor
+    >>> from tilewright.ir.formula import Axis, array, tensor
     >>> x, i = tensor("x", (4,), FLOAT32), Axis(Var("i"), 4)
     >>> element = Load(x, (i.var,))
     >>> log = Call("log1p", (Call("exp", (element,), FLOAT32),), FLOAT32)
@@ -190,85 +188,6 @@ def _without_choice(softplus: Expr) -> Expr:
         ) if exponent == a and x in (a, *a.children) and k >= 10:  # fmt: skip
             return b
     return softplus
-
-
-def split_long_folds(formula: Formula) -> Formula:
-    """A fold of more elements than a block can hold is one of folds of parts.
-
-    >>> from tilewright.ir.formula import tensor
-    >>> x = tensor("x", (4, 1 << 20), FLOAT32)
-    >>> i, j = (Axis(Var(n), e) for n, e in zip("ij", x.static_shape))
-    >>> total = array("t", (), Load(x, (i.var, j.var)), monoid="sum", over=(i, j))
-    >>> print(split_long_folds(Formula("f", (x,), (total,), (total.buffer,))))
-    formula f(x: float32[4, 1048576]) -> t
-        t_parts_parts[i < 4, j_part < 1024]: float32 = sum{j < 1024} x[i, j_part * 1024 + j]
-        t_parts[i < 4]: float32 = sum{j_part < 1024} t_parts_parts[i, j_part]
-        t[]: float32 = sum{i < 4} t_parts[i]
-    """
-    arrays: list[Array] = []
-    taken = {b.name for b in (*formula.inputs, *(a.buffer for a in formula.arrays))}
-    for a in formula.arrays:
-        arrays += _split(a, taken) if a.by is None else _split_by(a, arrays, taken)
-    return replace(formula, arrays=tuple(arrays))
-
-
-def _split_by(a: Array, known: list[Array], taken: set[str]) -> list[Array]:
-    """A fold of several long axes by the user's monoid: the last axis first."""
-    if a.by is None or len(a.over) == 1 or _count(a) <= MOST_COMBINED:
-        return [a]
-    axes = (*a.axes, *a.over[:-1])
-    shape = tuple(axis.extent for axis in axes)
-    parts = [
-        replace(a, buffer=tensor(_free(f"{a.name}_part{n}", taken), shape, body.dtype), axes=axes,
-                over=a.over[-1:], by=replace(a.by, part=n))
-        for n, body in enumerate(a.bodies)
-    ]  # fmt: skip
-    beside = [x for x in known if x.is_beside(parts[0])]  # of another element of the tuple
-    found = beside or parts
-    bodies = [Load(x.buffer, vars_of(axes)) for x in found]
-    rest = replace(a, body=together(bodies), over=a.over[:-1])
-    return [*(() if beside else parts), *_split_by(rest, known, taken)]
-
-
-def _count(a: Array) -> int:
-    """How many elements are folded, as far as it is known: one block walks the rest."""
-    known = [axis.extent for axis in a.over if isinstance(axis.extent, int)]
-    return prod(known) if len(known) == len(a.over) else 0
-
-
-def _split(a: Array, taken: set[str]) -> list[Array]:
-    if a.scan or a.monoid not in NEUTRAL or product_of(a) is not None:
-        return [a]
-    if _count(a) <= MOST_FOLDED:
-        return [a]
-    outer, inner = a.over[:-1], a.over[-1]
-    if outer:  # the last axis first
-        body = a.body
-    else:
-        outer, inner, body = _parted(a, inner)
-    part = array(_free(f"{a.name}_parts", taken), (*a.axes, *outer), body, a.buffer.dtype,
-                 monoid=a.monoid, over=(inner,), loc=a.loc)  # fmt: skip
-    return [*_split(part, taken), *_split(replace(a, body=part.element, over=outer), taken)]
-
-
-def _free(name: str, taken: set[str]) -> str:
-    found = next(n for k in count() if (n := f"{name}{k or ''}") not in taken)
-    taken.add(found)
-    return found
-
-
-def _parted(a: Array, axis: Axis) -> tuple[tuple[Axis, ...], Axis, Expr]:
-    """One axis as parts of even length; the last may be shorter."""
-    assert isinstance(axis.extent, int)
-    length = -(-axis.extent // _PARTS)
-    name = _free(f"{axis.var.name}_part", {x.var.name for x in (*a.axes, *a.over)})
-    parts = Axis(Var(name), -(-axis.extent // length))
-    place = parts.var * length + axis.var
-    body = substitute(a.body, {axis.var: place})
-    if axis.extent % length:
-        neutral = const(NEUTRAL[a.monoid], body.dtype)
-        body = select(compare("<", place, axis.extent), body, neutral)
-    return (parts,), Axis(axis.var, length), body
 
 
 # in the order in which they are applied: a mask that is gone does not hide a factor

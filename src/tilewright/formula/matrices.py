@@ -11,9 +11,9 @@ from operator import mul
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, vars_of
 
-# the elements that one block, or the blocks of one cluster, can hold and fold; by the user's monoid
-# those of several axes are held in registers
-MOST_FOLDED, MOST_COMBINED = 1 << 19, 1 << 12
+# the bytes that the blocks of one cluster hold and fold, two of them on a multiprocessor; and the
+# elements of several axes that a block holds in registers to fold them by the user's monoid
+MOST_FOLDED, MOST_COMBINED = 3 << 19, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,12 @@ class Product:
     columns: tuple[Var, ...]
     depth: tuple[Var, ...]
     batch: frozenset[Var]
+
+
+def bytes_folded(f: Array, elements: float) -> float:
+    """The bytes of so many elements of what is folded, as they lie in memory."""
+    reading = {x.buffer.name: x.dtype.bits for x in loads(f.body) if f.folded & variables(x)}
+    return elements * (sum(reading.values()) or 32) / 8
 
 
 def axes_of(expr: Expr, known: Mapping[Var, frozenset[Var]]) -> frozenset[Var]:

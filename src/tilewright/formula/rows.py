@@ -125,7 +125,7 @@ class Reading:
         return None
 
     def _read(self, expr: Expr, rows: Collection[str], axes: dict[Var, Axis]) -> Expr:
-        if self._is_made_of(expr, rows) and not isinstance(expr, (Load, Cast)):
+        if self._is_made_of(expr, rows) and not _is_scaled(expr):
             return self._element(expr, rows, axes)
         match expr:
             case Bin(op="/", a=a, b=b) if self._is_made_of(b, rows):
@@ -145,6 +145,14 @@ class Reading:
             over = tuple(Axis(new, axes[old].extent) for old, new in own.items())
             self.made[body] = array(self.names.fresh(word), over, body), read.buffer.name
         return Load(self.made[body][0].buffer, read.indices)
+
+
+def _is_scaled(expr: Expr) -> bool:
+    """Whether it is an element, or one times a number: no less to read than to compute."""
+    match expr:
+        case Load() | Cast() | Bin(op="*" | "/", a=Load(), b=Const()):
+            return True
+    return False
 
 
 def _terms(expr: Expr, by: float) -> list[tuple[float, Expr]]:

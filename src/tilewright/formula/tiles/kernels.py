@@ -17,11 +17,20 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
-from math import inf, prod
+from math import ceil, inf, prod
 from typing import TypeAlias
 
 from tilewright.formula.inline import Normal
-from tilewright.formula.matrices import MOST_COMBINED, MOST_FOLDED, Product, form_of, product_of
+from tilewright.formula.matrices import (
+    MOST_COMBINED,
+    MOST_FOLDED,
+    Product,
+    axes_met,
+    bytes_folded,
+    form_of,
+    product_of,
+)
+from tilewright.formula.tiles.axes import Classes, names_of, sizes_of
 from tilewright.formula.tiles.windows import as_windows, is_window
 from tilewright.ir.core import *
 from tilewright.ir.formula import NEUTRAL, Array, Axis, Extent, Formula, most, reads, vars_of
@@ -33,6 +42,9 @@ ENOUGH = 4096  # elements of a block
 # a kernel of one block folds no rows of more elements than this
 MOST_ALONE = 1 << 16
 MOST_SQUARE = 1 << 15  # elements of a value with one dimension twice: it lies in registers
+# elements that blocks fold again, and blocks that wait for it, where a launch would take as long
+MOST_AGAIN, MOST_WAITING = 1 << 20, 1 << 11
+TILE, LINES = 1024, 4  # places of a block along the last axis that has tiles, and along others
 # blocks share a loop of at least so many steps
 STEPS = 2048
 # stands for an extent that is chosen with the tiles: no axis is as long
@@ -111,7 +123,7 @@ def _grouped(
         for g, (members, other) in enumerate(groups):
             own = {a.name for a in members}
             waits = {a.name for a in roots[roots.index(members[0]) : n]} & _read_by(plan)
-            if waits - own or not _read_by(plan) & _read_by(other):
+            if waits - own or not _read_by(plan) & (_read_by(other) | own):
                 continue
             if frozenset({*own, root.name}) in alone:
                 continue
@@ -186,11 +198,14 @@ def _kernel_of(roots: list[Array], folds: list[Array], normal: Normal) -> Kernel
     sizes = normal.formula.sizes
     roles, stream = _roles(largest, folds, sizes)
     for f in folds:
+        _check_square(f, own, roles)
         whole = [x.extent for x in (*f.axes, *f.over) if roles.get(x.var) == "whole"]
         held = prod(most(n, sizes) for n in whole if n != CHOSEN)
-        fits = MOST_COMBINED if f.by and len(f.over) + len(f.axes) > 1 else MOST_FOLDED
+        long = bytes_folded(f, held) > MOST_FOLDED
+        if f.by and len(f.over) + len(f.axes) > 1:
+            long = held > MOST_COMBINED
         again = any(f.name in g.sources for g in folds)
-        if held > fits and again and f.name not in own and product_of(f) is None:
+        if long and again and f.name not in own and product_of(f) is None:
             raise Apart(f.name, f"folds {held:,} elements, more than a block can hold")
     if any(axis.var not in roles for a in outputs for axis in a.axes):
         raise Apart(roots[-1].name, f"has other axes than {largest.name}")
@@ -198,7 +213,7 @@ def _kernel_of(roots: list[Array], folds: list[Array], normal: Normal) -> Kernel
     if not grid and not _is_long(stream, folds, sizes):
         _check_alone(own, folds, sizes)
     for f in folds:
-        _check_square(f, own, roles)
+        _check_again(f, own, grid, roles, sizes)
     if any(roles[axis.var] == "stream" for a in outputs for axis in a.axes):
         raise Apart(_inner_of(folds, stream, roots), "is read again after its loop")
     _check_whole(roles, extents, sizes, [*folds, *outputs])
@@ -213,6 +228,22 @@ def _check_square(f: Array, own: set[str], roles: dict[Var, str]) -> None:
     for n in gone if not f.scan and f.name not in own and product_of(f) is None else ():
         if n in kept and isinstance(n, int) and n * n > MOST_SQUARE:
             raise Apart(f.name, f"compares {n:,} elements with all of them")
+
+
+def _check_again(
+    f: Array, own: set[str], grid: tuple[Axis, ...], roles: dict[Var, str], sizes: tuple[Dim, ...]
+) -> None:
+    """What many blocks need is folded once, not by each of them."""
+    tiles = [axis for axis in grid if roles[axis.var] == "tile"]
+    blocks = again = 1.0
+    for axis in grid:
+        tile = TILE if axis in tiles[-1:] else LINES if axis in tiles else 1
+        count = ceil(min(most(axis.extent, sizes), CHOSEN) / tile)
+        blocks, again = blocks * count, again * (1 if axis.var in f.vars else count)
+    elements = prod(most(axis.extent, sizes) for axis in f.domain)
+    many = blocks > MOST_WAITING or elements * (again - 1) > MOST_AGAIN
+    if f.name not in own and again > 1 and many and product_of(f) is None:
+        raise Apart(f.name, f"would be folded again by {again:,.0f} blocks")
 
 
 def _check_alone(own: set[str], folds: list[Array], sizes: tuple[Dim, ...]) -> None:
@@ -298,7 +329,7 @@ def _on_shared_axes(
     """The arrays over axes that they share, none of which is named like one of `sizes`. Two axes
     of one array stay two."""
     fresh = [*map(_on_own_axes, arrays)]
-    classes = _Classes(fresh)
+    classes = Classes(fresh)
     definitions = {a.name: a for a in fresh}
     for a in fresh:
         for read in reads(a):
@@ -316,7 +347,7 @@ def _on_shared_axes(
                 classes.join(x, y)
     _share_inputs(fresh, definitions, classes)
     _share_loose(fresh, classes)
-    names = _names(fresh, classes, sizes | _sizes_of(arrays))
+    names = names_of(fresh, classes, sizes | sizes_of(arrays))
     shared = [_renamed(a, {x: names[classes.root(x)] for x in classes.extents}) for a in fresh]
     return shared, _named(shared, inlined)
 
@@ -326,23 +357,22 @@ def _plain(index: Expr) -> str:
     return str(substitute(index, {v: Var(v.name.split(".")[-1]) for v in variables(index)}))
 
 
-def _share_inputs(arrays: list[Array], inside: dict[str, Array], classes: _Classes) -> None:
+def _share_inputs(arrays: list[Array], inside: dict[str, Array], classes: Classes) -> None:
     """What reads the same place of an input shares its axes, too, where nothing speaks against
     it: then it is loaded once."""
-    first: dict[tuple[str, int], Var] = {}
+    first: dict[tuple[str, int, Expr], Expr] = {}
     for a in arrays:
         for read in reads(a):
             if read.buffer.name in inside:
                 continue
             for p, index in enumerate(read.indices):
-                if not isinstance(index, Var):
-                    continue
-                other = first.setdefault((read.buffer.name, p), index)
-                if classes.extents[other] == classes.extents[index]:
-                    classes.join(index, other)
+                other = first.setdefault((read.buffer.name, p, form_of(index)), index)
+                for x, y in zip(axes_met(index), axes_met(other), strict=True):
+                    if x in classes.extents and classes.extents[x] == classes.extents.get(y):
+                        classes.join(x, y)
 
 
-def _share_loose(arrays: list[Array], classes: _Classes) -> None:
+def _share_loose(arrays: list[Array], classes: Classes) -> None:
     """Axes that nothing is read along are one at the same place of arrays of one shape."""
     for a, b in combinations((a for a in arrays if a.is_pointwise), 2):
         if a.buffer.shape == b.buffer.shape:
@@ -355,56 +385,6 @@ def _loose(a: Array) -> set[Var]:
     """The axes of `a` that nothing is read along."""
     read = {v for r in reads(a) for index in r.indices for v in variables(index)}
     return set() if a.monoid else {*a.vars} - read
-
-
-class _Classes:
-    """Axes that are one, by union and find."""
-
-    def __init__(self, arrays: Iterable[Array]) -> None:
-        self.arrays = [vars_of(a.domain) for a in arrays]
-        self.extents = {x.var: x.extent for a in arrays for x in a.domain}
-        self.above: dict[Var, Var] = {}
-
-    def root(self, var: Var) -> Var:
-        while var in self.above:
-            var = self.above[var]
-        return var
-
-    def join(self, a: Var, b: Var) -> bool:
-        """Whether they could be made one."""
-        a, b = self.root(a), self.root(b)
-        if a is b:
-            return True
-        if self.extents[a] != self.extents[b] or any(
-            {a, b} <= {self.root(v) for v in axes} for axes in self.arrays
-        ):
-            return False
-        self.above[b] = a
-        return True
-
-
-def _sizes_of(arrays: Sequence[Array]) -> set[str]:
-    """The names of the sizes that arrays mention."""
-    axes = [axis for a in arrays for axis in a.domain]
-    ends = [axis.extent for axis in axes if isinstance(axis.extent, Expr)]
-    found = {v for expr in (*ends, *(a.body for a in arrays)) for v in variables(expr)}
-    return {v.name for v in found - {*vars_of(axes)}}
-
-
-def _names(arrays: Sequence[Array], classes: _Classes, taken: set[str]) -> dict[Var, Var]:
-    """A short name for each class: that of the last array's axis, as the user sees it first."""
-    names: dict[Var, Var] = {}
-    for a in reversed(arrays):
-        for var in vars_of(a.domain):
-            root = classes.root(var)
-            if root in names:
-                continue
-            base = var.name.split(".")[-1].rstrip("0123456789") or "i"
-            options = [base, *(c for c in "ijklmnpqrstuvw"), *(f"{base}{n}" for n in range(99))]
-            name = next(c for c in options if c not in taken)
-            taken.add(name)
-            names[root] = Var(name)
-    return names
 
 
 @lru_cache(maxsize=512)
@@ -464,9 +444,13 @@ def _roles(
             held = [x for x in own if x.var not in needed and most(x.extent, sizes) <= MOST_HELD]
             roles |= {x.var: "whole" for x in held[-1:]}
         windows = {v for f in folds if is_window(f) for v in vars_of(f.over)}
-        tiled = 1 if roles.keys() - windows else _tiled(own, sizes)
+        tiles = own[-(1 if roles.keys() - windows else _tiled(own, sizes)) :]
+        ends = {x.var: x.extent for a in (output, *folds) for x in a.domain}
+        size = prod(most(ends[v], sizes) for v, role in roles.items() if role == "whole")
+        if size >= ENOUGH:  # of one index: parts of what is folded are copied as they lie
+            tiles = [axis for axis in tiles if _is_plain(axis.var, folds)]
         for axis in output.axes:
-            roles.setdefault(axis.var, "tile" if axis in own[-tiled:] else "each")
+            roles.setdefault(axis.var, "tile" if axis in tiles else "each")
         return as_windows(roles, folds), stream
     batch = frozenset[Var].intersection(*(p.batch for p in products.values()))
     needed = {v for f in folds if f.name in inner for v in f.vars}

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.formula.inline import Normal
-from tilewright.formula.streams.stream import Center, Fold, Result, Stream, Sum, old, value_of
+from tilewright.formula.streams.combine import combined
+from tilewright.formula.streams.stream import Fold, Stream
 from tilewright.formula.tiles.kernels import CHOSEN, STEPS, KernelPlan
 from tilewright.formula.tiles.pieces import Piece
 from tilewright.ir.core import *
@@ -22,7 +23,6 @@ from tilewright.ir.formula import (
     array,
     most,
     tensor,
-    together,
     vars_of,
 )
 
@@ -74,51 +74,17 @@ def parts_of(kernel: KernelPlan, stream: Stream, pieces: dict[Var, Piece]) -> Pa
 def _combined(stream: Stream, states: dict[Var, Array], kernel: KernelPlan) -> Normal:
     """The folds of the parts, and the outputs over them."""
     outputs = kernel.outputs
-    part: dict[Var, Expr] = {v: a.element for v, a in states.items()}
-    whole: dict[Var, Expr] = {}
-    centers: dict[Var, Expr] = {}
-    results: dict[Var, Expr] = {}
     arrays: list[Array] = []
 
-    def fold(var: Var, monoid: str, body: Expr, by: Monoid | None = None) -> None:
-        if var in whole:  # the value of an argmax
-            return
+    def fold(var: Var, monoid: str, body: Expr, by: Monoid | None) -> Expr:
         axes = tuple(axis for axis in states[var].axes if axis is not PARTS)
         name = states[var].name.removesuffix("_parts") + "_all"
         found = array(name, axes, body, var.dtype, monoid=monoid, over=(PARTS,), by=by)
         arrays.append(found)
-        whole[var] = found.element
+        return found.element
 
-    for stage in stream.stages:
-        match stage:
-            case Fold(var=var, by=Monoid() as by, term=term):
-                beside = [s.var for s in stream.of(Fold)
-                          if s.term is term and s.by
-                          and replace(s.by, part=by.part) == by]  # fmt: skip
-                fold(var, "by", together([part[v] for v in beside]), by)
-            case Fold(var=var, monoid="argmax" | "argmin" as monoid):
-                word = monoid.removeprefix("arg")
-                best = value_of(stage)
-                if best not in part:
-                    best = next(s.var for s in stream.of(Fold)
-                                if s.monoid == word and s.term is stage.term)  # fmt: skip
-                fold(best, word, part[best])
-                at = compare("==", part[best], whole[best])
-                if best.dtype.is_float:
-                    both = (Call("isnan", (v[best],), BOOL) for v in (part, whole))
-                    at = at | logical_and(*both)
-                fold(var, "min", select(at, part[var], const(CHOSEN, INT32)))
-            case Fold(var=var, monoid=monoid):
-                fold(var, monoid, part[var])
-            case Center(var=var, value=value):
-                value = substitute(value, dict(results))
-                centers |= {var: substitute(value, whole), old(var): substitute(value, part)}
-            case Sum(var=var, shifts=shifts):
-                moved = [substitute(s.coefficient, centers) * part[s.of] for s in shifts]
-                fold(var, "sum", sum(moved[1:], moved[0]))
-            case Result(level=level, value=value):
-                results[level] = substitute(value, dict(results))
-    final = {level.name: substitute(value, whole) for level, value in results.items()}
+    results = combined(stream, {v: a.element for v, a in states.items()}, fold)
+    final = {level.name: value for level, value in results.items()}
 
     def rule(node: Expr) -> Expr | None:
         return final.get(node.buffer.name) if isinstance(node, Load) else None

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import TypeGuard
 
-from tilewright.formula.matrices import Product, product_of, split
+from tilewright.formula.matrices import Product, axes_met, product_of, split
 from tilewright.formula.tiles.kernels import Apart, KernelPlan
 from tilewright.formula.tiles.pieces import (
     AND,
@@ -569,7 +569,9 @@ def _read_order(kernel: KernelPlan, output: list[Var]) -> list[Var]:
     """The axes as the largest array that is folded has them, then those of the output."""
     inside = {f.name for f in kernel.folds}
     read = [x.indices for f in kernel.folds for x in loads(f.body) if x.buffer.name not in inside]
-    axes = [[v for v in indices if isinstance(v, Var)] for indices in read]
+    held = {v for v, role in kernel.roles.items() if role != "each"}
+    along = [[[v for v in axes_met(i) if v in held] for i in indices] for indices in read]
+    axes = [[v for one in each if len(one) == 1 for v in one] for each in along]
     most = max(axes, key=len, default=[])
     found = list(dict.fromkeys((*most, *output)))
     return found if [v for v in found if v in output] == output else output
