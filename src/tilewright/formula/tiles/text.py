@@ -12,8 +12,9 @@ from dataclasses import replace
 from functools import reduce
 from typing import TypeGuard
 
-from tilewright.formula.matrices import Product, axes_met, product_of, split
+from tilewright.formula.matrices import Product, product_of, split
 from tilewright.formula.tiles.kernels import Apart, KernelPlan
+from tilewright.formula.tiles.order import order_of
 from tilewright.formula.tiles.pieces import (
     AND,
     ATOM,
@@ -81,7 +82,7 @@ class Writer:
         self.known: dict[tuple[int, Expr], Piece] = {}
         self.uses: Counter[Expr] = Counter()
         self.rounded: list[str] = []
-        self.order = _order(kernel)
+        self.order = order_of(kernel)
         self.products: dict[str, Product] = {
             f.name: p for f in kernel.folds if (p := product_of(f)) is not None
         }
@@ -548,33 +549,6 @@ def _scaled_side(p: Product) -> Product:
         if not isinstance(expr, (Load, Cast)):
             return replace(p, scale=None, **{side: expr * p.scale})
     return p
-
-
-def _order(kernel: KernelPlan) -> list[Var]:
-    """The order of dimensions: rows, the loop's tile, columns; without a loop, as what is read
-    has them, so that little is turned."""
-    order = [*kernel.output.vars]
-    if kernel.stream:
-        at = 1 + next((n for n, v in enumerate(order) if kernel.roles[v] == "tile"), -1)
-        order.insert(at, kernel.stream[-1].var)
-    else:
-        order = _read_order(kernel, order)
-    for fold in kernel.folds:
-        order += [var for var in vars_of(fold.domain) if var not in order]
-    steps = vars_of(kernel.stream[:-1])
-    return [v for v in order if kernel.roles[v] not in ("each", WINDOW) and v not in steps]
-
-
-def _read_order(kernel: KernelPlan, output: list[Var]) -> list[Var]:
-    """The axes as the largest array that is folded has them, then those of the output."""
-    inside = {f.name for f in kernel.folds}
-    read = [x.indices for f in kernel.folds for x in loads(f.body) if x.buffer.name not in inside]
-    held = {v for v, role in kernel.roles.items() if role != "each"}
-    along = [[[v for v in axes_met(i) if v in held] for i in indices] for indices in read]
-    axes = [[v for one in each if len(one) == 1 for v in one] for each in along]
-    most = max(axes, key=len, default=[])
-    found = list(dict.fromkeys((*most, *output)))
-    return found if [v for v in found if v in output] == output else output
 
 
 def _widens(expr: Expr) -> TypeGuard[Cast]:
