@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.formula.matrices import axes_met
 from tilewright.formula.tiles.kernels import KernelPlan
+from tilewright.formula.tiles.windows import ROLE as WINDOW
 from tilewright.ir.core import *
 from tilewright.ir.formula import vars_of
 
