@@ -224,3 +224,14 @@ def test_what_many_blocks_need_is_folded_once():
     text = tw.math(scaled, target="cuda").tile(x, y)
     assert "would be folded again" in text and text.count("T.tile") == 2
     assert tw.math(scaled, target="cuda").tile(x[:, :9, :9], y).count("T.tile") == 1
+
+
+def test_tiles_run_along_the_lines_of_large_arrays():
+    """Numbers of channels are neighbours, too, but few."""
+
+    def scaled(x, y):
+        return x * y[:, None]
+
+    x, y = (np.broadcast_to(np.float32(0), shape) for shape in ((8, 64, 4096), (64,)))
+    made, _ = tw.math(scaled, target="cuda -arch=sm_90a")._of((x, y), {})
+    assert "16×256" in made.kernel.compile(*made.examples()).explain()

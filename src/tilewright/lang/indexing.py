@@ -194,13 +194,13 @@ def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]
     return axis.start + first, axis
 
 
-def _last(box: Box) -> set[Any]:
-    """The keys of the axes along which the last index moves."""
+def _note_last(builder: Builder, box: Box) -> None:
+    """The axes along which the last index moves, and of how many axes that is."""
     key = box.keys[-1] if box.keys else None
-    if isinstance(key, Value):
-        return {axis.key for axis in key.axes}
     last = box.along[-1] if box.along else box.axes[-1] if box.axes else None
-    return {last.key} if last is not None else set()
+    axes = key.axes if isinstance(key, Value) else () if last is None else (last,)
+    for axis in axes:
+        builder.lasts[axis.key] = max(builder.lasts.get(axis.key, 0), len(box.axes))
 
 
 def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
@@ -221,7 +221,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     value.source, value.writes = buffer, builder.writes(buffer)
     number = builder.number
     builder.reads_of.append((number, box))
-    builder.lasts |= _last(box)
+    _note_last(builder, box)
     if value.writes:  # perhaps by another block, where several have a row
         builder.undivided.add(number)
     if value.is_long and box.region is not None:
@@ -275,7 +275,7 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     builder = current_block()
     box = box_of(tile, keys)
     made = value_of(value)
-    builder.lasts |= _last(box)
+    _note_last(builder, box)
     builder.stored |= {(builder.number, axis.key) for axis in box.axes}
     _check_fits(box, made, f"a store to {tile.name}")
     _read_first(builder, box, made)

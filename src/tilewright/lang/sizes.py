@@ -114,7 +114,9 @@ def _shares(builder: Builder, axes: dict[Any, Axis], room: int) -> dict[TileLoop
         loop: 1 << (builder.lengths.get(a.key, LONGEST) - 1).bit_length()
         for loop, a in axes.items()
     }
-    runs = [loop for loop, a in axes.items() if a.key in builder.lasts]
+    ranks = {loop: builder.lasts.get(a.key, 0) for loop, a in axes.items()}
+    dims = max([1, *ranks.values()])  # what has fewer has few elements
+    runs = [loop for loop, rank in ranks.items() if rank == dims]
     others = [loop for loop in axes if loop not in runs]
     found = dict.fromkeys(axes, 1)
     for loops, limit in ((runs, RUN if others else LONGEST), (others, LONGEST), (runs, LONGEST)):
