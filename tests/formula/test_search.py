@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -240,3 +241,35 @@ def test_a_decision_about_nothing_is_refused():
     f = found(low_rank, (64, 32), (32, 4), (4, 32))
     with pytest.raises(tw.CompileError, match="nothing to decide that is 'in memory nowhere'"):
         f.decided.and_then(Decision("in memory", ("nowhere",)))
+
+
+def test_operands_in_odd_rows_are_padded():
+    """Where the bulk engine copies neither as it lies, but not for a small product."""
+    f = found(lambda x, y: x @ y, (4101, 1475), (1475, 2961))
+    assert taken(f) == {"pad operands"}
+    assert not f.program.rounded[1:] and "T.alloc_global((I, K)" in f.program.text
+    assert not taken(found(lambda x, y: x @ y, (45, 27), (27, 33)))
+    assert not taken(found(lambda x, y: x @ y, (4096, 1480), (1480, 2960)))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x, y: x @ y, ((45, 27), (27, 35))),
+        (lambda x, y: tm.matrix_transpose(x) @ y, ((27, 45), (27, 40))),
+        (lambda x, y: x @ tm.matrix_transpose(y), ((3, 45, 40), (3, 33, 40))),
+        (lambda x, y: x @ tm.matrix_transpose(y) + 1, ((2, 16, 27), (2, 24, 27))),
+        (lambda x: x @ tm.matrix_transpose(x), ((45, 27),)),
+        (lambda x: x @ x, ((27, 27),)),
+    ],
+)
+def test_padded_operands_give_the_same(function, shapes):
+    rng = np.random.default_rng(8)
+    arrays = [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
+    f = tw.math(function, target="cpu")
+    made, _ = f._of(arrays, {})
+    decisions = [d for d in alternatives(made.found.decided, ()) if d.kind == "pad operands"]
+    padded = f.with_plan(replace(f.plan(*arrays), decisions=tuple(decisions), kernels=()))
+    assert bool(decisions) == any(n % 8 for *_, n in shapes)
+    assert ("T.alloc_global" in padded.tile(*arrays)) == bool(decisions)
+    np.testing.assert_array_equal(padded(*arrays), f(*arrays))

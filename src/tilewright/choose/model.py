@@ -48,6 +48,7 @@ SPREAD = 0.8191725  # along the axes of a grid, so that blocks lie on no line (R
 START = 1500  # cycles of a launch, before the first load and after the last store
 INSTRUCTIONS = 2  # of a load from shared memory, with its address
 ASYNC = 6  # of a cp.async, with its addresses and its guard
+ALONE = 25  # of an element of 2 bytes, held for an iteration: 8205×2949×5921 takes 1546 µs
 REGISTERS = 255  # of a thread at most
 CONTROL = 26  # of a thread, besides the results of a wgmma: what the assembler asks for
 PANELS = (1, 2, 4, 8, 16, 32, 64)  # rows of tiles that run side by side
@@ -384,7 +385,7 @@ class Block:
         if not (op.src.buffer.is_global and op.dst.buffer.is_shared):
             found.threads += rates.cycles(op)
         elif each := thread_load(op.src.buffer):
-            found.threads += bytes / each * ASYNC / rates.LANES
+            found.threads += bytes / each * (ASYNC if each >= 4 else ALONE) / rates.LANES
 
     def elements(self, op: Op, found: Work) -> None:
         """What threads load and store by themselves."""

@@ -6,6 +6,7 @@
 | `reorder products` | the inner product, the outer | A · (B · C) in place of (A · B) · C |
 | `join sums` | two products | x · (w + u) in place of x · w + x · u |
 | `store operand` | a product, `left` or `right` | that operand lies in memory, rounded |
+| `pad operands` | a product | its operands lie in memory in rows of whole 16 bytes |
 | `in memory` | a fold | it is a kernel's output, although another kernel could compute it |
 | `own kernels` | outputs | they are not computed by one kernel |
 | `whole loop` | an output | blocks do not share the loop of its kernel |
@@ -22,6 +23,8 @@ from tilewright.formula.inline import Normal, normalize
 from tilewright.formula.search.rewrites import (
     SIDES,
     joined_sums,
+    paddable,
+    padded_operands,
     reordered_products,
     storable,
     stored_operand,
@@ -34,6 +37,7 @@ from tilewright.ir.formula import Formula
 from tilewright.support.errors import CompileError
 
 REASON = "is cheaper to write and read than to compute where it is read"
+PADDED = "has rows of whole 16 bytes, which the bulk engine copies"
 OPERAND = "is an operand of a product: computed once, stored as it is multiplied"
 
 
@@ -100,6 +104,7 @@ def alternatives(at: Decided, kernels: Iterable[KernelPlan]) -> Iterator[Decisio
     if not at.grouping.memory and not at.grouping.alone and not at.grouping.whole:
         yield from rewritings(at)
     yield from (Decision("store operand", each) for each in storable(at.normal.formula))
+    yield from (Decision("pad operands", (name,)) for name in paddable(at.normal.formula))
     for kernel in kernels:
         own = {a.name for a in kernel.outputs}
         yield from (Decision("in memory", (f.name,)) for f in kernel.folds if f.name not in own)
@@ -139,6 +144,17 @@ def _stored(at: Decided, arrays: tuple[str, ...]) -> Decided | None:
     return replace(at, normal=normal, grouping=grouping, stored=(*at.stored, buffer))
 
 
+def _padded(at: Decided, arrays: tuple[str, ...]) -> Decided | None:
+    found = padded_operands(at.normal, arrays[0]) if len(arrays) == 1 else None
+    if found is None:
+        return None
+    normal, names = found
+    buffers = tuple(a.buffer for a in normal.formula.arrays if a.name in names)
+    grouping = replace(at.grouping, memory={**at.grouping.memory, **dict.fromkeys(names, PADDED)},
+                       stored=at.grouping.stored | {*names})  # fmt: skip
+    return replace(at, normal=normal, grouping=grouping, stored=(*at.stored, *buffers))
+
+
 def _in_memory(at: Decided, arrays: tuple[str, ...]) -> Decided | None:
     found = next((a for a in at.normal.formula.arrays if (a.name,) == arrays), None)
     if found is None or found.is_pointwise or found.name in at.grouping.memory:
@@ -167,6 +183,7 @@ KINDS: dict[str, Callable[[Decided, tuple[str, ...]], Decided | None]] = {
     "without law": _without_law,
     **{kind: _rewritten(kind) for kind in REWRITES},
     "store operand": _stored,
+    "pad operands": _padded,
     "in memory": _in_memory,
     "own kernels": _own_kernels,
     "whole loop": _whole_loop,

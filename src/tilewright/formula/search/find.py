@@ -14,7 +14,14 @@ from heapq import heappop, heappush
 
 from tilewright.formula.inline import Normal
 from tilewright.formula.matrices import product_of
-from tilewright.formula.search.decisions import Decided, Decision, alternatives, decided, rewritings
+from tilewright.formula.search.decisions import (
+    OPERAND,
+    Decided,
+    Decision,
+    alternatives,
+    decided,
+    rewritings,
+)
 from tilewright.formula.search.modelled import Modelled, modelled
 from tilewright.formula.search.prices import Price, Rates, least, price_of, rates_of
 from tilewright.formula.search.rewrites import operand_type
@@ -66,7 +73,9 @@ class Found:
 def written(at: Decided, kept: Collection[str], rates: Rates) -> Found:
     """The program of these decisions, priced."""
     program = program_of(at.normal, kept, at.grouping)
-    stored = [b for b in at.stored if b.name in at.grouping.stored and b.dtype.bits < 32]
+    stored = [
+        b for b in at.stored if at.grouping.memory.get(b.name) == OPERAND and b.dtype.bits < 32
+    ]
     program.rounded += tuple(f"{b.name} is rounded to {b.dtype} for a product" for b in stored)
     prices = tuple(_prices(program.kernels, at, rates))
     return Found(at, program, prices, least(at.normal.formula, rates))

@@ -15,6 +15,7 @@ from typing import Any
 
 from tilewright.choose.lines import UNKNOWN
 from tilewright.formula.matrices import Product, product_of
+from tilewright.formula.search.rewrites import has_whole_rows
 from tilewright.formula.tiles.kernels import KernelPlan
 from tilewright.ir.atoms import Feature
 from tilewright.ir.chips import Chip
@@ -156,6 +157,8 @@ class _Kernel:
         reading = list(loads(side))
         inner = side.a if isinstance(side, Cast) else side
         plain = isinstance(inner, Load) and inner.dtype.bits <= 16
+        if plain and not all(has_whole_rows(x.buffer) for x in reading):
+            plain = False  # no bulk engine copies them
         if plain or any(x.buffer.name in inside & self.products.keys() for x in reading):
             return 0.0
         used = {v for v in variables(side) if v in self.sizes}

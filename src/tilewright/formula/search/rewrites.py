@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import chain
 
 from tilewright.formula.factors import product
@@ -24,7 +25,7 @@ from tilewright.formula.matrices import (
 )
 from tilewright.ir.core import *
 from tilewright.ir.dtype import DType, promote
-from tilewright.ir.formula import Array, Axis, Formula, array, needed, vars_of
+from tilewright.ir.formula import Array, Axis, Formula, array, extents, needed, vars_of
 
 SIDES = ("left", "right")
 
@@ -259,6 +260,85 @@ def stored_operand(normal: Normal, name: str, side: str) -> tuple[Normal, str] |
         return None
     kept = needed(arrays, formula.outputs)
     return replace(normal, formula=replace(formula, arrays=kept)), made.name
+
+
+def paddable(formula: Formula) -> Iterator[str]:
+    """Products of what lies in memory in rows that are no multiples of 16 bytes."""
+    for f in formula.arrays:
+        p = product_of(f)
+        if p is None or len(f.over) > 1 or not isinstance(f.over[0].extent, int):
+            continue
+        reads = [x for side in (p.left, p.right) if (x := _read_plainly(side)) is not None]
+        if len(reads) == 2 and not all(has_whole_rows(x.buffer) for x in reads):
+            yield f.name
+
+
+def _read_plainly(side: Expr) -> Load | None:
+    """What an operand is, if it is read as it lies in memory, in 16 bits or fewer."""
+    inner = side.a if isinstance(side, Cast) else side
+    if not isinstance(inner, Load) or inner.dtype.bits > 16 or not inner.dtype.is_float:
+        return None
+    is_plain = all(isinstance(i, Var) for i in inner.indices)
+    known = all(isinstance(n, int) for n in extents(inner.buffer))
+    return inner if is_plain and known and len({*inner.indices}) == len(inner.indices) else None
+
+
+def has_whole_rows(b: Buffer) -> bool:
+    """Whether rows are whole pieces of 16 bytes, which is what the bulk engine copies; those of
+    any length may be."""
+    *others, last = extents(b)
+    return not others or not isinstance(last, int) or last * b.dtype.bits % 128 == 0
+
+
+def padded_operands(normal: Normal, name: str) -> tuple[Normal, list[str]] | None:
+    """With the operands of the product `name` as arrays whose rows are whole pieces of 16 bytes,
+    zeros behind what there is. And their names.
+
+    >>> from tilewright.ir.text.formula import parse_formula
+    >>> formula = parse_formula('''
+    ... formula f(x: float16[64, 30], w: float16[30, 9]) -> y
+    ...     y[i < 64, j < 9]: float32 = sum{k < 30} float32(x[i, k]) * float32(w[k, j])
+    ... ''')
+    >>> print(padded_operands(Normal(formula, (), {}), "y")[0].formula)
+    formula f(x: float16[64, 30], w: float16[30, 9]) -> y
+        y_left[i < 64, k < 32]: float16 = x[i, k] if k < 30 else 0.0
+        y_right[k < 32, j < 16]: float16 = w[k, j] if k < 30 and j < 9 else 0.0
+        y[i < 64, j < 9]: float32 = sum{k < 32} float32(y_left[i, k]) * float32(y_right[k, j])
+    """
+    formula = normal.formula
+    f = next((a for a in formula.arrays if a.name == name), None)
+    p = product_of(f) if f is not None else None
+    if f is None or p is None or name not in paddable(formula):
+        return None
+    reads = [read for side in (p.left, p.right) if (read := _read_plainly(side)) is not None]
+    longer: dict[Expr, int] = {}  # by axis: its length with zeros behind it
+    for read in reads:
+        last, each = extents(read.buffer)[-1], 128 // read.dtype.bits
+        if isinstance(last, int) and last % each:
+            longer[read.indices[-1]] = -(-last // each) * each
+    names = Names(x.name for x in formula.buffers)
+    made: dict[tuple[Buffer, tuple[int, ...]], Array] = {}
+    instead: dict[Expr, Expr] = {}
+    for side, read in zip(SIDES, reads, strict=True):
+        places = [v for v in read.indices if isinstance(v, Var)]
+        known = [n for n in extents(read.buffer) if isinstance(n, int)]
+        last = places[-1]
+        ends = tuple(longer[v] if v in longer and (v is last or v in f.folded) else n
+                     for v, n in zip(places, known, strict=True))  # fmt: skip
+        inside = [v < n for v, n, end in zip(places, known, ends, strict=True) if end > n]
+        if not inside:
+            continue
+        if (read.buffer, ends) not in made:
+            body = select(reduce(logical_and, inside), read, const(0, read.dtype))
+            made[read.buffer, ends] = array(
+                names.fresh(f"{name}_{side}"), tuple(map(Axis, places, ends)), body, loc=f.loc
+            )
+        instead[read] = Load(made[read.buffer, ends].buffer, read.indices)
+    over = tuple(Axis(x.var, longer.get(x.var, x.extent)) for x in f.over)
+    padded = replace(f, body=transform(f.body, instead.get), over=over)
+    arrays = [y for a in formula.arrays for y in ((*made.values(), padded) if a is f else (a,))]
+    found = replace(normal, formula=replace(formula, arrays=tuple(arrays)))
+    return found, [a.name for a in made.values()]
 
 
 def _whole(p: Product, side: str) -> tuple[Expr, Expr | None]:
