@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tilewright as tw
 import tilewright.math as tm
 from tests.formula.common import run
 from tilewright.formula.front.trace import trace
@@ -422,3 +423,17 @@ def test_refused(message):
 def test_only_in_a_trace():
     with pytest.raises(CompileError, match="inside a function"):
         tm.zeros(3)
+
+
+def test_an_axis_that_is_split_twice():
+    """Its parts have names of their own: two axes were one."""
+
+    @tw.math
+    def f(x, w):
+        return tm.array((24,), lambda i: x[i // 6, i % 6 // 3] * w[i % 6])
+
+    i = np.arange(24)
+    x, w = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(6, dtype=np.float32)
+    np.testing.assert_array_equal(f(x, w), x[i // 6, i % 6 // 3] * w[i % 6])
+    axes = f.tile(x, w).partition("for ")[2].partition(" in ")[0].split(", ")
+    assert len(set(axes)) == len(axes) == 3

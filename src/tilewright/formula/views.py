@@ -11,7 +11,16 @@ from dataclasses import replace
 
 from tilewright.ir.analysis.bounds import Ranges, prove
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Axis, Formula, extents, reads, tensor, within_sizes
+from tilewright.ir.formula import (
+    Array,
+    Axis,
+    Formula,
+    extents,
+    reads,
+    tensor,
+    vars_of,
+    within_sizes,
+)
 from tilewright.ir.simplify import simplify
 
 
@@ -53,7 +62,7 @@ def _split_axis(formula: Formula) -> Formula | None:
             by = _divisor(a, axis)
             if by is None or not isinstance(axis.extent, int):
                 continue
-            high, low = Axis(Var(f"{axis.var.name}_h"), axis.extent // by), Axis(axis.var, by)
+            high, low = Axis(_fresh(a, axis.var), axis.extent // by), Axis(axis.var, by)
             body = substitute(a.body, {axis.var: high.var * by + axis.var})
             axes = (*a.axes[:place], high, low, *a.axes[place + 1 :])
             new = replace(a, axes=axes, body=body)
@@ -61,6 +70,14 @@ def _split_axis(formula: Formula) -> Formula | None:
             arrays = tuple(new if x is a else x for x in formula.arrays)
             return _with_split(replace(formula, arrays=arrays), a.buffer, place, by)
     return None
+
+
+def _fresh(a: Array, var: Var) -> Var:
+    """A variable for the quotient: no axis has its name, also where one was split before."""
+    taken, name = {each.name for each in vars_of(a.domain)}, f"{var.name}_h"
+    while name in taken:
+        name += "h"
+    return Var(name)
 
 
 def _divisor(a: Array, axis: Axis) -> int | None:

@@ -76,6 +76,18 @@ def is_seed(node: Any) -> bool:
     return str(node.target) == "tilewright.seed.default"
 
 
+def _is_widened(node: Any) -> bool:
+    """Whether a node has the numbers that it reads in more bytes: whoever reads it reads those."""
+    if str(node.target) not in ("aten._to_copy.default", "prims.convert_element_type.default"):
+        return False
+    value, source = node.meta["val"], node.args[0].meta["val"]
+    if not (value.dtype.is_floating_point and source.dtype.is_floating_point):
+        return False
+    if value.device != source.device or any(user.op == "output" for user in node.users):
+        return False
+    return bool(value.element_size() > source.element_size())
+
+
 def is_stateful(node: Any) -> bool:
     """Whether a node's order among others like it is part of what it means."""
     import torch
@@ -153,7 +165,9 @@ class Facts:
             return ""
         given = [self.kinds[x] for x in inputs_of(node)]
         is_constant = all(kind == CONSTANT for kind in given)
-        return CONSTANT if found.kind in (VIEW, POINTWISE) and is_constant else found.kind
+        if found.kind in (VIEW, POINTWISE) and is_constant:
+            return CONSTANT
+        return VIEW if _is_widened(node) else found.kind
 
     def is_free(self, node: Any) -> bool:
         """Whether a node costs nothing: each reader says it for itself."""
