@@ -190,7 +190,9 @@ def test_windows(target, size, tap):
     assert (np.asarray(window(size, tap).on(target)(x)) == want).all()
 
 
-@pytest.mark.parametrize("size, tap, whole", [(4, 1, True), (9, 1, False), (4, 2, False)])
+@pytest.mark.parametrize(
+    "size, tap, whole", [(4, 1, True), (9, 1, True), (4, 2, True), (99, 1, False)]
+)
 def test_short_loops_over_neighbours_are_unrolled(size, tap, whole):
     kernel = window(size, tap).on("cuda -arch=sm_90a")
     text = kernel.compile(np.broadcast_to(np.float32(0), 1000)).get_kernel_source()

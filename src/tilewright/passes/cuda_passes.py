@@ -21,6 +21,7 @@ from tilewright.passes.canonicalize.write_in_place import write_in_place
 from tilewright.passes.grid.order_blocks import order_blocks
 from tilewright.passes.grid.persist_blocks import cluster_blocks, persist_blocks, spread_clusters
 from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
+from tilewright.passes.layout.hold_windows import hold_windows
 from tilewright.passes.layout.infer_layouts import infer_layouts
 from tilewright.passes.layout.matrix_tiles import swap_operands
 from tilewright.passes.layout.shared_tiles import pin_shared
@@ -91,6 +92,7 @@ SCHEDULE = (
     Pass(pipeline_loops, "before layouts: rings have a dimension more"),
     Pass(count_stores, "after pipeline_loops, which leaves kernels with barriers alone"),
     Pass(infer_layouts, "everything below asks for layouts"),
+    Pass(hold_windows, "layouts say which elements of a thread lie side by side"),
     Pass(choose_copies, "layouts decide whether whole matrices move"),
     Pass(insert_syncs, "threads with the same layout need no barrier", Stage.LAID_OUT),
     Pass(reuse_shared, "after all waits, which end lives", Stage.LAID_OUT),
