@@ -119,3 +119,8 @@ def test_short_lines_are_one_axis():
         (4, 32, 16, 16), (32, 16, 3, 3),
     )  # fmt: skip
     assert "m 64" in found["convolution_of_places"] or "j 64" in found["convolution_of_places"]
+
+
+def test_constants_lie_beside_tensors():
+    found = compiled(lambda x: torch.minimum(x, torch.tensor(0.5)) * 2, (4, 32))
+    assert list(found) == ["minimum mul"]

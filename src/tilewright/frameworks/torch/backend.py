@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.frameworks.torch.decompositions import decompositions
 from tilewright.frameworks.torch.formula import Unsaid
-from tilewright.frameworks.torch.graph import Facts, is_seed
+from tilewright.frameworks.torch.graph import Facts, is_seed, place_scalars
 from tilewright.frameworks.torch.group import Runner
 from tilewright.frameworks.torch.layouts import lay_out
 from tilewright.frameworks.torch.partition import groups_of
@@ -20,6 +20,7 @@ class Compiled:
 
     def __init__(self, module: Any, name: str = "graph") -> None:
         module.graph.eliminate_dead_code()
+        place_scalars(module)
         lay_out(module.graph)
         self.name, self.facts = name, Facts(module.graph)
         self.runners = self._made()

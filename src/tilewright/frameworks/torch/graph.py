@@ -129,6 +129,35 @@ def why_not(node: Any) -> str:
     return ""
 
 
+def place_scalars(module: Any) -> None:
+    """Write constants of no axes beside tensors of a GPU where those are: PyTorch keeps them on the
+    CPU, and a kernel would have to read them there."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    aten = torch.ops.aten
+    for node in [n for n in module.graph.nodes if n.op == "get_attr"]:
+        value = getattr(module, str(node.target), None)
+        if not isinstance(value, torch.Tensor) or value.ndim or value.device.type != "cpu":
+            continue
+        with unset_fake_temporarily():
+            known = getattr(value, "constant", None)  # of a tensor that traces have
+            number = (value if known is None else known).item()
+        same = [node, *(u for u in node.users if u.target is aten.lift_fresh_copy.default)]
+        for each in same:
+            for user in list(each.users):
+                devices = {t.device for t in tensors(user.meta.get("val"))} - {value.device}
+                if user in same or len(devices) != 1:
+                    continue
+                how = {"dtype": value.dtype, "device": devices.pop()}
+                with module.graph.inserting_before(user):
+                    new = module.graph.call_function(aten.full.default, ([], number), how)
+                with user.meta["val"].fake_mode:
+                    new.meta["val"] = aten.full.default([], number, **how)
+                user.replace_input_with(each, new)
+    module.graph.eliminate_dead_code()
+
+
 class Facts:
     """A graph, and what is known of its nodes: `stays` are those that PyTorch keeps, and why."""
 
