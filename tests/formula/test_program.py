@@ -235,3 +235,16 @@ def test_tiles_run_along_the_lines_of_large_arrays():
     x, y = (np.broadcast_to(np.float32(0), shape) for shape in ((8, 64, 4096), (64,)))
     made, _ = tw.math(scaled, target="cuda -arch=sm_90a")._of((x, y), {})
     assert "16×256" in made.kernel.compile(*made.examples()).explain()
+
+
+@pytest.mark.parametrize("target", ["cpu", "interp -sanitize"])
+@pytest.mark.parametrize("by", [1, 2])
+def test_sums_of_what_lies_before_are_one_kernel(by, target):
+    def before(x, y):
+        sums = tm.cumulative_sum(x * y, axis=1)
+        ends = tm.indices(x, 1) < by
+        return tm.where(ends, 0, tm.array(x.shape, lambda i, j: sums[i, j - by])) + 1
+
+    x, y = np.random.default_rng(7).standard_normal((2, 5, 37)).astype(np.float32)
+    agrees(before, (x, y), target)
+    assert "alloc_global" not in tw.math(before).tile(x, y)

@@ -209,6 +209,20 @@ def test_places_are_found_in_one_walk():
         assert kernel.tile.count("(Arg0_1[") == 1
 
 
+def test_scans_are_one_kernel_with_what_they_read():
+    """And with zeros before, in 16 bits as PyTorch rounds them."""
+
+    def exclusive(x, mask):
+        sums = (x * mask).narrow(1, 0, x.shape[1] - 1).cumsum(1)
+        return torch.cat((torch.zeros_like(x[:, :1]), sums), 1)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        x, mask = torch.randn(3, 37).to(dtype), torch.rand(3, 37) < 0.5
+        check(exclusive, x, mask)
+        (kernel,) = tilewright.torch.explain(exclusive, x, mask).graphs[0].kernels
+        assert kernel.launches == 1
+
+
 def test_rows_without_keys():
     """Attention of rows whose mask leaves nothing is zero, and so are their gradients."""
     q, mask = torch.randn(1, 2, 5, 4, requires_grad=True), torch.ones(5, 5).tril(-1) > 0

@@ -16,7 +16,8 @@ from tilewright.formula.parts import folds_of_joined
 from tilewright.formula.views import ranges_of
 from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.core import *
-from tilewright.ir.formula import Array, Formula
+from tilewright.ir.formula import Array, Axis, Formula, array, reads
+from tilewright.ir.simplify import simplify
 
 
 def masks_once(formula: Formula) -> Formula:
@@ -190,6 +191,53 @@ def _without_choice(softplus: Expr) -> Expr:
     return softplus
 
 
+def shifted_scans(formula: Formula) -> Formula:
+    """Sums up to each element that are read some places earlier only are those of elements that
+    many places earlier: no array of them is written and read again.
+
+    >>> from tilewright.ir.text.formula import parse_formula
+    >>> print(shifted_scans(parse_formula('''
+    ... formula f(x: float32[4, 7]) -> y
+    ...     s[i < 4, j < 7]: float32 = scan sum{j < 7} x[i, j]
+    ...     y[i < 4, j < 8]: float32 = 0.0 if j < 1 else s[i, j - 1]
+    ... ''')))
+    formula f(x: float32[4, 7]) -> y
+        s[i < 4, j < 8]: float32 = scan sum{j < 8} 0.0 if j < 1 else x[i, j - 1]
+        y[i < 4, j < 8]: float32 = 0.0 if j < 1 else s[i, j]
+    """
+    for a in formula.arrays:
+        if not a.scan or a.monoid != "sum" or a.buffer in formula.outputs:
+            continue
+        (along,), place = a.over, a.vars.index(a.over[0].var)
+        found = [(b, x) for b in formula.arrays for x in reads(b) if x.buffer == a.buffer]
+        shifts = {_earlier(b, x.indices[place]) for b, x in found}
+        by, length = shifts.pop() if len(shifts) == 1 else (0, 0)
+        if not by or not isinstance(along.extent, int) or length > along.extent + by:
+            continue
+        longer = Axis(along.var, length)
+        body = substitute(a.body, {along.var: along.var - by})
+        body = select(along.var < by, const(0, body.dtype), body)
+        axes = tuple(longer if x == along else x for x in a.axes)
+        new = array(a.name, axes, body, a.buffer.dtype, monoid="sum", scan=True, over=(longer,),
+                    given=a.given, loc=a.loc)  # fmt: skip
+        there: dict[Expr, Expr] = {}
+        for _, read in found:
+            at = [simplify(i + by) if p == place else i for p, i in enumerate(read.indices)]
+            there[read] = Load(new.buffer, tuple(at), read.loc)
+        arrays = tuple(new if b is a else b for b in formula.arrays)
+        formula = replace(formula, arrays=arrays).rewritten(there.get)
+    return formula
+
+
+def _earlier(reader: Array, index: Expr) -> tuple[int, int]:
+    """How many places before its own an element is read, and along how many; 0, if not so."""
+    for axis in reader.domain:
+        by = simplify(axis.var - index)
+        if isinstance(by, Const) and by.value > 0 and isinstance(axis.extent, int):
+            return int(by.value), axis.extent
+    return 0, 0
+
+
 # in the order in which they are applied: a mask that is gone does not hide a factor
 LAWS = (
     folds_of_joined,
@@ -201,5 +249,6 @@ LAWS = (
     common_divisors,
     indices_as_floats,
     tanh_of_log1p,
+    shifted_scans,
     split_long_folds,
 )

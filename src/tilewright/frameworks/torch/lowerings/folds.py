@@ -127,8 +127,8 @@ for _word in ("any", "all"):
     lower(f"{_word}.default {_word}.dim {_word}.dims", FOLD)(_folded(_word))
 lower("argmax.default", ALONE)(lambda x, dim=None, keepdim=False: _place(x, "max", dim, keepdim))
 lower("argmin.default", ALONE)(lambda x, dim=None, keepdim=False: _place(x, "min", dim, keepdim))
-lower("cumsum.default", ALONE)(_scanned("cumulative_sum"))
-lower("cumprod.default", ALONE)(_scanned("cumulative_prod"))
+lower("cumsum.default", FOLD)(_scanned("cumulative_sum"))
+lower("cumprod.default", FOLD)(_scanned("cumulative_prod"))
 lower("_softmax.default", FOLD)(lambda x, dim, half_to_float: tm.softmax(x, axis=_axis(x, dim)))
 lower("_log_softmax.default", FOLD)(
     lambda x, dim, half_to_float: tm.log_softmax(x, axis=_axis(x, dim))
