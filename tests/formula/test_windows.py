@@ -95,3 +95,17 @@ DEPTHWISE = """\
                 total += X[i, j + p, k + q] * W[i, p, q]
         Out[i, j, k] = total
 """
+
+
+def test_windows_beside_each_other_are_read_along_runs():
+    """An axis read at 2·i + p stays one: threads read what neighbours of i need by vectors."""
+    x = np.zeros((64, 126, 126), ml_dtypes.bfloat16)
+
+    def pool(x):
+        return tm.array(
+            (64, 63, 63), lambda c, i, j: tm.max((2, 2), lambda p, q: x[c, i * 2 + p, j * 2 + q])
+        )
+
+    text = tw.math(pool, target="cuda").tile(x)
+    assert "X: T.Tensor((I, 126, 126)" in text
+    assert "X[i.index[:, None, None], (j.index * 2 + p)[:, None], k.index * 2 + q]" in text

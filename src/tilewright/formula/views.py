@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilewright.formula.tiles.windows import is_window
 from tilewright.ir.analysis.bounds import Ranges, prove
 from tilewright.ir.core import *
 from tilewright.ir.formula import (
@@ -107,7 +108,7 @@ def _split_input(formula: Formula) -> Formula | None:
     for b in formula.inputs:
         reading = [(a, r) for a in formula.arrays for r in reads(a) if r.buffer == b]
         for place, extent in enumerate(extents(b)):
-            if not isinstance(extent, int):
+            if not isinstance(extent, int) or any(_is_shifted(a, r, place) for a, r in reading):
                 continue
             factors = {
                 int(node.b.value)
@@ -119,6 +120,11 @@ def _split_input(formula: Formula) -> Formula | None:
                 if all(_parts(a, read.indices[place], by) is not None for a, read in reading):
                     return _with_split(formula, b, place, by)
     return None
+
+
+def _is_shifted(a: Array, read: Load, place: int) -> bool:
+    """Whether a fold over windows goes along the dimension: its threads read runs of it."""
+    return is_window(a) and not variables(read.indices[place]).isdisjoint(a.folded)
 
 
 def _parts(a: Array, index: Expr, by: int) -> tuple[Expr, Expr] | None:
