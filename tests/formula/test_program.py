@@ -248,3 +248,10 @@ def test_sums_of_what_lies_before_are_one_kernel(by, target):
     x, y = np.random.default_rng(7).standard_normal((2, 5, 37)).astype(np.float32)
     agrees(before, (x, y), target)
     assert "alloc_global" not in tw.math(before).tile(x, y)
+
+
+def test_a_middle_axis_is_folded_as_it_lies():
+    x = np.random.default_rng(9).standard_normal((3, 9, 5)).astype(np.float32)
+    f = tw.math(lambda x: tm.sum(x, axis=1), target="cpu")
+    agrees(lambda x: tm.sum(x, axis=1), (x,), "cpu")
+    assert "T.sum(X[i, :, j], dim=0)" in f.tile(x)

@@ -66,6 +66,7 @@ INSTEAD |= {"arctan2": "tm.atan2(y, x)"}
 def fix_for(name: str) -> str:
     """What to write in place of a name.
 
+    >>> import tilewright.math  # which has the names
     >>> fix_for("cumsum"), fix_for("exp"), fix_for("sofmax")
     ('tm.cumulative_sum(x, axis=0)', 'write tm.exp', 'did you mean tm.softmax?')
     """

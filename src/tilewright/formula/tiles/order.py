@@ -33,4 +33,5 @@ def _read_order(kernel: KernelPlan, output: list[Var]) -> list[Var]:
     axes = [[v for one in each if len(one) == 1 for v in one] for each in along]
     most = max(axes, key=len, default=[])
     found = list(dict.fromkeys((*most, *output)))
-    return found if [v for v in found if v in output] == output else output
+    told, wanted = ([v for v in order if v in held and v in output] for order in (found, output))
+    return found if told == wanted else output
