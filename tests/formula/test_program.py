@@ -255,3 +255,9 @@ def test_a_middle_axis_is_folded_as_it_lies():
     f = tw.math(lambda x: tm.sum(x, axis=1), target="cpu")
     agrees(lambda x: tm.sum(x, axis=1), (x,), "cpu")
     assert "T.sum(X[i, :, j], dim=0)" in f.tile(x)
+
+
+def test_a_softmax_along_columns_loads_them_once():
+    x = np.broadcast_to(np.float16(0), (4, 128, 16641))
+    made, _ = tw.math(lambda x: tm.softmax(x, axis=1), target="cuda -arch=sm_90a")._of((x,), {})
+    assert made.kernel.compile(*made.examples()).explain().count("copy X → ") == 1

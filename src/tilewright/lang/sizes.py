@@ -378,7 +378,9 @@ def _columns(builder: Builder, kernel: int, boxes: Sequence[Any]) -> list[Any]:
     ):
         return []
     widest = max(ceil(box.buffer.dtype.bits / 8) for box in mine)
-    if best.size * LINE // widest <= ELEMENTS:  # a block holds whole columns
+    # a block holds whole columns; two sectors of each where it would load them for several passes
+    line = LINE // 2 if (kernel, best.key) in builder.stored else LINE
+    if best.size * line // widest <= ELEMENTS:
         return []
     return [(kernel, max(mine, key=lambda box: len(box.axes)).axes, best, REDUCED)]
 
