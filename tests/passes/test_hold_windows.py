@@ -57,7 +57,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("shape", [(37, 101), (32, 64)])
+@pytest.mark.parametrize("shape", [(37, 101), (32, 352)])
 @pytest.mark.parametrize("taps, stride, apart, begin", CASES)
 def test_threads_find_their_windows(taps, stride, apart, begin, shape, dtype):
     kind = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}[dtype]
@@ -71,11 +71,22 @@ def test_threads_find_their_windows(taps, stride, apart, begin, shape, dtype):
 @pytest.mark.parametrize(
     "taps, stride, held",
     # of the 32 results of a thread, for a row of the window
-    [((3, 3), (1, 1), 64), ((3, 3), (2, 2), 96), ((9, 9), (1, 1), 64)],
+    [((3, 3), (1, 1), 64), ((3, 3), (2, 2), 96), ((9, 9), (1, 1), 64), ((11, 11), (11, 11), 88)],
 )
 def test_neighbours_share_what_they_read(taps, stride, held):
-    x = np.broadcast_to(ml_dtypes.bfloat16(0), (512, 512))
+    x = np.broadcast_to(ml_dtypes.bfloat16(0), (512, 256 * stride[1]))
     w = np.broadcast_to(np.float32(0), taps)
     text = stencil(taps, stride).compile(x, w).get_kernel_source()
     assert [*map(int, re.findall(r"bfloat16 X_window\w*\[(\d+)\]", text))] == [held]
     assert "tw::load_global<tw::bfloat16" in text
+
+
+def test_parts_of_a_map_hold_theirs_one_after_the_other():
+    taps, stride = (2, 11), (2, 11)
+    x = np.random.default_rng(0).integers(-4, 5, (32, 256 * 11)).astype(ml_dtypes.bfloat16)
+    w = np.random.default_rng(1).integers(-2, 3, taps).astype(np.float32)
+    kernel = stencil(taps, stride).compile(x, w)
+    assert "int part = 0" in kernel.get_kernel_source()
+    (found,) = by_threads(kernel.program, x, w)
+    want = meant(x, w, stride, (1, 1), (0, 0)).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(found, want)

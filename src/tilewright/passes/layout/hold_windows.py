@@ -18,7 +18,8 @@ from tilewright.ir.layout.fragment import Fragment
 from tilewright.passes.core import *
 
 MOST_HELD = 80  # words of registers
-MOST_READ = 320  # elements, by the unrolled loops of a thread: their code runs once
+PARTS = 1, 2, 4, 8  # of a map, one after the other, where it holds more
+MOST_READ = 384  # elements, by the unrolled loops of a thread: their code runs once
 VECTOR = 128  # bits of the widest access
 
 
@@ -50,22 +51,65 @@ def _held(op: For) -> Body | None:
     reads = prod(trips.values()) * nest.layout.values
     if nest.layout.cover != nest.layout.tile or not 0 < reads <= MOST_READ:
         return None
-    touched = {x for inner in walk_ops(nest.body) for x in op_loads(inner)}
-    windows = {x: w for x in touched if (w := _window(x, nest, nest.layout, trips)) is not None}
+    for dim in range(len(nest.vars)):
+        for parts in PARTS:
+            body = _held_in(op, nest, trips, dim, parts)
+            if body is not None:
+                return body
+    return None
+
+
+def _held_in(op: For, nest: Map, trips: Mapping[Var, int], dim: int, parts: int) -> Body | None:
+    """`_held` for one of `parts` along a dimension of the map after the other."""
+    part = _part(nest, dim, parts)
+    if part is None:
+        return None
+    number, inner = part
+    assert isinstance(inner.layout, Fragment)
+    touched = {x for each in walk_ops(inner.body) for x in op_loads(each)}
+    windows = {x: w for x in touched if (w := _window(x, inner, inner.layout, trips)) is not None}
     words = sum(w.tile.fragment.values * w.tile.dtype.bits for w in windows.values()) // 32
     if not windows or words > MOST_HELD:
         return None
-
-    def read(op: Op) -> Op:
-        return map_loads(op, lambda x: windows[x].read if x in windows else None)
+    if parts > 1 and not all(w.shares for w in windows.values()):
+        return None  # inner loops alone hold less
 
     def unrolled(op: Op) -> Op:
         if isinstance(op, For):
             return rebuild(op, kind="unroll", body=tuple(map(unrolled, op.body)))
-        return map_ops(op, read)
+        return map_ops(inner, read) if isinstance(op, Map) else op
 
-    first = [part for w in windows.values() for part in (Alloc(w.tile), w.fill)]
-    return (*(rebuild(part, loc=op.loc) for part in first), unrolled(op))
+    def read(op: Op) -> Op:
+        return map_loads(op, lambda x: windows[x].read if x in windows else None)
+
+    first = [each for w in windows.values() for each in (Alloc(w.tile), w.fill)]
+    body = (*(rebuild(each, loc=op.loc) for each in first), unrolled(op))
+    if parts == 1:
+        return body
+    return (For(number, const(0), const(parts), body, kind="unroll", loc=op.loc),)
+
+
+def _part(nest: Map, dim: int, parts: int) -> tuple[Var, Map] | None:
+    """The map over one of `parts` along a dimension, and the variable that says which: what threads
+    hold of each is the same, in other registers."""
+    layout, extent = nest.layout, nest.extents[dim]
+    assert isinstance(layout, Fragment) and isinstance(extent, Const)
+    number = fresh_var("part")
+    if parts == 1:
+        return number, nest
+    size = int(extent.value) // parts
+    if size * parts != extent.value:
+        return None
+    try:
+        own, *others = (layout.part(dim, n * size, size) for n in range(parts))
+    except LayoutError:
+        return None
+    if any(not own.same(other) for other in others):
+        return None
+    v = nest.vars[dim]
+    body = substitute_vars(nest.body, {v: v + number * size})
+    extents = (*nest.extents[:dim], const(size), *nest.extents[dim + 1 :])
+    return number, rebuild(nest, extents=extents, body=body, layout=own)
 
 
 def _nest(op: For) -> tuple[list[For], Map | None]:
@@ -92,11 +136,13 @@ def _trips(loop: For) -> int:
 
 @dataclass(frozen=True)
 class _Window:
-    """`tile`: a fragment that `fill` loads, and `read`, an element of it in place of a load."""
+    """`tile`: a fragment that `fill` loads, and `read`, an element of it in place of a load.
+    `shares`: along all axes but the last, neighbours read the same elements."""
 
     tile: Buffer
     fill: Map
     read: Load
+    shares: bool
 
 
 @dataclass(frozen=True)
@@ -144,7 +190,9 @@ def _window(load: Load, nest: Map, layout: Fragment, trips: Mapping[Var, int]) -
     indices = tuple(simplify(starts[x.own] if isinstance(x, _Axis) else x) for x in found)
     fill = Store(tile, tuple(names), Load(load.buffer, indices))
     read = Load(tile, tuple(map(simplify, places)))
-    return _Window(tile, Map(tuple(names), shape, (fill,), layout=held), read)
+    outer = [x for x in found[:-1] if isinstance(x, _Axis) and x.tap is not None]
+    shares = all(x.length < x.many * trips[x.tap] for x in outer if x.tap is not None)
+    return _Window(tile, Map(tuple(names), shape, (fill,), layout=held), read, shares)
 
 
 def _axes(

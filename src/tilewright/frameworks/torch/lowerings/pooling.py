@@ -107,7 +107,7 @@ class _Average:
     ) -> None:  # fmt: skip
         self.rank = rank = _rank(out)
         self.taps, self.sizes = _each(kernel, rank), x.shape[-rank:]
-        self.count_pad, self.divisor = count_pad, divisor
+        self.count_pad, self.divisor, self.ceil_mode = count_pad, divisor, ceil_mode
         self.window = Window(stride or kernel, padding, (1,), rank)
 
     def count(self, at: Sequence[Any]) -> Any:
@@ -116,6 +116,9 @@ class _Average:
         found: Any = 1
         steps = self.window.stride, self.window.padding
         for p, k, s, pad, n in zip(at, self.taps, *steps, self.sizes, strict=True):
+            if self.count_pad and not self.ceil_mode:  # no window goes beyond the padding
+                found = found * k
+                continue
             begin = p * s - pad
             end = tm.minimum(begin + k, n + pad)
             if not self.count_pad:
