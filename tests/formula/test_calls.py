@@ -156,3 +156,19 @@ def test_a_maximum_of_nothing_is_refused():
 def test_sizes_that_calls_give_may_be_zero():
     rows = tw.math(lambda x: tm.sum(x, axis=1), dynamic={"x": {0: "n"}})
     assert [rows(X[:n]).tolist() for n in (0, 2, 0)] == [[], [6.0, 22.0], []]
+
+
+def test_a_kernel_is_looked_up_again_when_settings_change(monkeypatch):
+    """And not for each call of the same shapes and types."""
+    f, x = tw.math(lambda x: x * 2), np.arange(4, dtype=np.float32)
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "interp")
+    assert f(x).tolist() == f(x).tolist() == [0, 2, 4, 6]
+    (made,) = f._made.values()
+    asked = []
+    known = made.kernel.calls.known
+    monkeypatch.setattr(made.kernel.calls, "known", lambda *a: asked.append(1) or known(*a))
+    f(x), f(x)
+    assert not asked
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "cpu")
+    assert f(x).tolist() == f(x).tolist() == [0, 2, 4, 6]
+    assert len(asked) == 1

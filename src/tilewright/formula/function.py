@@ -396,7 +396,8 @@ class Made:
         if not self.has_kernel:
             return self.returned(self._made_here(arrays))
         try:
-            found = self.kernel(*self.shaped([*map(contiguous, arrays)]))
+            call = self.kernel if self.formula.sizes else self.kernel.again
+            found = call(*self.shaped([*map(contiguous, arrays)]))
         except LaunchError:
             bound_sizes(self.formula, [a.shape for a in arrays])  # in the user's names
             raise
