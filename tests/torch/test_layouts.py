@@ -59,10 +59,10 @@ def test_the_same_numbers(seed, monkeypatch):
         torch.testing.assert_close(ours(x, w, bias), want.float(), rtol=1e-4, atol=1e-4)
 
 
-def compiled(run, *shapes):
-    """The kernels for a GPU, of bfloat16 tensors of these shapes: how each explains itself."""
+def compiled(run, *shapes, dtype=torch.bfloat16):
+    """The kernels for a GPU, of tensors of these shapes: how each explains itself."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        metas = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+        metas = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
         given = [FakeTensor(mode, meta, torch.device("cuda")) for meta in metas]
         graph = make_fx(run, decomposition_table=decompositions())(*given)
     found = {}
@@ -124,3 +124,14 @@ def test_short_lines_are_one_axis():
 def test_constants_lie_beside_tensors():
     found = compiled(lambda x: torch.minimum(x, torch.tensor(0.5)) * 2, (4, 32))
     assert list(found) == ["minimum mul"]
+
+
+def test_float32_by_tensor_cores():
+    """Where PyTorch lets them: its default for convolutions."""
+    assert torch.backends.cudnn.allow_tf32
+    found = compiled(
+        lambda x, w: torch.conv2d(x, w, padding=1), (4, 32, 96, 96), (64, 32, 3, 3),
+        dtype=torch.float32,
+    )  # fmt: skip
+    assert "wgmma" in found["convolution_of_rows"]
+    assert "tfloat32" in found["taps_in_rows"] and "tfloat32" in found["weights_in_rows"]

@@ -11,11 +11,14 @@ from tilewright.formula.front.trace import trace
 from tilewright.formula.front.values import Number, Value, astype, current, extent_of, same
 from tilewright.frameworks.torch.graph import has_tensors, lowering_of, tensors, wanted
 from tilewright.frameworks.torch.lowerings import POINTWISE
+from tilewright.frameworks.torch.lowerings.rows import IN_TF32
 from tilewright.frameworks.torch.lowerings.words import tm
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Extent, Formula
 from tilewright.support.errors import CompileError
+
+TF32 = find_dtype("tfloat32")
 
 
 class Unsaid(Exception):
@@ -225,7 +228,7 @@ def formula_of(
 ) -> Formula:
     """The formula of nodes, from what inputs hold to what outputs do."""
     orders = [Order.of(x.meta["val"]) for x in inputs]
-    kinds = [_kind(x, order, sizes) for x, order in zip(inputs, orders, strict=True)]
+    kinds = [_kind(x, order, sizes, nodes) for x, order in zip(inputs, orders, strict=True)]
 
     def said(*values: Any) -> list[Any]:
         env: dict[Any, Any] = {}
@@ -239,9 +242,20 @@ def formula_of(
     return trace(said, kinds, sizes=tuple(sizes.dims.values()), results=list)
 
 
-def _kind(x: Any, order: Order, sizes: Sizes) -> tuple[str, tuple[Extent, ...], DType]:
+def _kind(
+    x: Any, order: Order, sizes: Sizes, nodes: Sequence[Any]
+) -> tuple[str, tuple[Extent, ...], DType]:
     value = x.meta["val"]
-    return x.name, order.extents(value.shape, sizes), find_dtype(value.dtype)
+    kind = find_dtype("tfloat32" if _is_multiplied(x, nodes) else value.dtype)
+    return x.name, order.extents(value.shape, sizes), kind
+
+
+def _is_multiplied(x: Any, nodes: Sequence[Any]) -> bool:
+    """Whether all that reads a tensor are products of tensor cores' float32."""
+    readers = [user for user in x.users if user in nodes]
+    return bool(readers) and all(
+        str(user.target) in IN_TF32 and user.args[-1] and x in user.args[:2] for user in readers
+    )
 
 
 def _output(found: Value, node: Any) -> Value:
@@ -344,7 +358,8 @@ def _checked(node: Any, found: Any, expected: Any, sizes: Sizes) -> Any:
             )
         found = tm.reshape(found, shape)
     kind = find_dtype(expected.dtype)
-    found = found if found.dtype == kind else astype(found, kind)
+    if found.dtype not in (kind, TF32):  # PyTorch has it as float32
+        found = astype(found, kind)
     _name(found, node)
     return found
 

@@ -29,11 +29,12 @@ _library = torch.library.Library("tilewright", "FRAGMENT")
 
 
 def _op(schema: str, compute: Callable[..., Any], shape: Callable[..., Sequence[int]]) -> Any:
-    """An operator of ours: what PyTorch does for it, and the shape of its result."""
-    name = schema.partition("(")[0]
+    """An operator of ours: what PyTorch does for it, and the shape of its result. Its last argument
+    may say that tensor cores multiply float32; PyTorch's operators are exact instead."""
+    name, known = schema.partition("(")[0], -1 if schema.endswith("tf32)") else None
     _library.define(f"{schema} -> Tensor")
-    _library.impl(name, compute, "CompositeExplicitAutograd")
-    _library.impl(name, lambda x, *rest: x.new_empty(shape(x, *rest)), "Meta")
+    _library.impl(name, lambda *given: compute(*given[:known]), "CompositeExplicitAutograd")
+    _library.impl(name, lambda x, *rest: x.new_empty(shape(x, *rest[:known])), "Meta")
     return getattr(torch.ops.tilewright, name).default
 
 
@@ -202,30 +203,33 @@ def _spread(x: Any, steps: Any, offsets: Any, size: Any) -> Any:
 
 TAPS = _op(
     "taps_in_rows(Tensor x, int taps, int stride, int padding, int dilation, int groups, "
-    "int width)",
+    "int width, bool for_tf32)",
     _taps, _taps_shape,
 )  # fmt: skip
 WEIGHTS = _op(
-    "weights_in_rows(Tensor w, int groups, bool is_transposed, bool is_folded, int width)",
+    "weights_in_rows(Tensor w, int groups, bool is_transposed, bool is_folded, int width, "
+    "bool for_tf32)",
     _weights, _weights_shape,
 )  # fmt: skip
 PRODUCT_OF_ROWS = _op(
     "convolution_of_rows(Tensor x, Tensor w, Tensor? bias, int[] stride, int[] padding, "
-    "int[] dilation, int groups, SymInt[] size)",
+    "int[] dilation, int groups, SymInt[] size, bool in_tf32)",
     _product, _product_shape,
 )  # fmt: skip
 IMAGE = _op(
-    "places_in_rows(Tensor x, int[] lows, int[] extents, int groups, int width)", _image,
+    "places_in_rows(Tensor x, int[] lows, int[] extents, int groups, int width, "
+    "bool for_tf32)", _image,
     lambda x, lows, extents, groups, width: [x.shape[0], prod(extents), groups * width],
 )  # fmt: skip
 PHASE_WEIGHTS = _op(
     "weights_by_phase(Tensor w, int[] stride, int[] padding, int[] dilation, int groups, "
-    "bool is_transposed, bool is_shared, int width)",
+    "bool is_transposed, bool is_shared, int width, bool for_tf32)",
     _phase_weights, _phase_weights_shape,
 )  # fmt: skip
 PLACES = _op(
     "convolution_of_places(Tensor x, Tensor w, int[] stride, int[] padding, int[] dilation, "
-    "int[] taps, int groups, bool is_shared, int[] extents, int size)",
+    "int[] taps, int groups, bool is_shared, int[] extents, int size, "
+    "bool in_tf32)",
     _of_places, _of_places_shape,
 )  # fmt: skip
 TOGETHER = _op(
@@ -271,6 +275,16 @@ def _rewrite(graph: Any, node: Any) -> None:
     graph.erase_node(node)
 
 
+def _is_tf32(value: Any) -> bool:
+    """Whether PyTorch lets tensor cores multiply float32 in convolutions."""
+    if value.dtype != torch.float32 or value.device.type != "cuda":
+        return False
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # set by names that this one does not know
+        return False
+
+
 class _Laid:
     """The nodes of one convolution."""
 
@@ -281,16 +295,18 @@ class _Laid:
         self.taps, self.bytes = [*value.shape[2:]], value.element_size()
         self.channels = x.meta["val"].shape[1] // groups
         self.outer = value.shape[1] * groups if is_transposed else value.shape[0]
+        self.tf32 = _is_tf32(value)
 
     def plain(self, bias: Any, stride: Any, padding: Any, dilation: Any, size: Any) -> Any:
         write, taps = self.write, self.taps
         if self.channels * self.bytes < SHORT and taps[-1] > 1:
             width = self._width(self.channels * taps[-1])
             how = (taps[-1], stride[-1], padding[-1], dilation[-1], self.groups, width)
-            rows = write(TAPS, self.x, *how)
-            weights = write(WEIGHTS, self.w, self.groups, False, True, width)
+            rows = write(TAPS, self.x, *how, self.tf32)
+            weights = write(WEIGHTS, self.w, self.groups, False, True, width, self.tf32)
             how_read = (stride[:-1], padding[:-1], dilation[:-1])
-            return write(PRODUCT_OF_ROWS, rows, weights, bias, *how_read, self.groups, size)
+            more = (self.groups, size, self.tf32)
+            return write(PRODUCT_OF_ROWS, rows, weights, bias, *how_read, *more)
         if max(stride) == 1 and len(size) > 1 and size[-1] < NARROW:
             ahead = [d * (n - 1) - pad for n, pad, d in zip(taps, padding, dilation, strict=True)]
             return self._of_places(bias, stride, ahead, dilation, size)
@@ -318,10 +334,11 @@ class _Laid:
 
     def _of_rows(self, bias: Any, stride: Any, padding: Any, dilation: Any, size: Any) -> Any:
         width = self._width(self.channels)
-        rows = self.write.rows(self.x, self.groups, width)
-        weights = self.write(WEIGHTS, self.w, self.groups, self.is_transposed, False, width)
-        how = (stride, padding, dilation)
-        return self.write(PRODUCT_OF_ROWS, rows, weights, bias, *how, self.groups, size)
+        rows = self.write.rows(self.x, self.groups, width, self.tf32)
+        laid = (self.groups, self.is_transposed, False, width, self.tf32)
+        weights = self.write(WEIGHTS, self.w, *laid)
+        how = (stride, padding, dilation, self.groups, size, self.tf32)
+        return self.write(PRODUCT_OF_ROWS, rows, weights, bias, *how)
 
     def _of_places(self, bias: Any, stride: Any, padding: Any, dilation: Any, size: Any) -> Any:
         """All places of an image are one axis, with zeros between its lines."""
@@ -332,15 +349,22 @@ class _Laid:
         extents = [n + p.more(is_shared) for n, p in zip(parts, phases, strict=True)]
         width = self._width(self.channels)
         lows = [p.low(is_shared) for p in phases]
-        places = write(IMAGE, self.x, lows, extents, self.groups, width)
+        places = write(IMAGE, self.x, lows, extents, self.groups, width, self.tf32)
         how = (stride, padding, dilation)
         weights = write(
-            PHASE_WEIGHTS, self.w, *how, self.groups, self.is_transposed, is_shared, width
+            PHASE_WEIGHTS,
+            self.w,
+            *how,
+            self.groups,
+            self.is_transposed,
+            is_shared,
+            width,
+            self.tf32,
         )
         count = flat([n - 1 for n in parts], extents) + 1
         count = -(-count * self.bytes // UNIT) * UNIT // self.bytes
         found = write(PLACES, places, weights, *how, self.taps, self.groups, is_shared, extents,
-                      count)  # fmt: skip
+                      count, self.tf32)  # fmt: skip
         return self._biased(write(TOGETHER, found, self.outer, stride, extents, size), bias)
 
     def _biased(self, found: Any, bias: Any) -> Any:
@@ -369,12 +393,12 @@ class _Writer:
             found.meta["val"] = target(*values, **more)
         return found
 
-    def rows(self, x: Any, groups: int, width: int) -> Any:
+    def rows(self, x: Any, groups: int, width: int, tf32: bool) -> Any:
         """(batch, places, groups · width)."""
         aten, rank = torch.ops.aten, x.meta["val"].ndim - 2
         channels = x.meta["val"].shape[1] // groups
-        if width != channels and groups > 1:
-            return self(TAPS, x, 1, 1, 0, 1, groups, width)
+        if tf32 or (width != channels and groups > 1):
+            return self(TAPS, x, 1, 1, 0, 1, groups, width, tf32)
         x = self(aten.permute.default, x, [0, *range(2, 2 + rank), 1])
         if width != channels:
             return self(aten.constant_pad_nd.default, x, [0, width - channels], 0.0)

@@ -11,6 +11,14 @@ from tilewright.frameworks.torch.lowerings.shapes import all_of
 from tilewright.frameworks.torch.lowerings.table import ALONE, MOVED, POINTWISE, PRODUCT, lower
 from tilewright.frameworks.torch.lowerings.words import tm
 
+# products whose last argument says whether tensor cores multiply float32
+IN_TF32 = ("tilewright.convolution_of_rows.default", "tilewright.convolution_of_places.default")
+
+
+def rounded(found: Any, for_tf32: bool) -> Any:
+    """To the mantissa of a tensor core's float32, which would cut it off."""
+    return tm.astype(found, "tfloat32") if for_tf32 else found
+
 
 def split(i: Any, sizes: Sequence[int]) -> list[Any]:
     """The coordinates of element `i` of an array of these sizes."""
@@ -23,8 +31,8 @@ def split(i: Any, sizes: Sequence[int]) -> list[Any]:
 
 @lower("tilewright.taps_in_rows.default", MOVED)
 def taps_in_rows(
-    x: Any, taps: int, stride: int, padding: int, dilation: int, groups: int, width: int, *,
-    out: Any,
+    x: Any, taps: int, stride: int, padding: int, dilation: int, groups: int, width: int,
+    for_tf32: bool, *, out: Any,
 ) -> Any:  # fmt: skip
     """What the last axis' window reads, beside each other: channels of the first tap, then those
     of the second; zeros up to `width`."""
@@ -34,7 +42,7 @@ def taps_in_rows(
         *places, p, k = at
         group, k = (k // width, k % width) if groups > 1 else (0, k)
         read = (n, group * inner + k % inner, *places, p * stride + k // inner * dilation - padding)
-        found = tm.item(x, read)
+        found = rounded(tm.item(x, read), for_tf32)
         return found if taps * inner == width else tm.where(k < taps * inner, found, 0)
 
     return tm.array(out.shape, element)
@@ -42,8 +50,9 @@ def taps_in_rows(
 
 @lower("tilewright.weights_in_rows.default", POINTWISE)
 def weights_in_rows(
-    w: Any, groups: int, is_transposed: bool, is_folded: bool, width: int, *, out: Any
-) -> Any:
+    w: Any, groups: int, is_transposed: bool, is_folded: bool, width: int, for_tf32: bool, *,
+    out: Any,
+) -> Any:  # fmt: skip
     """(out, taps, channels); those of a transposed convolution turned round. `is_folded`: channels
     of the last axis' taps beside each other."""
     sizes = w.shape[2:]
@@ -62,7 +71,7 @@ def weights_in_rows(
             read = (group * inner + c, o % outer if groups > 1 else o, *taps)
         else:
             read = (o, c, *taps)
-        found = tm.item(w, read)
+        found = rounded(tm.item(w, read), for_tf32)
         return found if last * inner == width else tm.where(k < last * inner, found, 0)
 
     return tm.array(out.shape, element)
@@ -70,8 +79,8 @@ def weights_in_rows(
 
 @lower("tilewright.convolution_of_rows.default", PRODUCT)
 def convolution_of_rows(
-    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, size: Any, *,
-    out: Any,
+    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, size: Any,
+    _in_tf32: bool, *, out: Any,
 ) -> Any:  # fmt: skip
     """`x` (batch, places, channels) by `w` (out, taps, channels); axes beyond the taps are read
     where they are."""
@@ -156,16 +165,19 @@ def flat(at: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 @lower("tilewright.places_in_rows.default", POINTWISE)
-def places_in_rows(x: Any, lows: Any, extents: Any, groups: int, width: int, *, out: Any) -> Any:
+def places_in_rows(
+    x: Any, lows: Any, extents: Any, groups: int, width: int, for_tf32: bool, *, out: Any
+) -> Any:
     """(batch, places, channels): of each axis `extents` places from `lows` on, zeros outside."""
     inner = x.shape[1] // groups
 
     def element(n: Any, place: Any, k: Any) -> Any:
         at = [i + low for i, low in zip(split(place, extents), lows, strict=True)]
         if inner == width:
-            return tm.item(x, (n, k, *at))
+            return rounded(tm.item(x, (n, k, *at)), for_tf32)
         group, k = (k // width, k % width) if groups > 1 else (0, k)
-        return tm.where(k < inner, tm.item(x, (n, group * inner + k, *at)), 0)
+        found = rounded(tm.item(x, (n, group * inner + k, *at)), for_tf32)
+        return tm.where(k < inner, found, 0)
 
     return tm.array(out.shape, element)
 
@@ -173,7 +185,7 @@ def places_in_rows(x: Any, lows: Any, extents: Any, groups: int, width: int, *, 
 @lower("tilewright.weights_by_phase.default", POINTWISE)
 def weights_by_phase(
     w: Any, stride: Any, padding: Any, dilation: Any, groups: int, is_transposed: bool,
-    is_shared: bool, width: int, *, out: Any,
+    is_shared: bool, width: int, for_tf32: bool, *, out: Any,
 ) -> Any:  # fmt: skip
     """(phases · out, taps, channels) of the weights of a convolution; (out, taps, channels) in
     each phase."""
@@ -191,7 +203,7 @@ def weights_by_phase(
             read = (group * inner + c, o % outer if groups > 1 else o, *taps)
         else:
             read = (o, c, *(n - 1 - tap for n, tap in zip(sizes, taps, strict=True)))
-        found = tm.item(w, read)
+        found = rounded(tm.item(w, read), for_tf32)
         return found if inner == width else tm.where(c < inner, found, 0)
 
     return tm.array(out.shape, element)
@@ -200,7 +212,7 @@ def weights_by_phase(
 @lower("tilewright.convolution_of_places.default", ALONE)
 def convolution_of_places(
     x: Any, w: Any, stride: Any, padding: Any, dilation: Any, taps: Any, groups: int,
-    is_shared: bool, extents: Any, size: int, *, out: Any,
+    is_shared: bool, extents: Any, size: int, _in_tf32: bool, *, out: Any,
 ) -> Any:  # fmt: skip
     """`x` (batch, places, channels) has `extents` places; `w` by phase. Of each phase of the
     result `size` places, in the order of those of `x`."""
