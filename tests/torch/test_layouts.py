@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
+import tilewright.torch  # noqa: E402, F401
 from tilewright.frameworks.torch import layouts  # noqa: E402
 from tilewright.frameworks.torch.backend import Compiled, backend, decompositions  # noqa: E402
 
@@ -57,6 +58,25 @@ def test_the_same_numbers(seed, monkeypatch):
         for runner in found[0].runners:
             monkeypatch.setattr(runner.kernels, "refused", "for this test")
         torch.testing.assert_close(ours(x, w, bias), want.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 6])
+def test_gradients(seed, monkeypatch):
+    monkeypatch.setattr(layouts, "DEVICES", ("cpu",))
+    x, w, _, how = drawn(seed)
+
+    def slopes(run, x, w):
+        x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+        run(x, w).square().mean().backward()
+        return x.grad, w.grad
+
+    def run(x, w):
+        return torch.convolution(x, w, None, *how)
+
+    torch._dynamo.reset()
+    ours = torch.compile(run, backend="tilewright")
+    for found, want in zip(slopes(ours, x, w), slopes(run, x.double(), w.double()), strict=True):
+        torch.testing.assert_close(found, want.float(), rtol=1e-4, atol=1e-4)
 
 
 def compiled(run, *shapes, dtype=torch.bfloat16):

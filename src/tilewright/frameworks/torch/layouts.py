@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import gcd, prod
+from operator import getitem
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from tilewright.frameworks.torch.graph import tensors
 from tilewright.frameworks.torch.lowerings.rows import flat, phases_of, taps_of
 
 DEVICES = ("cuda",)
@@ -248,10 +250,42 @@ SPREAD = _op(
 
 
 def lay_out(graph: Any) -> None:
-    """Rewrite the convolutions of a graph for a GPU."""
+    """Rewrite the convolutions of a graph for a GPU, gradients by their inputs among them."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and str(node.target) == "aten.convolution_backward.default":
+            _part_gradient(graph, node)
     for node in list(graph.nodes):
         if node.op == "call_function" and str(node.target) == "aten.convolution.default":
             _rewrite(graph, node)
+
+
+def _part_gradient(graph: Any, node: Any) -> None:
+    """The gradient by the input as a convolution of its own."""
+    grad, x, w, _, stride, padding, dilation, is_transposed, _, groups, mask = node.args
+    by_x = [user for user in node.users if user.target is getitem and user.args[1] == 0]
+    given, value = x.meta["val"], grad.meta["val"]
+    shape, rank = [*given.shape[2:]], given.ndim - 2
+    known = all(isinstance(n, int) for n in (*shape, *value.shape[2:]))
+    if (
+        not by_x
+        or given.ndim != w.meta["val"].ndim
+        or value.device.type not in DEVICES
+        or not known
+    ):
+        return
+    how = [[*n] * (rank // len(n)) for n in (stride, padding, dilation)]
+    spans = zip(shape, value.shape[2:], w.meta["val"].shape[2:], *how, strict=True)
+    beyond = [n - ((m - 1) * s - 2 * pad + d * (k - 1) + 1) for n, m, k, s, pad, d in spans]
+    beyond = [0] * rank if is_transposed else beyond
+    found = _Writer(graph, node)(
+        torch.ops.aten.convolution.default, grad, w, None, *how, not is_transposed, beyond, groups
+    )
+    for user in by_x:
+        user.replace_all_uses_with(found)
+        graph.erase_node(user)
+    node.args = (*node.args[:-1], [False, *mask[1:]])
+    if not node.users:
+        graph.erase_node(node)
 
 
 def _rewrite(graph: Any, node: Any) -> None:
@@ -389,7 +423,7 @@ class _Writer:
         with self.graph.inserting_before(self.node):
             found = self.graph.call_function(target, args, more)
         values = torch.fx.map_arg(args, lambda x: x.meta["val"])
-        with self.node.meta["val"].fake_mode:
+        with next(tensors(self.node.meta["val"])).fake_mode:
             found.meta["val"] = target(*values, **more)
         return found
 
