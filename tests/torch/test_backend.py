@@ -223,6 +223,19 @@ def test_scans_are_one_kernel_with_what_they_read():
         assert kernel.launches == 1
 
 
+def test_places_are_found_with_what_they_are_of():
+    """Equal elements are those that are equal once rounded, as they lie in memory for PyTorch."""
+
+    def least(x):
+        value, place = (x / 64).exp().min(1)
+        return value + 1, place, (x / 64).exp().argmax(1, keepdim=True).amax(1)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.arange(21.0).flip(0).repeat(3, 1).to(dtype)
+        check(least, x)
+        assert len(tilewright.torch.explain(least, x).graphs[0].kernels) == 2
+
+
 def test_rows_without_keys():
     """Attention of rows whose mask leaves nothing is zero, and so are their gradients."""
     q, mask = torch.randn(1, 2, 5, 4, requires_grad=True), torch.ones(5, 5).tril(-1) > 0

@@ -278,7 +278,9 @@ class Writer:
 
     def _cast(self, dtype: DType, a: Expr) -> Piece:
         piece = self.value(a)
-        if _widens(Cast(dtype, a)):
+        inner = a.a if _widens(a) else a
+        read = isinstance(inner, Load) and inner.buffer.name in self.tensors
+        if _widens(Cast(dtype, a)) or (read and inner.dtype == dtype):  # which has that type
             return piece
         return Piece(f'T.cast({piece.text}, "{dtype}")', piece.dims)
 

@@ -104,7 +104,7 @@ def _grouped(facts: Facts, apart: set[tuple[Any, Any]]) -> list[Group]:
         kind = facts.kinds[node]
         group.kinds = {POINTWISE if kind == GATHER else kind}
         if kind == FOLD:
-            group.folds = {_folded(node)}
+            group.folds = {over for over in [_folded(node)] if over is not None}
         found[node] = group
         table = facts.sources(node.args[0]) if kind in (GATHER, MOVED) else []
         for x in sorted(facts.feeds(node), key=facts.place.__getitem__, reverse=True):
@@ -146,7 +146,7 @@ def _device(group: Group) -> Any:
 
 
 def _folded(node: Any) -> Any:
-    """What a fold goes over, to be compared: the shape and the axes."""
+    """What a fold goes over, to be compared: the shape and the axes; None for one element."""
     x = node.args[0].meta["val"]
     names = [a.name for a in node.target._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
@@ -157,7 +157,10 @@ def _folded(node: Any) -> Any:
     else:
         dims = given.get("dim", None)
         dims = [dims] if isinstance(dims, int) else dims or range(x.ndim)
-    return tuple(map(str, x.shape)), frozenset(d % max(x.ndim, 1) for d in dims)
+    dims = frozenset(d % max(x.ndim, 1) for d in dims)
+    if all(x.shape[d] == 1 for d in dims if x.ndim):
+        return None
+    return tuple(map(str, x.shape)), dims
 
 
 def _is_circle(facts: Facts, groups: dict[Any, Group], spans: _Spans, nodes: list[Any]) -> bool:

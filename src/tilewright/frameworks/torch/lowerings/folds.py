@@ -62,8 +62,9 @@ def var_mean(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = Fa
 
 
 def _place(x: Any, word: str, dim: Any, keepdim: bool) -> Any:
-    """The first place of the extreme; of a NaN, if there is one."""
-    return getattr(tm, f"arg{word}")(x, axis=_axis(x, dim), keepdims=keepdim)
+    """The first place of the extreme; of a NaN, if there is one. Numbers may be equal as they are
+    stored only: what is computed is rounded before."""
+    return getattr(tm, f"arg{word}")(tm.astype(x, x.dtype), axis=_axis(x, dim), keepdims=keepdim)
 
 
 def _folded(word: str) -> Callable[..., Any]:
@@ -122,11 +123,11 @@ def scanned_logsumexp(x: Any, dim: int) -> Any:
 for _word in ("max", "min"):
     lower(f"cum{_word}.default", ALONE)(_scanned_extreme(_word))
     lower(f"a{_word}.default {_word}.default", FOLD)(_folded(_word))
-    lower(f"{_word}.dim", ALONE)(_with_place(_word))
+    lower(f"{_word}.dim", FOLD)(_with_place(_word))
 for _word in ("any", "all"):
     lower(f"{_word}.default {_word}.dim {_word}.dims", FOLD)(_folded(_word))
-lower("argmax.default", ALONE)(lambda x, dim=None, keepdim=False: _place(x, "max", dim, keepdim))
-lower("argmin.default", ALONE)(lambda x, dim=None, keepdim=False: _place(x, "min", dim, keepdim))
+lower("argmax.default", FOLD)(lambda x, dim=None, keepdim=False: _place(x, "max", dim, keepdim))
+lower("argmin.default", FOLD)(lambda x, dim=None, keepdim=False: _place(x, "min", dim, keepdim))
 lower("cumsum.default", FOLD)(_scanned("cumulative_sum"))
 lower("cumprod.default", FOLD)(_scanned("cumulative_prod"))
 lower("_softmax.default", FOLD)(lambda x, dim, half_to_float: tm.softmax(x, axis=_axis(x, dim)))
