@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tilewright as tw
+import tilewright.language as T
 from tilewright import machine
 from tilewright.ir.op import Intrinsic
 from tilewright.ir.target import Target
@@ -283,3 +285,17 @@ def test_atomics_of_a_tensor_without_dimensions(result):
     if not result:
         text = text.replace(" result=old: int32", "").replace("= old", "= 0")
     assert compile_program(parse_program(text), target).cubin
+
+
+def test_guarded_loads_share_an_address():
+    """What no iteration changes of it is a pointer before the loop."""
+
+    @T.prim_func
+    def halves(X: T.Tensor((7, 513, 300), "float32"), Y: T.Tensor((7, 1026, 300), "float32")):
+        for i, j, k in T.tile(T.each(7), 1026, 300):
+            Y[i, j, k] = X[i, (j.index // 2)[:, None], k.index]
+
+    source = tw.compile(halves, target="cuda -arch=sm_90a").get_kernel_source()
+    loads = [line for line in source.splitlines() if "?" in line]
+    assert loads and all(" X[" not in line for line in loads)
+    assert "const float* X_" in source

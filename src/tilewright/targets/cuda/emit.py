@@ -23,6 +23,7 @@ from tilewright.ir.tensor_map import MapHint
 from tilewright.ir.verify.structure import REGISTERS_PER_BLOCK
 from tilewright.targets.cuda.emit_expr import TYPES, print_expr
 from tilewright.targets.cuda.emit_foreign import FOREIGN
+from tilewright.targets.cuda.hoist import hoist
 from tilewright.targets.cuda.instructions import adjacent, instruction, together
 from tilewright.targets.cuda.names import Names, comment, quoted_path, words_of
 from tilewright.targets.cuda.spans import Spans
@@ -120,6 +121,7 @@ class _Writer:
         self.warp: str | None = None
         self.role: Role | None = None
         self.first = False  # in a branch that thread 0 takes alone
+        self.rows: dict[Load, str] = {}  # loads whose address is partly computed before a loop
         self.stamped_wait = ""  # the call that the next wait begins with, in a traced build
         for op in self.hints("tensor_map"):
             assert op.buffer is not None
@@ -266,7 +268,7 @@ class _Writer:
         return print_expr(expr, self.names, self.load, beside, self.spans, index)
 
     def load(self, load: Load) -> str:
-        return self.element(load.buffer, load.indices)
+        return self.rows.get(load) or self.element(load.buffer, load.indices)
 
     def element(self, buffer: Buffer, indices: Iterable[Expr]) -> str:
         name = self.names.of(buffer.name)
@@ -401,14 +403,17 @@ def _for(w: _Writer, op: For) -> None:
         w.line(f"const {kind} {bound} = {stop};", op.loc)
         stop = bound
     whole = op.kind == "unroll" and not (len(values_of(op) or ()) > FEW and _walks_memory(op))
-    w.line("#pragma unroll" if whole else f"#pragma unroll {op.unroll}")
     step, by = w.expr(op.step), w.spans.of(op.step)
     advance = f"++{var}" if by == single(1) else f"{var} += {step}"
     most = limits(op.var.dtype).hi
     if min(w.spans.exact(op.stop).hi, most) - 1 + by.hi > most:
         advance = f"{var} = tw::advance<{kind}>({var}, {step})"
     head = f"for ({kind} {var} = {start}; {var} < {stop}; {advance}) {{"
+    rows = hoist(w, op) if whole else []
+    w.line("#pragma unroll" if whole else f"#pragma unroll {op.unroll}")
     w.block(head, op.body, op.loc)
+    for load in rows:
+        del w.rows[load]
 
 
 LARGE = 2 * 255 * 4  # bytes of an array that is no longer mostly in registers
