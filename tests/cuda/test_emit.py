@@ -291,9 +291,9 @@ def test_guarded_loads_share_an_address():
     """What no iteration changes of it is a pointer before the loop."""
 
     @T.prim_func
-    def halves(X: T.Tensor((7, 513, 300), "float32"), Y: T.Tensor((7, 1026, 300), "float32")):
-        for i, j, k in T.tile(T.each(7), 1026, 300):
-            Y[i, j, k] = X[i, (j.index // 2)[:, None], k.index]
+    def halves(X: T.Tensor((7, 2, 60, 151), "float32"), Y: T.Tensor((7, 119, 301), "float32")):
+        for i, j, k in T.tile(T.each(7), 119, 301):
+            Y[i, j, k] = X[i, (j.index % 2)[:, None], (j.index // 2)[:, None], k.index // 2]
 
     source = tw.compile(halves, target="cuda -arch=sm_90a").get_kernel_source()
     loads = [line for line in source.splitlines() if "?" in line]
