@@ -210,6 +210,18 @@ def test_a_long_cascade_reads_its_rows_once(shape):
     assert text.count("for ") == 3
 
 
+@pytest.mark.parametrize("rows", [3300, 3301])  # the second has no parts of one length
+def test_tall_columns_are_read_once_for_their_state(rows):
+    def batch_norm(x):
+        mean = tm.mean(x, axis=0)
+        variance = tm.mean((x - mean) ** 2, axis=0)
+        return (x - mean) / (variance + 1e-5) ** 0.5
+
+    x = np.random.default_rng(7).normal(40, 1, (rows, 35)).astype(np.float32)
+    agrees(batch_norm, (x,), "cpu")
+    assert tw.math(batch_norm, target="cuda").tile(x).count("for ") == (3 if rows == 3300 else 1)
+
+
 def test_a_long_softmax_of_nothing_but_infinite_parts():
     x = np.random.default_rng(8).random((1, 1 << 19), np.float32)
     x[:, : 1 << 18] = -np.inf

@@ -22,6 +22,7 @@ from tilewright.ir.formula import NEUTRAL, Array, Axis, Formula, array, tensor, 
 
 _PARTS = 1024  # a fold without axes of its own: some for each multiprocessor
 _HELD = 1 << 14  # elements of a part of a cascade, which a block holds in registers
+_TALL, _LINES = 3 << 10, 64  # rows of columns that a block cannot hold, and of a part of them
 _SPREAD = 1 << 20  # elements at most that are folded of the parts
 
 
@@ -73,6 +74,16 @@ def _is_long(a: Array) -> bool:
     if a.scan or a.monoid not in NEUTRAL or product_of(a) is not None:
         return False
     return bytes_folded(a, _count(a)) > MOST_FOLDED
+
+
+def _is_tall(a: Array) -> bool:
+    """Whether columns are folded, of more rows than a block holds of two sectors each."""
+    if a.scan or a.monoid not in NEUTRAL or product_of(a) is not None or _count(a) <= _TALL:
+        return False
+    along = [r for r in loads(a.body) if a.folded & variables(r)]
+    return bool(along) and all(
+        isinstance(r.indices[-1], Var) and r.indices[-1] in a.vars for r in along
+    )
 
 
 def _split(a: Array, taken: set[str]) -> list[Array]:
@@ -127,10 +138,10 @@ def _groups(formula: Formula) -> Iterator[list[Array]]:
     names of the first; all else that they read is there before it."""
     before = {b.name for b in formula.inputs}
     for n, first in enumerate(formula.arrays):
-        group = [first] if _is_long(first) else []
+        group = [first] if _is_long(first) or _is_tall(first) else []
         for a in formula.arrays[n + 1 :] if group else ():
             own = {x.name for x in group}
-            if not (_is_long(a) and own & a.sources and a.sources <= own | before):
+            if not (a.over and not a.by and own & a.sources and a.sources <= own | before):
                 continue
             pairs = [*zip(a.axes, first.axes, strict=False), *zip(a.over, first.over, strict=False)]
             if (len(a.axes), len(a.over)) != (len(first.axes), len(first.over)):
@@ -153,6 +164,7 @@ class _Cascade:
         self.formula, self.group, self.taken = formula, group, taken
         self.axes, self.over = group[0].axes, group[0].over
         self.names = {a.name for a in group}
+        self.is_tall = _is_tall(group[0])
         self.outputs = {b.name for b in formula.outputs}
         self.back: dict[Var, Expr] = {}  # what the stream's variables stand for
         self.arrays: list[Array] = []
@@ -225,7 +237,8 @@ class _Cascade:
                     body = substitute(substitute(term, {**values, **state}), dict(self.back))
                     monoid = stage.monoid if isinstance(stage, Fold) else "sum"
                     name = _free(f"{self._name(stream, var)}_parts", self.taken)
-                    made = array(name, (*self.axes, *parts), substitute(body, at), var.dtype,
+                    axes = (*parts, *self.axes) if self.is_tall else (*self.axes, *parts)
+                    made = array(name, axes, substitute(body, at), var.dtype,
                                  monoid=monoid, over=inner, loc=self.group[0].loc)  # fmt: skip
                     self.arrays.append(made)
                     state[var] = made.element
@@ -275,7 +288,7 @@ def _cut(a: Array) -> tuple[tuple[Axis, ...], tuple[Axis, ...], dict[Var, Expr]]
     parts: list[Axis] = []
     inner: list[Axis] = []
     at: dict[Var, Expr] = {}
-    room = _HELD
+    least = room = _LINES if _is_tall(a) else _HELD
     taken = {x.var.name for x in a.domain}
     for axis in reversed(a.over):
         n = int(axis.extent) if isinstance(axis.extent, int) else 0
@@ -288,6 +301,6 @@ def _cut(a: Array) -> tuple[tuple[Axis, ...], tuple[Axis, ...], dict[Var, Expr]]
             inner.insert(0, Axis(axis.var, length))
         room = room // length if length == n else 1
     held, left = (prod(int(x.extent) for x in axes) for axes in (inner, parts))
-    if held * 16 < _HELD or left > _SPREAD:
+    if held * 16 < least or left > _SPREAD:
         return None
     return tuple(parts), tuple(inner), at

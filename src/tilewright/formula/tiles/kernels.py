@@ -38,7 +38,7 @@ from tilewright.support.errors import CompileError
 
 # an axis that no product walks is held by a block if it is not longer than this
 MOST_HELD = 512
-ENOUGH = 4096  # elements of a block
+ENOUGH, PART = 4096, 64  # elements of a block, and of what it folds
 # a kernel of one block folds no rows of more elements than this
 MOST_ALONE = 1 << 16
 MOST_SQUARE = 1 << 15  # elements of a value with one dimension twice: it lies in registers
@@ -447,8 +447,10 @@ def _roles(
         tiles = own[-(1 if roles.keys() - windows else _tiled(own, sizes)) :]
         ends = {x.var: x.extent for a in (output, *folds) for x in a.domain}
         size = prod(most(ends[v], sizes) for v, role in roles.items() if role == "whole")
-        if size >= ENOUGH:  # of one index: parts of what is folded are copied as they lie
-            tiles = [axis for axis in tiles if _is_plain(axis.var, folds)]
+        if size >= PART:  # of one index: parts of what is folded are copied as they lie
+            lines = {r.indices[-1] for f in folds for r in reads(f) if r.indices}
+            plain = [x for x in own if _is_plain(x.var, folds)]
+            tiles = [x for x in tiles if x in plain] or [x for x in plain if x.var in lines][-1:]
         for axis in output.axes:
             roles.setdefault(axis.var, "tile" if axis in tiles else "each")
         return as_windows(roles, folds), stream
