@@ -90,3 +90,14 @@ def test_parts_of_a_map_hold_theirs_one_after_the_other():
     (found,) = by_threads(kernel.program, x, w)
     want = meant(x, w, stride, (1, 1), (0, 0)).astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(found, want)
+
+
+def test_runs_that_are_not_aligned_are_read_by_aligned_vectors():
+    """Seven places of two neighbours: four loads of 4 bytes, not shifted ones of 16; places of one
+    result share nothing, and stay loads of their own."""
+    x = np.broadcast_to(ml_dtypes.bfloat16(0), (512, 250))
+    text = stencil((1, 7)).compile(x, np.broadcast_to(np.float32(0), (1, 7))).get_kernel_source()
+    assert "tw::load_global<tw::bfloat16, 2," in text and "load_across" not in text
+    odd = np.broadcast_to(ml_dtypes.bfloat16(0), (512, 513))
+    text = stencil((1, 8)).compile(odd, np.broadcast_to(np.float32(0), (1, 8))).get_kernel_source()
+    assert "X_window" not in text

@@ -148,7 +148,8 @@ class _Window:
 @dataclass(frozen=True)
 class _Axis:
     """An index of a load: `base + own · step + tap · by`. A thread has `many` neighbours along
-    `own` and holds `length` elements for them, the first of them `begin` before `base`."""
+    `own` and holds `length` elements for them, the first of them `begin` before `base`, which are
+    loaded by `wide`."""
 
     base: Expr
     own: Var
@@ -158,6 +159,7 @@ class _Axis:
     many: int = 1
     begin: int = 0
     length: int = 1
+    wide: int = 1
 
 
 def _window(load: Load, nest: Map, layout: Fragment, trips: Mapping[Var, int]) -> _Window | None:
@@ -230,9 +232,18 @@ def _axes(
             length = -(-(begin + length) // wide) * wide
             if length > many * trips[tap] and wide == 1:
                 return None
-            axis = replace(axis, tap=tap, by=step, many=many, begin=begin, length=length)
+            axis = replace(axis, tap=tap, by=step, many=many, begin=begin, length=length, wide=wide)
         found.append(axis)
-    return found if len(seen) == len(moving) == len({*seen}) else None
+    axes = [x for x in found if isinstance(x, _Axis) and x.tap in trips]
+    gains = any(x.wide > 1 or x.length < x.many * trips[x.tap] for x in axes if x.tap is not None)
+    gains = gains or _is_asked_for(load, nest)
+    return found if gains and len(seen) == len(moving) == len({*seen}) else None
+
+
+def _is_asked_for(load: Load, nest: Map) -> bool:
+    """Whether conditions say which elements are read: each would be a branch, and waited for."""
+    nodes = (n for op in walk_ops(nest.body) for e in expressions(op) for n in walk(e))
+    return any(load in loads(x) for n in nodes if isinstance(n, Select) for x in (n.a, n.b))
 
 
 def _run(layout: Fragment, dim: int) -> int:
@@ -278,6 +289,17 @@ def _held_layout(layout: Fragment, axes: Sequence[_Axis]) -> Fragment | None:
     for axis in axes:
         dim += 1
         if axis.tap is not None:
-            found = found.expand(dim, axis.length)
+            found = _expanded(found, dim, axis)
             dim += 1
     return found
+
+
+def _expanded(layout: Fragment, dim: int, axis: _Axis) -> Fragment:
+    """`layout` with a dimension for what threads hold along an axis. Only what a vector loads lies
+    in registers beside each other: longer runs would be loaded by wider ones that are not aligned,
+    and shifted."""
+    tile = (*layout.tile[:dim], axis.length, *layout.tile[dim:])
+    outer = np.arange(axis.length).reshape(1, -1, 1, axis.wide)
+    coords = [c[:, None, :, None] for c in np.moveaxis(layout.coordinates(), -1, 0)]
+    table = np.ravel_multi_index(np.broadcast_arrays(*coords[:dim], outer, *coords[dim:]), tile)
+    return Fragment.fit(tile, table.reshape(layout.threads, -1))
