@@ -200,7 +200,7 @@ def batch_norm(x, w):
     return (x - mean) / (variance + 1e-5) ** 0.5 * w[:, None], mean[0, :, 0], variance[0, :, 0] * 2
 
 
-@pytest.mark.parametrize("shape", [(66, 2, 7501), (8, 3, 65536)])  # parts of rows, rows in parts
+@pytest.mark.parametrize("shape", [(66, 2, 7501), (8, 3, 65536), (512, 3, 99)])
 def test_a_long_cascade_reads_its_rows_once(shape):
     rng = np.random.default_rng(7)
     x, w = rng.normal(40, 1, shape).astype(np.float32), rng.random(shape[1], np.float32)

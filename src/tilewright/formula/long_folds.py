@@ -22,6 +22,8 @@ from tilewright.ir.formula import NEUTRAL, Array, Axis, Formula, array, tensor, 
 
 _PARTS = 1024  # a fold without axes of its own: some for each multiprocessor
 _HELD = 1 << 14  # elements of a part of a cascade, which a block holds in registers
+# rows of as many bytes are not walked piece by piece: registers hold so many elements of them all
+_SHORT, _SHORT_HELD = 4096, 1 << 15
 _TALL, _LINES = 3 << 10, 64  # rows of columns that a block cannot hold, and of a part of them
 _SPREAD = 1 << 20  # elements at most that are folded of the parts
 
@@ -73,7 +75,9 @@ def _count(a: Array) -> int:
 def _is_long(a: Array) -> bool:
     if a.scan or a.monoid not in NEUTRAL or product_of(a) is not None:
         return False
-    return bytes_folded(a, _count(a)) > MOST_FOLDED
+    last, most = a.over[-1].extent, _count(a)
+    rows = len(a.over) > 1 and isinstance(last, int) and bytes_folded(a, last) <= _SHORT
+    return bytes_folded(a, most) > MOST_FOLDED or (rows and most > _SHORT_HELD)
 
 
 def _is_tall(a: Array) -> bool:
