@@ -259,16 +259,19 @@ def of_others(kernels: Sequence[str], names: Sequence[str]) -> list[str]:
 
 @contextmanager
 def alone(args: argparse.Namespace) -> Iterator[None]:
-    """The GPU for this process: others compile, or wait here."""
+    """The GPU for this process: others compile, or wait here with no more memory than they need."""
+    import torch
     from filelock import FileLock
 
-    with FileLock(args.out.with_suffix(".lock")):
-        yield
+    def leave() -> None:
         if args.device != "cpu":
-            import torch
-
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+
+    leave()
+    with FileLock(args.out.with_suffix(".lock")):
+        yield
+        leave()
 
 
 def examined(path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
