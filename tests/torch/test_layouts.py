@@ -113,6 +113,14 @@ def test_a_producer_writes_the_rows():
     assert any("convolution_of_rows" in n and "clone" in n for n in found), list(found)
 
 
+def test_depthwise_kernels_do_not_turn_what_they_write():
+    def run(x, v, w):
+        return torch.conv2d(torch.conv2d(x, v, groups=32), w)
+
+    found = compiled(run, (4, 32, 98, 98), (32, 1, 3, 3), (64, 32, 1, 1))
+    assert next(iter(found)) == "convolution" and "taps_in_rows" in found
+
+
 def test_few_channels_take_the_taps():
     found = compiled(lambda x, w: torch.conv2d(x, w, stride=2), (4, 3, 65, 65), (64, 3, 7, 7))
     assert list(found) == ["taps_in_rows", "weights_in_rows", "convolution_of_rows"]

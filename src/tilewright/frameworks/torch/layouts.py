@@ -413,6 +413,11 @@ class _Laid:
         return -(-n // step) * step
 
 
+def _is_depthwise(node: Any) -> bool:
+    """Whether a node multiplies each channel by itself: its kernels do not turn what they write."""
+    return str(node.target) == "aten.convolution.default" and node.args[8] > 1
+
+
 class _Writer:
     """Adds nodes before one."""
 
@@ -431,7 +436,7 @@ class _Writer:
         """(batch, places, groups · width)."""
         aten, rank = torch.ops.aten, x.meta["val"].ndim - 2
         channels = x.meta["val"].shape[1] // groups
-        if tf32 or (width != channels and groups > 1):
+        if tf32 or _is_depthwise(x) or (width != channels and groups > 1):
             return self(TAPS, x, 1, 1, 0, 1, groups, width, tf32)
         x = self(aten.permute.default, x, [0, *range(2, 2 + rank), 1])
         if width != channels:
