@@ -109,3 +109,19 @@ def test_windows_beside_each_other_are_read_along_runs():
     text = tw.math(pool, target="cuda").tile(x)
     assert "X: T.Tensor((I, 126, 126)" in text
     assert "X[i.index[:, None, None], (j.index * 2 + p)[:, None], k.index * 2 + q]" in text
+
+
+def test_large_windows_leave_tiles():
+    """A block has many windows: one each took twice as long on an H200."""
+
+    @tw.math
+    def blocks(x):
+        return tm.array((3, 40, 40), lambda c, i, j: tm.sum(
+            (9, 9), lambda p, q: x[c, i * 9 + p, j * 9 + q]))  # fmt: skip
+
+    x = RNG.standard_normal((3, 360, 360)).astype(np.float32)
+    text = blocks.tile(x)
+    assert text.count("in range(") == 2
+    np.testing.assert_allclose(
+        blocks(x), x.reshape(3, 40, 9, 40, 9).sum((2, 4)), rtol=1e-4, atol=1e-4
+    )

@@ -60,6 +60,24 @@ def test_the_same_numbers(seed, monkeypatch):
         torch.testing.assert_close(ours(x, w, bias), want.float(), rtol=1e-4, atol=1e-4)
 
 
+def test_batches_of_any_size(monkeypatch):
+    monkeypatch.setattr(layouts, "DEVICES", ("cpu",))
+    w = torch.randn(8, 6, 3, 3)
+    found = []
+
+    def run(x):
+        return torch.conv_transpose2d(x, w, stride=2, padding=1).relu()
+
+    torch._dynamo.reset()
+    ours = torch.compile(run, backend=lambda m, given: backend(m, given, found=found))
+    for batch in (2, 5, 3):
+        x = torch.randn(batch, 8, 9, 9)
+        torch._dynamo.mark_dynamic(x, 0)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(x), run(x), rtol=1e-4, atol=1e-4)
+    assert len(found) == 1 and all(r.kernels.made is not None for r in found[0].runners)
+
+
 @pytest.mark.parametrize("seed", [0, 1, 3, 6])
 def test_gradients(seed, monkeypatch):
     monkeypatch.setattr(layouts, "DEVICES", ("cpu",))

@@ -446,7 +446,8 @@ def _roles(
         windows = {v for f in folds if is_window(f) for v in vars_of(f.over)}
         tiles = own[-(1 if roles.keys() - windows else _tiled(own, sizes)) :]
         ends = {x.var: x.extent for a in (output, *folds) for x in a.domain}
-        size = prod(most(ends[v], sizes) for v, role in roles.items() if role == "whole")
+        long = {v for v, role in roles.items() if role == "whole"} - windows
+        size = prod(most(ends[v], sizes) for v in long)
         if size >= PART:  # of one index: parts of what is folded are copied as they lie
             lines = {r.indices[-1] for f in folds for r in reads(f) if r.indices}
             plain = [x for x in own if _is_plain(x.var, folds)]
