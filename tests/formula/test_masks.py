@@ -160,16 +160,16 @@ DOCUMENTS = """\
     Low = T.alloc_global((B, BLOCK), "int32")
     High = T.alloc_global((B, BLOCK), "int32")
     # where the mask lets something pass: the ends of the loop below
-    for b, block in T.tile(T.each(B), BLOCK):
-        x1 = block.index * 128
-        least0 = T.min(Doc[b, x1[:, None] + T.arange(I)], dim=1)
-        doc2 = T.load(Doc[b, :])
-        most1 = T.max(Doc[b, x1[:, None] + T.arange(I)], dim=1)
-        x2 = (least0 <= doc2[:, None]) & (doc2[:, None] <= most1) & (T.arange(M)[:, None] <= x1 + 127)
-        x3 = T.arange(M) // 128
-        low1 = T.min(T.where(x2, x3[:, None], 8), dim=0)
+    for b, block in T.tile(T.each(B), T.each(BLOCK)):
+        doc2 = T.load(Doc[b, block * 128 : block * 128 + ROW])
+        least0 = T.min(doc2, dim=0)
+        doc3 = T.load(Doc[b, :])
+        most1 = T.max(doc2, dim=0)
+        x1 = (least0 <= doc3) & (doc3 <= most1) & (T.arange(M) <= block * 128 + 127)
+        x2 = T.arange(M) // 128
+        low1 = T.min(T.where(x1, x2, 8), dim=0)
         Low[b, block] = low1
-        high1 = T.max(T.where(x2, (x3 + 1)[:, None], 0), dim=0)
+        high1 = T.max(T.where(x1, x2 + 1, 0), dim=0)
         High[b, block] = high1
     for i, j, k in T.tile(T.each(B), T.each(J), M):
         top = T.full((k,), -1e+30)
