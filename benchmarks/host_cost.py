@@ -11,6 +11,7 @@ address; the ratio is against the faster one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import cycle
 
 from race import Race, command_line, main
 
@@ -22,15 +23,16 @@ from tilewright.targets.arrays import ProgramCheck
 from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.driver import driver
 from tilewright.targets.cuda.launch import (
+    KEPT,
     CudaModule,
     LaunchSpec,
     Map,
-    Prepared,
     Size,
     TensorArg,
     TensorPointer,
 )
 from tilewright.targets.cuda.nvrtc import compile_cuda
+from tilewright.targets.cuda.prepared import Prepared
 from tilewright.targets.cuda.tensormap import TensorMapSpec
 
 GOAL = 1.5
@@ -81,8 +83,13 @@ def contenders(kind: str) -> dict[str, Callable[[], object]]:
     function, pointers = api.CUfunction(arguments[1]), arguments[2]
     stream = api.CUstream(0)
     kept.append(step)  # `arguments` point into its memory
+    # more addresses than are remembered: each is new to the caller
+    many = torch.empty(2 * KEPT, 256, device="cuda", dtype=torch.bfloat16)
+    others = cycle([many[i:].view(-1)[: 1 << 16].view(256, 256) for i in range(KEPT)])
+    square = torch.empty(256, 256, device="cuda", dtype=torch.bfloat16)
     return {
         "ours": lambda: ours(a, b, c),
+        "ours elsewhere": lambda: ours(next(others), square, c[:64].view(256, 256)),
         "bare cuda-bindings": lambda: api.cuLaunchKernel(
             function, 1, 1, 1, 32, 1, 1, 0, stream, pointers, 0
         ),
@@ -94,7 +101,7 @@ def race(kind: str, turns: int, count: int) -> Race:
     return Race(
         f"launch with {kind}",
         lambda: contenders(kind),
-        ours=("ours",),
+        ours=("ours", "ours elsewhere"),
         about={"goal": GOAL, "unit": "a launch; against_best at least 1 / goal meets it"},
         backend="clock",
         rounds=turns,

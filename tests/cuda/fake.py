@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from tilewright.targets.cuda import driver as real
 from tilewright.targets.cuda.launch import (
     Map,
-    Prepared,
     Scalar,
     TensorArg,
     TensorPointer,
     read_arguments,
 )
+from tilewright.targets.cuda.prepared import Prepared
 
 
 class Status(IntEnum):

@@ -18,11 +18,13 @@ from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.launch import (
     CudaModule,
     LaunchSpec,
+    Map,
     Scalar,
     Size,
     TensorArg,
     TensorPointer,
 )
+from tilewright.targets.cuda.tensormap import TensorMapSpec
 from tilewright.targets.torch_tensors import guards_work
 
 BF16, FLOAT = dtype("bfloat16"), dtype("float32")
@@ -331,6 +333,62 @@ def test_scalars_on_the_first_road(torch):
     assert str(sent[2]) == "-0.0" and str(sent[3]) == "0.0"
     with pytest.raises(LaunchError, match="x must be a number of type float32"):
         call(a, b, c, "1")
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """The calls that were read and checked from the beginning."""
+    made, real = [], roads.read_arguments
+    monkeypatch.setattr(roads, "read_arguments", lambda *a: made.append(a) or real(*a))
+    return made
+
+
+def places(torch, shape, count, kind=None):
+    """Tensors at different addresses, each as aligned as PyTorch's allocator makes them."""
+    whole = torch.zeros(count * 512 + 512, dtype=kind or torch.bfloat16)
+    skip = -whole.data_ptr() // whole.itemsize % 256
+    rows = (whole[skip + 512 * i :] for i in range(count))
+    return [each[: shape[0] * shape[1]].view(shape) for each in rows]
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+def test_tensors_elsewhere_are_filled_in(torch, prepared, scratch):
+    """What was checked once is not checked again, but what hangs on addresses is."""
+    maps = Map(TensorMapSpec("B", BF16, (4, 8)))
+    more = [tensor("S", (M, N))] if scratch else []
+    params = (TensorPointer("A"), maps, TensorPointer("C"), Scalar("x", FLOAT), Size("M"))
+    spec = LaunchSpec("add", (1,), 32, (*params, *(TensorPointer(b.name) for b in more)))
+    sizes = [8, 128, 8, 4, 4] + [8] * scratch
+    api, call = make([Scalar("x", FLOAT)], spec, {"params": sizes}, scratch=more)
+    found = places(torch, (4, 8), 12)
+    for n, (a, b, c) in enumerate(zip(found, found[1:], found[2:], strict=False)):
+        call(a, b, c, n / 2)
+    assert len(prepared) == 1
+    for n, (done, (a, b, c)) in enumerate(
+        zip(api.launches, zip(found, found[1:], found[2:], strict=False), strict=True)
+    ):
+        sent = [done.params[i] for i in (0, 2, 3, 4)]
+        assert b"".join(sent) == struct.pack("<QQfI", a.data_ptr(), c.data_ptr(), n / 2, 4)
+        assert api.encoded[n].address == b.data_ptr()
+    before = len(api.launches)
+    for a, b, c in ((found[0], found[1], found[0]), (found[0], found[2][:, :], found[2])):
+        with pytest.raises(LaunchError, match="C is written and overlaps"):
+            call(a, b, c, 1.0)
+    whole = torch.zeros(4 * 8 + 1, dtype=torch.bfloat16)
+    with pytest.raises(LaunchError, match="start is not aligned"):
+        call(found[0], whole[1:].view(4, 8), found[5], 1.0)
+    assert len(api.launches) == before
+    call(*places(torch, (8, 8), 3), 1.0)  # of another size
+    assert struct.unpack("<I", api.launches[-1].params[4]) == (8,)
+
+
+def test_a_size_that_a_caller_passes_is_part_of_what_is_known(torch, prepared):
+    spec = LaunchSpec("add", ("n",), 32, (TensorPointer("C"), Scalar("n", INT32)))
+    program = Program("add", (tensor("C", (M, N)),), (), (Dim(M), Dim(N)))
+    api, call = make([Scalar("n", INT32)], spec, {"params": [8, 4]}, program=program)
+    for n, c in zip((1, 1, 2, 2, 1), places(torch, (4, 8), 5), strict=True):
+        call(c, n)
+    assert [done.grid[0] for done in api.launches] == [1, 1, 2, 2, 1] and len(prepared) == 2
 
 
 def test_several_gpus(torch):

@@ -2,6 +2,7 @@
 
 import struct
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -137,7 +138,7 @@ def test_programmatic_launch():
     ],
 )
 def test_what_cannot_fit_fails_before_launching(change, text):
-    spec = LaunchSpec(**{**vars(SPEC), **change})
+    spec = replace(SPEC, **change)
     api, m = module(spec)
     with pytest.raises(CompileError, match=text):
         launch(m, args(), {"M": 512})
@@ -159,7 +160,7 @@ def test_what_cannot_fit_fails_before_launching(change, text):
     ],
 )
 def test_wrong_arguments_launch_nothing(change, sizes, text):
-    spec = LaunchSpec(**{**vars(SPEC), "grid": (lambda s: s["M"] // 128,)})
+    spec = replace(SPEC, grid=(lambda s: s["M"] // 128,))
     api, m = module(spec, devices=2)
     with pytest.raises((LaunchError, KeyError), match=text):
         launch(m, args(**change), sizes)

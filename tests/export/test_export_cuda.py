@@ -25,7 +25,8 @@ from tests.export.library import (
 from tilewright.ir.bind import written_params
 from tilewright.ir.dtype import dtype
 from tilewright.targets.arrays import ArrayView, ProgramCheck
-from tilewright.targets.cuda.launch import CudaModule, Form, Map, Prepared, encode_scalar
+from tilewright.targets.cuda.launch import CudaModule, Form, Map, encode_scalar
+from tilewright.targets.cuda.prepared import Prepared
 from tilewright.targets.dlpack import row_major
 from tilewright.tools.export.collect import collect
 

@@ -1,9 +1,12 @@
 """Outputs of calls on a GPU, on a driver made of Python."""
 
+import gc
+
 import pytest
 
 import tilewright as tw
 import tilewright.language as T
+import tilewright.math as tm
 from tests.cuda.fake import fake_driver
 from tilewright.ir.dtype import dtype
 from tilewright.support.errors import LaunchError
@@ -64,6 +67,7 @@ def test_outputs_of_our_own(made):
     assert named.memory.address != z.memory.address
     assert str(z) == "DeviceArray(float32 3×6, cuda:0)"
     del z
+    gc.collect()  # the first import of PyTorch, in the middle of a launch, keeps frames
     assert api.done[-1] == ("free", 72, 0)
 
 
@@ -97,6 +101,34 @@ def test_pytorch_makes_its_own(made, monkeypatch):
         kernel(torch.zeros(3, 4), torch.zeros(5), 2.0)
     with pytest.raises(LaunchError, match="takes 3 arguments, got 4"):
         kernel(torch.zeros(3, 4), torch.zeros(4), z, 2.0)
+
+
+def test_arrays_in_other_shapes(monkeypatch):
+    """A formula's kernel may take rows of rows as one row: nothing is reshaped for it."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 5, raising=False)
+
+    def read(t, name, *_):
+        return ArrayView(t.data_ptr(), tuple(t.shape), tuple(t.stride()), dtype(t.dtype), 0, 5)
+
+    monkeypatch.setitem(views._READERS, "torch", read)
+    kernel = tw.math(lambda x, y: (x + y, tm.sum(x * y)), target="cuda -arch=sm_90a")
+    x, y = torch.zeros(6, 8), torch.zeros(6, 8)
+    made = kernel.made_for(x, y)
+    known = made.kernel.compile(*made.shaped([x, y]))
+    assert [p.rank for p in known.program.params] == [1, 1, 0, 1]
+    specs = known.executable.specs
+    api, found = fake_driver(**{spec.kernel: {"params": list(spec.sizes)} for spec in specs})
+    api.contexts = [0xC0]
+    for each in filter(None, (known.executable, known.executable.otherwise)):
+        each.module._using = found
+    for given in ((x, y), (y, x), (torch.zeros(6, 8), x)):
+        z, total = made.run(list(given))
+        assert (z.shape, total.shape) == ((6, 8), ())
+        sent = b"".join(part for done in api.launches[-len(specs) :] for part in done.params)
+        assert all(t.data_ptr().to_bytes(8, "little") in sent for t in (*given, z, total))
+    with pytest.raises(LaunchError, match="Y must have 1 dimensions"):
+        made.run([torch.zeros(4, 12), y[:5]])
 
 
 @pytest.mark.parametrize("out_idx", ["Y", ["Y"], [1.0]])

@@ -395,14 +395,18 @@ class Made:
     def run(self, arrays: list[Any]) -> Any:
         if not self.has_kernel:
             return self.returned(self._made_here(arrays))
+        given = [*map(contiguous, arrays)]
         try:
-            call = self.kernel if self.formula.sizes else self.kernel.again
-            found = call(*self.shaped([*map(contiguous, arrays)]))
+            if self.formula.sizes:
+                found = self.kernel(*self.shaped(given))
+                outputs = list(found) if isinstance(found, (tuple, list)) else [found]
+                outputs = self._turned(outputs, self._shapes[1], arrays)
+            else:
+                used = given if all(self._used) else [*compress(given, self._used)]
+                outputs = self.kernel.again(used, *self._shapes)
         except LaunchError:
             bound_sizes(self.formula, [a.shape for a in arrays])  # in the user's names
             raise
-        outputs = list(found) if isinstance(found, (tuple, list)) else [found]
-        outputs = self._turned(outputs, self._shapes[1], arrays)
         if len(outputs) < len(self.formula.outputs):
             made = iter(outputs)
             outputs = [_given(arrays[0], b) if is_empty(b) else next(made)

@@ -29,7 +29,7 @@ from tilewright.ir.expr import Var
 from tilewright.runtime.launch import Call, Launcher
 from tilewright.runtime.outputs import torch_dtype
 from tilewright.support.errors import entry
-from tilewright.targets.arrays import ArrayView, torch_loaded
+from tilewright.targets.arrays import torch_loaded
 from tilewright.targets.torch_tensors import (
     MISSING,
     generated,
@@ -124,7 +124,7 @@ class _Maker:
             kept.clear()
         views = [call.views[p.name] for _, p in self.tensors]
         made = [m for _, p in self.made for m in (call.args[p.name].shape, kind(p.dtype))]
-        found = (run, *made, *(b for i, j in self.pairs for b in _apart(views[i], views[j])))
+        found = (run, *made, *(b for i, j in self.pairs for b in views[i].apart(views[j])))
         if key is None:
             written = [v for v, (_, p) in zip(values, self.tensors, strict=True) if self._writes(p)]
             found = self.names["recent"] = (guard_of(values, written), found)
@@ -235,14 +235,6 @@ def call({takes}*rest, **named):
 
 
 # ── facts and words ──────────────────────────────────────────────────────────────────────────
-
-
-def _apart(a: ArrayView, b: ArrayView) -> tuple[int, int]:
-    """Between which distances of `b`'s address from `a`'s the two may meet."""
-    if 0 in a.shape + b.shape:
-        return 0, 0
-    (low, high), (start, stop) = a.reach, b.reach
-    return low - stop, high - start
 
 
 def _address_text(x: str) -> str:

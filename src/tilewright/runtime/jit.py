@@ -24,6 +24,7 @@ from tilewright.lang.trace import DirectTrace, PrimFunc, is_direct
 from tilewright.runtime.backends import compiled_for, resolve, settings, traced_for
 from tilewright.runtime.direct import Direct, key_of
 from tilewright.runtime.kernel import CompiledKernel
+from tilewright.runtime.outputs import Shapes, in_shapes
 from tilewright.support.content_key import Context, content_key
 from tilewright.support.errors import entry, suggest, swap
 from tilewright.support.key_rules import at_home
@@ -212,7 +213,7 @@ class Jit:
         self.calls = Direct(fn, self._compile_direct, self._traced_for, self.context, tune, choices)
         self._kernels: dict[Any, Any] = self.calls.kernels if self.direct else {}
         self._others: dict[Any, Jit] = {}
-        self._again: tuple[Any, CompiledKernel, list[int]] | None = None
+        self._again: tuple[Any, Callable[..., Any], list[int]] | None = None
 
     def _traced_for(self) -> Target:
         return traced_for(self.target, options_from(self.pass_configs))
@@ -228,18 +229,22 @@ class Jit:
             return self.calls(args, kwargs) if launch is None else launch(self, args, kwargs)
         return self.compile(*args, **kwargs)
 
-    def again(self, *args: Any) -> Any:
-        """A call of a kernel written directly whose arrays have the same shapes and types each
-        time: the kernel is looked up once, until settings change."""
+    def again(self, args: Sequence[Any], inputs: Shapes, results: Shapes) -> list[Any]:
+        """The results of a kernel written directly, whose arrays have the same shapes and types
+        each time: the kernel is looked up once, until settings change. It takes arrays in the
+        shapes `inputs`, and gives those in `results`; None: as it is."""
         launch, now = _LAUNCH.get(), settings()
         if launch is not None:
-            return launch(self, args, {})
+            return in_shapes(launch(self, tuple(in_shapes(args, inputs)), {}), results)
         if self._again is None or self._again[0] != now:
-            bound = self.calls.bind(args, {})
+            bound = self.calls.bind(tuple(in_shapes(args, inputs)), {})
             known, names = self.calls.known(bound), [*bound]
-            self._again = now, known.kernel, [names.index(n) for n in known.arguments]
-        _, kernel, places = self._again
-        return kernel(*[args[p] for p in places])
+            places = [names.index(n) for n in known.arguments]
+            call = known.kernel.in_shapes([args[p] for p in places], results)
+            self._again = now, call, places
+        _, call, places = self._again
+        found = call(*[args[p] for p in places])
+        return [found] if len(results) == 1 else found
 
     @entry
     def compile(self, *args: Any, **kwargs: Any) -> CompiledKernel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +20,15 @@ from tilewright.ir.bind import (
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var
 from tilewright.ir.op import Program
-from tilewright.runtime.outputs import delivered, empty_like_library, maker
-from tilewright.support.errors import LaunchError
+from tilewright.runtime.outputs import (
+    Shapes,
+    delivered,
+    empty_like_library,
+    maker,
+    stored_as,
+    torch_dtype,
+)
+from tilewright.support.errors import LaunchError, entry
 from tilewright.targets.arrays import (
     Array,
     ArrayView,
@@ -30,9 +38,10 @@ from tilewright.targets.arrays import (
     torch_loaded,
     view_of,
 )
-from tilewright.targets.torch_tensors import write_counter
+from tilewright.targets.torch_tensors import MISSING, generated, passed, write_counter
 
 Args = dict[str, Any]
+_KEPT = 1024
 
 
 @dataclass(frozen=True)
@@ -140,48 +149,80 @@ def _position(index: Any, count: int) -> int:
 
 
 class OutputMaker:
-    """A caller of all parameters on a GPU, as a caller of those that `out_idx` does not name."""
+    """Makes the outputs of calls on a GPU. `caller` is the function that users call, generated for
+    a kernel's parameters: of PyTorch's tensors that look like those of a call before, it knows the
+    shapes of the outputs, and passes all to `call`, which checks."""
 
-    def __init__(self, launcher: Launcher, call: Callable[..., None]) -> None:
-        self.launcher, self.call = launcher, call
+    def __init__(self, launcher: Launcher, call: Callable[..., None], results: Shapes = ()) -> None:
+        """`results`: shapes that outputs get in place of those of the kernel."""
+        self.launcher, self.call, self.results = launcher, call, results
         self.names = [launcher.params[i].name for i in launcher.inputs]
         self.made = [p for i in launcher.outputs if isinstance(p := launcher.params[i], Buffer)]
         self.strided = any(t.strides is not None for t in launcher.program.tensors)
-        self._shapes: dict[Any, list[tuple[int, ...]]] = {}
+        # `kinds`: of tensors that are known to be PyTorch's; `known`: shapes of outputs
+        self.values: dict[str, Any] = {
+            "missing": MISSING, "slow": entry(self.slow), "launch": call, "known": {},
+            "kinds": set(),
+        }  # fmt: skip
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def caller(self) -> Callable[..., Any]:
+        launcher, params = self.launcher, self.launcher.params
+        given, made = ([f"x{i}" for i in each] for each in (launcher.inputs, launcher.outputs))
+        tensors = [f"x{i}" for i in launcher.inputs if isinstance(params[i], Buffer)]
+        facts = ["shape"] * (launcher.dynamic or self.strided) + ["stride()"] * self.strided
+        key = "".join(f"{x}.{fact}, " for x in tensors for fact in facts)
+        values = "".join(f"{x}, " for x in given)
+        like = tensors[0] if tensors else "None"
+        makes = (f"{x} = {like}.new_empty(shape_{x}, dtype=kind_{x})" for x in made)
+        text = f"""\
+def call({"".join(f"{x}=missing, " for x in given)}{"/, " if given else ""}*rest, **named):
+    if rest or named or type({like}) not in kinds{f" or {given[-1]} is missing" if given else ""}:
+        return slow(({values}*rest,), named)
+    try:
+        key = ({key})
+    except AttributeError:  # not a tensor: the other road says so
+        return slow(({values}), {{}})
+    found = known.get(key)
+    if found is None:
+        return slow(({values}), {{}}, key)
+    {"".join(f"shape_{x}, " for x in made)} = found
+    {"; ".join(makes)}
+    launch({", ".join(f"x{i}" for i in range(len(params)))})
+    return {made[0] if len(made) == 1 else f"[{', '.join(made)}]"}
+"""
+        return generated(text, launcher.program.name, self.values)
+
+    def slow(self, given: tuple[Any, ...], named: dict[str, Any], key: Any = None) -> Any:
         streams = {}
         if "stream" not in self.names and "stream" in named:
             streams["stream"] = named.pop("stream")
-        values = self.launcher.in_order(given, named)
+        values = self.launcher.in_order(passed(given), named)
         like = next((v for v in values if library_of(v) not in ("", "numpy")), None)
         library = library_of(like) or ("torch" if torch_loaded() else "")
-        make = maker(like, library, streams.get("stream"))
-        outputs = [
-            make(shape, b.dtype) for shape, b in zip(self.shapes(values), self.made, strict=True)
-        ]
+        make, shapes = maker(like, library, streams.get("stream")), self.shapes(values)
+        outputs = [make(shape, b.dtype) for shape, b in zip(shapes, self.made, strict=True)]
         places = dict(zip(self.launcher.inputs, values, strict=True))
         places.update(zip(self.launcher.outputs, outputs, strict=True))
         self.call(*(places[i] for i in range(len(places))), **streams)
+        if library == "torch" and not self.values["kinds"]:
+            kinds = zip(self.launcher.outputs, self.made, strict=True)
+            self.values |= {f"kind_x{i}": torch_dtype(b.dtype) for i, b in kinds}
+            torch = sys.modules["torch"]
+            self.values["kinds"] = {torch.Tensor, torch.nn.Parameter}
+        if key is not None:
+            known = self.values["known"]
+            if len(known) >= _KEPT:
+                known.clear()
+            pairs = zip(shapes, self.made, strict=True)
+            known[key] = tuple(stored_as(shape, b.dtype)[0] for shape, b in pairs)
         results = [delivered(library, output) for output in outputs]
         return results[0] if len(results) == 1 else results
 
     def shapes(self, values: Sequence[Any]) -> list[tuple[int, ...]]:
         """The outputs' shapes, which follow from the inputs'."""
-        if self.strided:  # strides give sizes too
-            return self._evaluate(self.sizes(values))
-        key = tuple(getattr(v, "shape", None) for v in values) if self.launcher.dynamic else ()
-        found = self._shapes.get(key)
-        if found is None:
-            found = self._evaluate(self.sizes(values) if self.launcher.dynamic else {})
-            if None not in key:
-                if len(self._shapes) >= 1024:
-                    self._shapes.clear()
-                self._shapes[key] = found
-        return found
-
-    def _evaluate(self, sizes: Mapping[Var, int]) -> list[tuple[int, ...]]:
-        return [shape_of(b, sizes) for b in self.made]
+        sizes = self.sizes(values) if self.launcher.dynamic or self.strided else {}
+        own = [shape_of(b, sizes) for b in self.made]
+        return [a if b is None else b for a, b in zip(own, self.results or own, strict=True)]
 
     def sizes(self, values: Sequence[Any]) -> Mapping[Var, int]:
         params = [self.launcher.params[i] for i in self.launcher.inputs]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,7 +12,16 @@ from tilewright.ir.core import *
 from tilewright.targets.arrays import Array, stream_handle, view_of
 from tilewright.targets.dlpack import CPU, export
 
+Shapes: TypeAlias = "Sequence[tuple[int, ...] | None]"
+
 _XLA_ALIGN = 64  # JAX copies what lies otherwise
+
+
+def in_shapes(arrays: Any, shapes: Shapes) -> list[Any]:
+    """The arrays, or the only one, in these shapes."""
+    found = arrays if isinstance(arrays, (tuple, list)) else [arrays]
+    pairs = zip(found, shapes, strict=True)
+    return [x if shape is None or x.shape == shape else x.reshape(shape) for x, shape in pairs]
 
 
 def stored_as(shape: tuple[int, ...], dtype: DType) -> tuple[tuple[int, ...], str]:

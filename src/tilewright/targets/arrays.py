@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,19 @@ class ArrayView:
         """First byte and the byte after the last."""
         low, high = self.reach
         return self.address + low, self.address + high
+
+    def seen_in(self, shape: tuple[int, ...]) -> ArrayView:
+        """The same elements in another shape, where they lie so; else itself."""
+        if prod(shape) != prod(self.shape) or not self.contiguous:
+            return self
+        return replace(self, shape=shape, strides=row_major(shape))
+
+    def apart(self, other: ArrayView) -> tuple[int, int]:
+        """Between which distances of the other's address from its own the two may meet."""
+        if 0 in self.shape + other.shape:
+            return 0, 0
+        (low, high), (start, stop) = self.reach, other.reach
+        return low - stop, high - start
 
     def addressed(self) -> Array:
         """As NumPy takes it; of GPU memory, what must not be read."""

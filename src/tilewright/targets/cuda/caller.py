@@ -7,7 +7,8 @@ fallback:
 1. PyTorch compares the tensors' types, element types, devices, shapes and strides with those of
    the call before in one call of its own (what `torch.compile` guards its code with); pointers,
    scalars and the stream are then the key of the launch.
-2. All facts, read one by one, are the key.
+2. All facts, read one by one, are the key. Where only addresses and scalars are new, a launch of
+   before is made again with these.
 3. The arguments are read whatever library they come from, checked, and the launch is prepared.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from tilewright.ir.bind import in_order
@@ -25,7 +27,6 @@ from tilewright.targets.cuda.launch import (
     KEPT,
     CudaModule,
     Form,
-    Prepared,
     Scalar,
     Step,
     TensorArg,
@@ -33,6 +34,7 @@ from tilewright.targets.cuda.launch import (
     facts_of,
     read_arguments,
 )
+from tilewright.targets.cuda.prepared import Prepared
 from tilewright.targets.cuda.tensormap import Sizes
 from tilewright.targets.torch_tensors import MISSING, Guard, generated, guard_of, never, passed
 
@@ -40,12 +42,15 @@ Ready: TypeAlias = tuple[Step, ...] | Prepared
 # a guard, the launches of tensors that pass it, and their device
 Recent: TypeAlias = tuple[Guard, dict[Any, Ready], int]
 
+ALIGNED = 512  # bytes: no more is asked of an address, so that what is left over decides the rest
+
 # tensors that look alike and yet fail each other's guard (they differ in autograd, or one is
 # passed twice) would have theirs made again and again
 _GUARDS = 16
 
 
 _NOTHING: Recent = (never, {}, 0)
+NO_SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 class Looks:
@@ -54,6 +59,7 @@ class Looks:
     def __init__(self) -> None:
         self.recent: Recent = _NOTHING
         self.guards = 1
+        self.calls: dict[Any, Prepared] = {}  # one for each alignment, stream and size
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Entry:
     """A launch that was prepared before."""
 
     ready: Ready
+    call: Prepared
     looks: Looks
 
 
@@ -69,9 +76,10 @@ def make_caller(
     params: Sequence[TensorArg | Scalar],
     check: Callable[[Mapping[str, ArrayView]], Sizes],
     forms: Sequence[Form] = (),
+    shapes: Mapping[str, tuple[int, ...]] = NO_SHAPES,
 ) -> Callable[..., None]:
     """A function of the arguments `params` (and `stream=`) that checks and launches `module`, or
-    the first of `forms` that takes the call.
+    the first of `forms` that takes the call. `shapes`: in which contiguous tensors are seen.
 
     `check` sees the arrays' views, raises `LaunchError` or returns the sizes. It must follow from
     the views alone, for it runs once for each distinct set of them.
@@ -81,6 +89,7 @@ def make_caller(
     name = module.specs[0].kernel if module.specs else "kernel"
     words = [p.name for p in params]
     tensors = [p for p in params if isinstance(p, TensorArg)]
+    written = {p.name for p in tensors if p.written}
     at = [f"x{i}" for i in range(len(params))]
     kept: dict[Any, Entry] = {}  # not the module's: another caller may check otherwise
     looks: dict[Any, Looks] = {}
@@ -92,7 +101,7 @@ def make_caller(
         """The launch of these facts, if it is known; the first road leads to it from now on."""
         entry = kept.get(key)
         if entry is None:
-            return None
+            return elsewhere(key, values)
         recent = entry.looks.recent
         if recent is names["recent"] and not alike:
             # the guard that stands was made for the same facts, and yet refused these tensors
@@ -104,34 +113,65 @@ def make_caller(
         names["recent"] = recent
         return entry.ready
 
-    @entry
-    def slow(given: tuple[Any, ...], named: Mapping[str, Any], stream: Any, key: Any) -> None:
-        args = dict(zip(words, in_order(name, words, passed(given), named), strict=True))
-        views, where, scalars = read_arguments(params, args, stream)
-        general = (where, facts_of(views), tuple(scalars.items()))
-        found = kept.get(general)
-        if found is None:
-            sizes = check(views)
-            call = Prepared(module.formed(forms, views, sizes), views, scalars, sizes, where)
-            found = Entry(call.steps(0) if direct else call, Looks())
+    def elsewhere(key: Any, values: tuple[Any, ...]) -> Ready | None:
+        """The launch of tensors that look like known ones and lie elsewhere."""
+        alike, hot = looks.get(covered(key)), [key[i] for i in pointers]
+        first = alike.calls.get(sort(hot)) if alike is not None else None
+        given = [v for v, p in zip(values, params, strict=True) if isinstance(p, TensorArg)]
+        if alike is None or first is None or not alike.recent[0](*given):
+            return None
+        call = first.moved(dict(zip(words, hot[1:], strict=True)))
+        if call is None:
+            return None
+        bound()
+        remember(key, Entry(call.steps(0) if direct else call, call, alike), given)
+        return kept[key].ready
+
+    def covered(key: Any) -> tuple[Any, ...]:
+        return tuple(f for i, f in enumerate(key) if i not in pointers)
+
+    def sort(hot: Sequence[Any]) -> tuple[Any, ...]:
+        """What a launch depends on beside what is filled in."""
+        stream, *rest = hot
+        return stream, *(
+            value % ALIGNED if isinstance(p, TensorArg) else value if p.dtype.is_int else None
+            for p, value in zip(params, rest, strict=True)
+        )
+
+    def bound() -> None:
         if len(kept) >= KEPT:
             kept.clear()
             looks.clear()
             names["recent"] = _NOTHING
+
+    @entry
+    def slow(given: tuple[Any, ...], named: Mapping[str, Any], stream: Any, key: Any) -> None:
+        args = dict(zip(words, in_order(name, words, passed(given), named), strict=True))
+        views, where, scalars = read_arguments(params, args, stream)
+        views = {n: v.seen_in(shapes[n]) if n in shapes else v for n, v in views.items()}
+        general = (where, facts_of(views), tuple(scalars.items()))
+        found = kept.get(general)
+        if found is None:
+            sizes = check(views)
+            form = module.formed(forms, views, sizes)
+            call = Prepared(form, views, scalars, sizes, where, written)
+            found = Entry(call.steps(0) if direct else call, call, Looks())
+        bound()
         kept[general] = found
         if key is not None:
-            remember(key, found.ready, [args[p.name] for p in tensors])
+            remember(key, found, [args[p.name] for p in tensors])
         run(found.ready)
         module.hold(views, where)
 
-    def remember(key: Any, ready: Ready, given: Sequence[Any]) -> None:
-        covered = tuple(f for i, f in enumerate(key) if i not in pointers)
-        alike = looks.get(covered)
+    def remember(key: Any, found: Entry, given: Sequence[Any]) -> None:
+        alike = looks.get(covered(key))
         if alike is None:
-            alike = looks[covered] = Looks()
+            alike = looks[covered(key)] = Looks()
             alike.recent = (guard(given), {}, given[0].get_device())
-        kept[key] = Entry(ready, alike)
-        alike.recent[1][tuple(key[i] for i in pointers)] = ready
+        hot = tuple(key[i] for i in pointers)
+        kept[key] = Entry(found.ready, found.call, alike)
+        alike.recent[1][hot] = found.ready
+        alike.calls.setdefault(sort(hot), found.call)
         names["recent"] = alike.recent
 
     def guard(given: Sequence[Any]) -> Guard:

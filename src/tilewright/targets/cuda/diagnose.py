@@ -217,7 +217,7 @@ class DiagnosticModule(CudaModule):
 
     def _run(self, step: Step) -> TilewrightError | None:
         """Launch and wait until the kernel has ended, or a warp has met nobody for too long."""
-        stream = step.memory[0].stream or 0
+        stream = step.config.stream or 0
         if self.driver.is_capturing(stream):
             raise LaunchError(
                 f"a diagnostic build waits for {step.spec.kernel}: no graph can capture it",

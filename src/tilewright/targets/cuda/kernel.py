@@ -141,9 +141,10 @@ class CudaKernel:
     def cubin(self) -> bytes:
         return self.compiled.cubin
 
-    def caller(self) -> Callable[..., None]:
-        """A function of the parameters in order that checks and launches."""
-        if self._call is None:
+    def caller(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Callable[..., None]:
+        """A function of the parameters in order that checks and launches. `shapes`: in which
+        tensors are seen that lie so, whatever shapes they have."""
+        if self._call is None or shapes:
             general = self.otherwise or self
             program = general.given
             params: list[TensorArg | Scalar] = []
@@ -156,7 +157,10 @@ class CudaKernel:
                     params.append(Scalar(p.name, p.dtype))
             check = ProgramCheck(program, written, general.record.align)
             own = [Form(self.module, *self.takes())] if self.otherwise else []
-            self._call = make_caller(general.module, params, check, own)
+            made = make_caller(general.module, params, check, own, shapes or {})
+            if shapes:
+                return made
+            self._call = made
         return self._call
 
     def takes(self) -> tuple[dict[str, int], dict[str, int]]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any, TypeAlias
 
@@ -24,7 +24,7 @@ from tilewright.ir.bind import checked_scalar
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.chips import CHIPS, Chip
 from tilewright.ir.dtype import INT32, DType
-from tilewright.support.errors import CompileError, Cost, LaunchError, Loc, TilewrightError
+from tilewright.support.errors import CompileError, Cost, LaunchError, Loc
 from tilewright.targets.arrays import ArrayView, common_device, read_arrays
 from tilewright.targets.cuda.driver import (
     CLUSTER_DIMENSION,
@@ -42,7 +42,7 @@ from tilewright.targets.cuda.nvrtc import Remedied, Resources
 from tilewright.targets.cuda.tensormap import (
     MAP_ALIGN,
     MAP_BYTES,
-    SM_COUNT,
+    Encoding,
     MapCache,
     Sizes,
     TensorMapSpec,
@@ -51,7 +51,6 @@ from tilewright.targets.cuda.tensormap import (
     evaluate,
     resolve,
 )
-from tilewright.targets.dlpack import row_major
 from tilewright.targets.entries import Json, from_json, to_json
 
 
@@ -119,6 +118,11 @@ class LaunchSpec:
     def sizes(self) -> tuple[int, ...]:
         """Bytes of each parameter."""
         return tuple(p.bytes for p in self.params)
+
+    @cached_property
+    def layout(self) -> tuple[tuple[int, ...], int]:
+        """Offset of each parameter, and the total."""
+        return block_layout(self.params)
 
 
 # ── what is kept of a compiled program ───────────────────────────────────────────────────────
@@ -188,13 +192,43 @@ def read_arguments(
 
 @dataclass(frozen=True)
 class Step:
-    """One launch, ready: `arguments` are what the driver's entry point takes."""
+    """One launch, ready: `arguments` are what the driver's entry point takes. `raw` are the bytes
+    of the parameters, `encodings` the tensor maps among them by their offset."""
 
-    arguments: tuple[int, int, int, None]
-    device: Device
     spec: LaunchSpec
+    device: Device
     resources: Resources
-    memory: tuple[Any, ...] = field(repr=False)  # what `arguments` point into
+    function: int
+    config: LaunchConfig = field(repr=False)
+    attributes: Any = field(repr=False)  # what `config` points into
+    raw: bytes = field(repr=False)
+    encodings: Mapping[int, Encoding] = field(repr=False)
+    arguments: tuple[int, int, int, None] = field(init=False)
+    memory: tuple[Any, ...] = field(init=False, repr=False)  # what `arguments` point into
+
+    def __post_init__(self) -> None:
+        offsets, total = self.spec.layout
+        block = ctypes.create_string_buffer(total + MAP_ALIGN)
+        base = -(-ctypes.addressof(block) // MAP_ALIGN) * MAP_ALIGN
+        ctypes.memmove(base, self.raw, total)
+        pointers = (ctypes.c_void_p * max(len(offsets), 1))(*[base + o for o in offsets])
+        arguments = ctypes.addressof(self.config), self.function, ctypes.addressof(pointers), None
+        object.__setattr__(self, "arguments", arguments)
+        object.__setattr__(self, "memory", (pointers, block))
+
+    def moved(self, given: Mapping[str, Any], maps: MapCache) -> Step:
+        """The same launch of tensors at these addresses, and of these encoded scalars."""
+        raw = bytearray(self.raw)
+        for p, offset in zip(self.spec.params, self.spec.layout[0], strict=True):
+            match p:
+                case TensorPointer(name):
+                    raw[offset : offset + 8] = given[name].to_bytes(8, "little")
+                case Scalar(name):
+                    raw[offset : offset + p.bytes] = given[name]
+                case Map(spec):
+                    known = replace(self.encodings[offset], address=given[spec.tensor])
+                    raw[offset : offset + p.bytes] = maps.get(known)
+        return replace(self, raw=bytes(raw))
 
 
 def make_step(
@@ -212,20 +246,29 @@ def make_step(
         return None
     cluster = spec.cluster + (1,) * (3 - len(spec.cluster))
     check_grid(spec, grid, cluster)
-    offsets, total = block_layout(spec.params)
-    block = ctypes.create_string_buffer(total + MAP_ALIGN)
-    base = -(-ctypes.addressof(block) // MAP_ALIGN) * MAP_ALIGN
+    offsets, total = spec.layout
+    raw, encodings = bytearray(total), dict[int, Encoding]()
     for p, offset in zip(spec.params, offsets, strict=True):
-        ctypes.memmove(base + offset, _encode(p, views, scalars, sizes, maps), p.bytes)
-    pointers = (ctypes.c_void_p * max(len(offsets), 1))(*[base + o for o in offsets])
+        match p:
+            case TensorPointer(name):
+                value = views[name].address.to_bytes(8, "little")
+            case Scalar(name):
+                value = scalars[name]
+            case Size(number, dtype):
+                value = encode_scalar(str(number), dtype, evaluate(number, sizes))
+            case Map(seen):
+                view = views[seen.tensor]
+                found = resolve(seen, view.address, view.shape, view.strides, sizes)
+                encodings[offset], value = found, maps.get(found)
+        raw[offset : offset + p.bytes] = value
 
     attributes = []
     if prod(cluster) > 1:
-        value = (ctypes.c_uint32 * 16)(*cluster)
-        attributes.append(LaunchAttribute(CLUSTER_DIMENSION, 0, value))
+        value_of = (ctypes.c_uint32 * 16)(*cluster)
+        attributes.append(LaunchAttribute(CLUSTER_DIMENSION, 0, value_of))
     if spec.programmatic:
-        value = (ctypes.c_uint32 * 16)(1)
-        attributes.append(LaunchAttribute(PROGRAMMATIC_SERIALIZATION, 0, value))
+        value_of = (ctypes.c_uint32 * 16)(1)
+        attributes.append(LaunchAttribute(PROGRAMMATIC_SERIALIZATION, 0, value_of))
     array = (LaunchAttribute * max(len(attributes), 1))(*attributes)
     config = LaunchConfig(
         (ctypes.c_uint32 * 3)(*grid),
@@ -235,29 +278,8 @@ def make_step(
         ctypes.addressof(array) if attributes else None,
         len(attributes),
     )
-    function = loaded.functions[spec.kernel]
-    arguments = (ctypes.addressof(config), function, ctypes.addressof(pointers), None)
-    resources = loaded.resources[spec.kernel]
-    return Step(arguments, loaded.device, spec, resources, (config, array, pointers, block))
-
-
-def _encode(
-    p: Param,
-    views: Mapping[str, ArrayView],
-    scalars: Mapping[str, bytes],
-    sizes: Sizes,
-    maps: MapCache,
-) -> bytes:
-    match p:
-        case TensorPointer(name):
-            return views[name].address.to_bytes(8, "little")
-        case Scalar(name):
-            return scalars[name]
-        case Size(value, dtype):
-            return encode_scalar(str(value), dtype, evaluate(value, sizes))
-        case Map(spec):
-            view = views[spec.tensor]
-            return maps.get(resolve(spec, view.address, view.shape, view.strides, sizes))
+    function, resources = loaded.functions[spec.kernel], loaded.resources[spec.kernel]
+    return Step(spec, loaded.device, resources, function, config, array, bytes(raw), encodings)
 
 
 def check_grid(spec: LaunchSpec, grid: tuple[int, ...], cluster: tuple[int, ...]) -> None:
@@ -451,12 +473,11 @@ class CudaModule:
             status = found.launch(*step.arguments)
             if not status:
                 return
-        config = step.memory[0]
         raise found.error(
             status,
             f"{step.spec.kernel} could not be launched",
             notes=(
-                f"grid {tuple(config.grid)}, {step.spec.threads} threads, "
+                f"grid {tuple(step.config.grid)}, {step.spec.threads} threads, "
                 f"clusters of {step.spec.cluster}, {step.spec.shared} bytes of dynamic shared "
                 f"memory, {step.resources}",
             ),
@@ -493,73 +514,6 @@ class TensorArg:
     strided: bool = False
     optional: bool = False
     written: bool = True
-
-
-class Prepared:
-    """A checked call; all is known but where its scratch will lie."""
-
-    def __init__(
-        self,
-        module: CudaModule,
-        views: Mapping[str, ArrayView],
-        scalars: Mapping[str, bytes],
-        sizes: Sizes,
-        stream: int,
-    ) -> None:
-        self.module, self.scalars, self.stream = module, scalars, stream
-        self.views = {name: replace(view, owner=None) for name, view in views.items()}
-        self.loaded = module.load(common_device(views))
-        self.device = self.loaded.device
-        self.sizes = {**sizes, **module.integers(scalars), SM_COUNT: self.device.sms}
-        self.scratch_bytes = 0
-        self.scratch: dict[str, tuple[int, tuple[int, ...], DType]] = {}
-        for b in module.scratch:
-            shape = tuple(evaluate(s, self.sizes) for s in b.shape)
-            self.scratch[b.name] = (self.scratch_bytes, shape, b.dtype)
-            unaligned = self.scratch_bytes + b.dtype.storage_bytes(prod(shape))
-            self.scratch_bytes = -(-unaligned // _SCRATCH_ALIGN) * _SCRATCH_ALIGN
-        self._steps: dict[int, tuple[Step, ...]] = {}  # by where scratch lies
-
-    def steps(self, address: int) -> tuple[Step, ...]:
-        """The launches with scratch at `address`."""
-        ordinal = self.device.ordinal
-        scratch = {
-            name: ArrayView(address + offset, shape, row_major(shape), dtype, ordinal)
-            for name, (offset, shape, dtype) in self.scratch.items()
-        }
-        views, maps = {**self.views, **scratch}, self.module.maps()
-        made = (
-            make_step(spec, self.loaded, self.stream, views, self.scalars, self.sizes, maps)
-            for spec in self.module.specs
-        )
-        return tuple(step for step in made if step is not None)
-
-    def run(self) -> None:
-        """Allocate, launch, free: the memory goes to the next call on the stream, which mostly
-        gets the same address."""
-        if not self.module.scratch:  # called beside a form that has some
-            self.module.run(self.kept(0))
-            return
-        found = self.module.driver
-        address = found.allocate(self.device, self.scratch_bytes, self.stream)
-        try:
-            self.module.run(self.kept(address))
-        except BaseException:
-            with suppress(TilewrightError):  # a lost context has nothing left to give back
-                found.free(self.device, address, self.stream)
-            raise
-        found.free(self.device, address, self.stream)
-
-    def kept(self, address: int) -> tuple[Step, ...]:
-        steps = self._steps.get(address)
-        if steps is None:
-            if len(self._steps) >= KEPT:
-                self._steps.clear()
-            steps = self._steps[address] = self.steps(address)
-        return steps
-
-
-_SCRATCH_ALIGN = 1024
 
 
 def facts_of(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:

@@ -33,10 +33,10 @@ class StampedModule(CudaModule):
         self.taken = tuple(map(self._run, steps))
 
     def _run(self, step: Step) -> Stamps:
-        found, config = self.driver, step.memory[0]
-        stream, shape = config.stream or 0, self.scratch[-1].static_shape
+        found = self.driver
+        stream, shape = step.config.stream or 0, self.scratch[-1].static_shape
         place = step.spec.params.index(TensorPointer(self.scratch[-1].name))
-        address = ctypes.c_uint64.from_address(step.memory[2][place]).value
+        address = ctypes.c_uint64.from_address(step.memory[0][place]).value
         words = np.empty(shape, np.uint32)
         with found.active(step.device):
             if found.is_capturing(stream):
@@ -47,4 +47,4 @@ class StampedModule(CudaModule):
             found.fill(address, UNWRITTEN, words.nbytes, stream)
             super().run((step,))
             found.read(address, words.ctypes.data, words.nbytes, stream)
-        return Stamps(self.specs.index(step.spec), tuple(config.grid), words)
+        return Stamps(self.specs.index(step.spec), tuple(step.config.grid), words)
