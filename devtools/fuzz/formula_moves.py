@@ -322,7 +322,11 @@ def positions(d: Draw) -> str:
     mask = r.choice([f"{j} <= {i}", f"{i} > {j} - 2", f"tm.abs({i} - {j}) < 3", f"{j} < 3",
                      f"({i} + {j}) % 2 == 0", f"({j} <= {i}) & ({j} > {i} - 4)"])  # fmt: skip
     other = r.choice(["0", "-0.5", d.matching(x)])
-    return d.add(f"tm.where({mask}, {x}, {other})" if r.random() < 0.7 else f"{x} * ({i} - {j})")
+    if r.random() < 0.7:
+        return d.add(f"tm.where({mask}, {x}, {other})")
+    *_, m, n = d.shape(x)
+    flat = f"({i} * {n + n % 2} + {j})"  # the index of rows one after another, or none
+    return d.add(f"{x} * ({i} - {j})" if m % 2 else f"{x} + 0.01 * {flat}")
 
 
 def _fresh_pair(d: Draw) -> tuple[str, str]:

@@ -2,14 +2,17 @@
 
 A softmax over (batch, heads, queries, keys) is one over (rows, keys): fewer loops, larger tiles.
 Two dimensions of a buffer stay apart where somebody reads them other than side by side, folds one
-of them, or computes with an index along one of them.
+of them, or computes with an index along one of them, other than as a digit of a flat index.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tilewright.ir.analysis.bounds import linear
+from tilewright.ir.analysis.linear import Linear
 from tilewright.ir.core import *
 from tilewright.ir.formula import (
     Array,
@@ -128,9 +131,26 @@ def _side_by_side(a: Array, x: Var, y: Var, pairs: set[tuple[str, int]]) -> bool
     return False
 
 
+def _line(node: Expr) -> Linear | None:
+    """A sum of indices."""
+    is_sum = isinstance(node, Bin) and node.op in "+-*" and node.dtype == INT32
+    return linear(node) if is_sum else None
+
+
 def _only_together(a: Array, x: Var, y: Var, pairs: set[tuple[str, int]]) -> bool:
     uses, together = Counter[Var](), 0
-    for node in walk(a.body):
+    (extent,) = (axis.extent for axis in a.domain if axis.var is y)
+    ahead = [a.body]
+    while ahead:
+        node = ahead.pop()
+        form = _line(node)
+        if form is not None and (x in form.terms or y in form.terms):
+            step = form.terms.get(y, 0)
+            if not isinstance(extent, int) or form.terms.get(x) != step * extent:
+                return False
+            ahead += [atom for atom in form.terms if not isinstance(atom, Var)]
+            continue
+        ahead += node.children
         uses.update(child for child in node.children if isinstance(child, Var))
         if isinstance(node, Load):
             found = list(zip(node.indices, node.indices[1:], strict=False))
@@ -171,10 +191,33 @@ def _join(formula: Formula, pairs: set[tuple[str, int]]) -> Formula:
                     assert isinstance(x, Var) and isinstance(y, Var)
                     first[x] = by_var[y]
         axes, over = _longer(a.axes, first), _longer(a.over, first)
-        body = transform(a.body, rule)
+        body = _flat(a.body, {axis.var: x for x, axis in first.items()}, rule, {})
         return replace(a, buffer=shorter(a.buffer), axes=axes, over=over, body=body)
 
     return formula.relaid(shorter, joined)
+
+
+def _flat(
+    node: Expr, second: dict[Var, Var], rule: Callable[[Expr], Expr | None], memo: dict[int, Expr]
+) -> Expr:
+    """What `rule` makes of an expression, with sums of the indices that become one: `second` has
+    for each that goes the one that stays."""
+    if id(node) not in memo:
+        form = _line(node)
+        if form is not None and not second.keys().isdisjoint(form.terms):
+            steps: dict[Expr, int] = {
+                second[v]: c for v, c in form.terms.items() if isinstance(v, Var) and v in second
+            }
+            total: Expr = const(form.const)
+            for atom, step in form.terms.items():
+                if atom not in second:
+                    total += _flat(atom, second, rule, memo) * steps.get(atom, step)
+            memo[id(node)] = total
+        else:
+            new = map_children(node, lambda child: _flat(child, second, rule, memo))
+            found = rule(new)
+            memo[id(node)] = new if found is None else found
+    return memo[id(node)]
 
 
 def _longer(axes: tuple[Axis, ...], first: dict[Var, Axis]) -> tuple[Axis, ...]:
