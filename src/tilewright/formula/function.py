@@ -34,7 +34,8 @@ from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Extent, Formula, bound_sizes, extents
 from tilewright.ir.target import Target
 from tilewright.runtime.backends import resolve
-from tilewright.runtime.outputs import torch_dtype
+from tilewright.runtime.direct import KEPT
+from tilewright.runtime.outputs import in_shapes, torch_dtype
 from tilewright.support.content_key import Context, content_key
 from tilewright.support.errors import CompileError, LaunchError, entry
 
@@ -291,6 +292,7 @@ class Made:
     ) -> None:
         self.formula, self.target, self.schedule, self.kept = formula, target, schedule, kept
         self.tree, self.planned = tree, plan
+        self._by_shapes: dict[Any, Any] = {}  # what calls of these shapes are turned into
         if plan is not None:
             check_formula(plan, formula)
         for b in formula.outputs:
@@ -380,30 +382,34 @@ class Made:
         inputs, outputs = ([None if a == b else b for a, b in each] for each in (pairs, results))
         return inputs, outputs
 
+    def _turns(self, arrays: list[Any]) -> tuple[Any, Any]:
+        """A key for the shapes of a call's arrays, None if all calls have the same; and in which
+        shapes kernels take inputs, and outputs are returned."""
+        if not self.formula.sizes:
+            return None, self._shapes
+        key = tuple([a.shape for a in arrays])
+        if key not in self._by_shapes:
+            if len(self._by_shapes) >= KEPT:
+                self._by_shapes.clear()
+            sizes = self._sizes(arrays)
+            self._by_shapes[key] = [
+                [None if shape is None else at_shape(shape, sizes) for shape in side]
+                for side in self._shapes
+            ]
+        return key, self._by_shapes[key]
+
     def shaped(self, arrays: list[Any]) -> list[Any]:
         used = arrays if all(self._used) else [*compress(arrays, self._used)]
-        return self._turned(used, self._shapes[0], arrays)
-
-    def _turned(self, arrays: list[Any], shapes: list[_Shape], inputs: list[Any]) -> list[Any]:
-        """The arrays in these shapes, as sizes of inputs make them."""
-        if all(shape is None for shape in shapes):
-            return arrays
-        sizes = self._sizes(inputs)
-        pairs = zip(arrays, shapes, strict=True)
-        return [a if shape is None else a.reshape(at_shape(shape, sizes)) for a, shape in pairs]
+        return in_shapes(used, self._turns(arrays)[1][0])
 
     def run(self, arrays: list[Any]) -> Any:
         if not self.has_kernel:
             return self.returned(self._made_here(arrays))
         given = [*map(contiguous, arrays)]
         try:
-            if self.formula.sizes:
-                found = self.kernel(*self.shaped(given))
-                outputs = list(found) if isinstance(found, (tuple, list)) else [found]
-                outputs = self._turned(outputs, self._shapes[1], arrays)
-            else:
-                used = given if all(self._used) else [*compress(given, self._used)]
-                outputs = self.kernel.again(used, *self._shapes)
+            key, shapes = self._turns(given)
+            used = given if all(self._used) else [*compress(given, self._used)]
+            outputs = self.kernel.again(used, *shapes, key)
         except LaunchError:
             bound_sizes(self.formula, [a.shape for a in arrays])  # in the user's names
             raise

@@ -29,7 +29,7 @@ from tilewright.support.errors import suggest
 from tilewright.support.key_rules import LEAVES, Key, Unkeyable
 
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})
-_KEPT = 1024
+KEPT = 1024
 _STAND_IN = 128  # for sizes of `T.const`, while only the form of the text matters
 
 
@@ -86,7 +86,7 @@ class Direct:
             known = self.known(bound)
             found = (known.kernel, tuple(map(self._source(args, kwargs), known.arguments)))
             if key is not None:
-                if len(self._recent) >= _KEPT:
+                if len(self._recent) >= KEPT:
                     self._recent.clear()
                 self._recent[key] = found
             return known.kernel(*(bound[name] for name in known.arguments))

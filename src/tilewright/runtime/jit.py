@@ -22,7 +22,7 @@ from tilewright.ir.schedule import HOME, Schedule
 from tilewright.ir.target import Target
 from tilewright.lang.trace import DirectTrace, PrimFunc, is_direct
 from tilewright.runtime.backends import compiled_for, resolve, settings, traced_for
-from tilewright.runtime.direct import Direct, key_of
+from tilewright.runtime.direct import KEPT, Direct, key_of
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.runtime.outputs import Shapes, in_shapes
 from tilewright.support.content_key import Context, content_key
@@ -213,7 +213,7 @@ class Jit:
         self.calls = Direct(fn, self._compile_direct, self._traced_for, self.context, tune, choices)
         self._kernels: dict[Any, Any] = self.calls.kernels if self.direct else {}
         self._others: dict[Any, Jit] = {}
-        self._again: tuple[Any, Callable[..., Any], list[int]] | None = None
+        self._again: tuple[Any, dict[Any, tuple[Callable[..., Any], list[int]]]] = (None, {})
 
     def _traced_for(self) -> Target:
         return traced_for(self.target, options_from(self.pass_configs))
@@ -229,22 +229,26 @@ class Jit:
             return self.calls(args, kwargs) if launch is None else launch(self, args, kwargs)
         return self.compile(*args, **kwargs)
 
-    def again(self, args: Sequence[Any], inputs: Shapes, results: Shapes) -> list[Any]:
+    def again(self, args: Sequence[Any], inputs: Shapes, results: Shapes, key: Any = None) -> Any:
         """The results of a kernel written directly, whose arrays have the same shapes and types
-        each time: the kernel is looked up once, until settings change. It takes arrays in the
-        shapes `inputs`, and gives those in `results`; None: as it is."""
+        each time that `key` is the same: the kernel is looked up once, until settings change. It
+        takes arrays in the shapes `inputs`, and gives those in `results`; None: as it is."""
         launch, now = _LAUNCH.get(), settings()
         if launch is not None:
             return in_shapes(launch(self, tuple(in_shapes(args, inputs)), {}), results)
-        if self._again is None or self._again[0] != now:
+        if self._again[0] != now or len(self._again[1]) >= KEPT:
+            self._again = now, {}
+        found = self._again[1].get(key)
+        if found is None:
             bound = self.calls.bind(tuple(in_shapes(args, inputs)), {})
             known, names = self.calls.known(bound), [*bound]
             places = [names.index(n) for n in known.arguments]
-            call = known.kernel.in_shapes([args[p] for p in places], results)
-            self._again = now, call, places
-        _, call, places = self._again
-        found = call(*[args[p] for p in places])
-        return [found] if len(results) == 1 else found
+            shapes = [inputs[p] for p in places]
+            call = known.kernel.in_shapes([args[p] for p in places], shapes, results)
+            found = self._again[1][key] = call, places
+        call, places = found
+        made = call(*[args[p] for p in places])
+        return [made] if len(results) == 1 else made
 
     @entry
     def compile(self, *args: Any, **kwargs: Any) -> CompiledKernel:

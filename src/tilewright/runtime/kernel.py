@@ -120,22 +120,22 @@ class CompiledKernel:
         self.__call__ = call
         return call(*args, **named)
 
-    def in_shapes(self, like: Sequence[Any], results: Shapes) -> Callable[..., Any]:
-        """The kernel as a function of arrays that lie as it takes them, whatever their shapes;
-        what it returns has the shapes `results`. Calls have arrays like these."""
-        shapes = {t.name: t.static_shape for t in self.program.tensors}
-        if self.target.kind == "cuda" and not (self.follows_arrays and are_on_host(like)):
+    def in_shapes(self, like: Sequence[Any], inputs: Shapes, results: Shapes) -> Callable[..., Any]:
+        """The kernel as a function of arrays like these, which it takes in the shapes `inputs`, and
+        whose results have the shapes `results`."""
+        if all(shape is None for shape in (*inputs, *results)):
+            return self
+        on_gpu = self.target.kind == "cuda" and not (self.follows_arrays and are_on_host(like))
+        if on_gpu and not self.launcher.dynamic:
+            shapes = {t.name: t.static_shape for t in self.program.tensors}
             launch = self._cuda("a launch").caller(shapes)
             return OutputMaker(self.launcher, launch, results).caller()
-        given = [shapes.get(self.launcher.params[i].name) for i in self.launcher.inputs]
 
         def call(*args: Any) -> Any:
-            found = in_shapes(self(*in_shapes(args, given)), results)
+            found = in_shapes(self(*in_shapes(args, inputs)), results)
             return found[0] if len(results) == 1 else found
 
-        wanted = zip([getattr(x, "shape", None) for x in like], given, strict=True)
-        is_same = all(b in (None, a) for a, b in wanted) and not any(x is not None for x in results)
-        return self if is_same else call
+        return call
 
     @property
     def name(self) -> str:
