@@ -80,7 +80,8 @@ class DirectTrace:
     """A direct-style function traced for given arguments.
 
     `arguments` names the parameters that the call's own arguments fill, in the program's order;
-    `outputs` the `T.empty` tensors it returns, in order; `empty` the `T.const` sizes that are 0.
+    `outputs` the `T.empty` tensors it returns, in order; `named` the `T.const` sizes, `empty` those
+    that are 0.
     `why` says by kernel what its tiles were chosen from, `sizes` those that were chosen,
     `has_other` that another choice can be tried, `is_measured` that this one was.
     """
@@ -93,6 +94,7 @@ class DirectTrace:
     has_other: bool = False
     is_measured: bool = False
     sizes: Sizes = field(default_factory=Sizes)
+    named: tuple[str, ...] = ()
     empty: frozenset[str] = frozenset()
 
 
@@ -538,7 +540,8 @@ def trace_direct(
             raise CompileError(
                 f"{function.__name__} has no parameter and no T.const size {name!r}",
                 loc=builder.loc,
-                fix=suggest(name, [*arguments, *builder.asked])[0],
+                expected=" or ".join(builder.asked),
+                fix=suggest(name, [n for n in (*arguments, *builder.asked) if n != name])[0],
                 code="arguments",
             )
     order = [n for n in arguments if n in builder.declared]
@@ -546,8 +549,9 @@ def trace_direct(
     program = builder.finish()
     check_program(program)
     single = not isinstance(returned, (tuple, list))
-    empty = frozenset(name for name in builder.asked if builder.consts.get(name) == 0)
-    return DirectTrace(program, tuple(order), outputs, single, empty=empty)
+    sizes = tuple(dict.fromkeys(builder.asked))
+    empty = frozenset(name for name in sizes if builder.consts.get(name) == 0)
+    return DirectTrace(program, tuple(order), outputs, single, named=sizes, empty=empty)
 
 
 def _find_sizes(

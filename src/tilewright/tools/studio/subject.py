@@ -14,8 +14,6 @@ from tilewright.ir.analysis.aliases import places
 from tilewright.ir.core import *
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.target import Target
-from tilewright.lang.builder import Builder, Sizes
-from tilewright.lang.sizes import choose_sizes
 from tilewright.lang.trace import PrimFunc, trace_direct
 from tilewright.runtime.backends import compiled_for, resolve
 from tilewright.runtime.jit import Jit
@@ -25,7 +23,8 @@ from tilewright.tools.collect import with_arrays
 from tilewright.tune.configs import Autotuned
 
 TARGET = "cuda -arch=sm_90a"
-STAND_IN, SMALL = 1024, 96  # sizes that nobody gives: of the model, of the run that has values
+STAND_IN = 1024  # sizes that nobody gives: of the model
+SMALL = (96, 128, 256)  # of the run that has values: the first of which a kernel can be made
 SECTIONS = ("values", "levels", "layouts")  # that may be left out
 
 
@@ -156,23 +155,17 @@ class Subject:
 
     @cached_property
     def small(self) -> dict[str, int]:
-        return {**dict.fromkeys(self.size_names, SMALL), **self.request.small}
+        return {**dict.fromkeys(self.size_names, SMALL[0]), **self.request.small}
 
     @cached_property
     def size_names(self) -> list[str]:
         jit = self.jit
         if jit is None or not jit.direct or self.made is not None:
             return []
-        found: dict[str, None] = {}
-
-        def pick(builder: Builder, traced: Any) -> Sizes:
-            found.update(dict.fromkeys(builder.asked))
-            return choose_sizes(builder)
-
         bound = jit.calls.bind((), self._arguments(jit), partial=True)
         with compiled_for(replace(self.target, schedule=Schedule())):
-            trace_direct(jit.fn, (), bound, self.request.sizes, STAND_IN, pick)
-        return list(found)
+            traced = trace_direct(jit.fn, (), bound, self.request.sizes, STAND_IN)
+        return list(traced.named)
 
     def _arguments(self, jit: Jit) -> dict[str, Any]:
         """Compile-time parameters that were given."""
@@ -188,7 +181,13 @@ class Subject:
     @cached_property
     def runnable(self) -> CompiledKernel:
         """In the interpreter under the sanitizer, at small sizes."""
-        return self._compile("interp -sanitize", small=True)
+        target = "interp -sanitize"
+        for size in SMALL[1:] if self.size_names else ():
+            try:
+                return self._compile(target, small=True)
+            except CompileError:  # a grid of N // 128 blocks
+                self.small = {**dict.fromkeys(self.size_names, size), **self.request.small}
+        return self._compile(target, small=True)
 
     def _given(self, jit: Jit, small: bool) -> dict[str, Any]:
         given = {**self._arguments(jit), **(self.small if small else self.sizes)}
