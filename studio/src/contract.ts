@@ -169,10 +169,6 @@ export interface Part {
   buffers: Record<string, BufferInfo>;
   timeline: Timeline | null;
   rings: Ring[];
-  memory: {
-    levels: ChipLevel[];
-    flows: { from: string; to: string; bytes: number; per: string }[];
-  } | null;
   layouts: Layout[] | null;
 }
 
@@ -191,6 +187,7 @@ export interface Frame {
 }
 
 export interface ValueStep {
+  kernel: string;
   line: number | null;
   text: string;
   op: string;
@@ -202,9 +199,6 @@ export interface ValueStep {
 export interface Values {
   sizes: Record<string, number>;
   seed: number;
-  block: number[];
-  kernel: string;
-  grid: number[];
   steps: ValueStep[];
   initial: Record<string, number>;
   frames: Frame[];
@@ -261,13 +255,16 @@ export interface Measured {
     kernel: string;
     interval: number | null;
     modelled: number | null;
-    /** A part of an iteration: by how much the model is off. */
-    off: number | null;
+    /** By how much of the model's iteration the measured one differs. */
+    off: number;
+    /** What is off by more than 15 % of an iteration, in sentences. */
+    differs: string[];
     roles: {
       role: string;
       measured: { computes: number; waits: Record<string, number> };
-      modelled: { computes: number; waits: Record<string, number> } | null;
-      off: number | null;
+      modelled: { computes: number; waits: Record<string, number> };
+      /** Cycles of an iteration by what it does: measured, modelled. */
+      spent: Record<string, [number, number]>;
     }[];
     spans: Table<"role" | "start" | "end" | "waits" | "for">;
     length: number;

@@ -34,6 +34,8 @@ export function rate(value: number, unit: string): string {
 
 export const percent = (part: number): string => `${Math.round(part * 100)} %`;
 
+export const signed = (part: number): string => `${part > 0 ? "+" : ""}${percent(part)}`;
+
 export function time(us: number): string {
   return us >= 1000
     ? `${short(us / 1000)} ms`

@@ -66,8 +66,10 @@ const ownStep = signal(0);
 /** Steps of the small run by line, those of one turn of its loops together. */
 const turns = computed(() => {
   const found = new Map<number, { key: string; steps: number[] }[]>();
-  recording.value?.values?.steps.forEach((step, i) => {
-    if (step.line === null) return;
+  const steps = recording.value?.values?.steps ?? [];
+  const name = steps.some((s) => s.kernel === part.value?.name) ? part.value?.name : null;
+  steps.forEach((step, i) => {
+    if (step.line === null || (name && step.kernel !== name)) return;
     const list = found.get(step.line) ?? [];
     found.set(step.line, list);
     const key = JSON.stringify(step.env);
@@ -182,13 +184,16 @@ export function jump(kind: Jump): void {
   if (next) go(...next);
 }
 
-/** Another recording: the same place in it where there is one. */
+const most = (numbers: number[]) => Math.max(0, numbers.indexOf(Math.max(...numbers)));
+
+/** Another recording: the same place in it where there is one, or its longest kernel. */
 export function show(next: Recording, keepTime = false): void {
   batch(() => {
     const source = next.source ??
       recording.value?.source ?? { first: 1, lines: [], kernel: [1, 1] };
     recording.value = { ...next, source };
-    partIndex.value = Math.min(keepTime ? partIndex.value : 0, Math.max(0, next.parts.length - 1));
+    const longest = most(next.parts.map((p) => p.timeline?.cycles ?? 0));
+    partIndex.value = keepTime && next.parts[partIndex.value] ? partIndex.value : longest;
     failure.value = null;
     const cycles = model.value?.timeline.cycles ?? 0;
     go(keepTime ? Math.min(now.value, cycles) : 0);

@@ -48,7 +48,7 @@ export function lanesOf(
 ): { lanes: Lane[]; height: number } {
   const lanes: Lane[] = [];
   let y = AXIS;
-  const told = measured?.parts.find((p) => p.kernel === model.part.name) ?? measured?.parts[0];
+  const told = measured?.parts.find((p) => p.kernel === model.part.name);
   const clocked = told ? records<MeasuredSpan>(told.spans) : [];
   const several = model.timeline.tracks.some((t) => t.block > 0);
   model.timeline.tracks.forEach((track, number) => {

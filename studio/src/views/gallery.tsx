@@ -2,6 +2,7 @@
 import { live, record } from "../api";
 import type { GalleryEntry } from "../contract";
 import { boot, busy, recording, request, screen, variants } from "../store";
+import { Beside } from "./roofline";
 
 function open({ name, request }: GalleryEntry): void {
   if (live()) {
@@ -71,6 +72,7 @@ export function Lesson() {
           ) : null}
         </p>
       ) : null}
+      <Beside />
     </aside>
   );
 }

@@ -4,7 +4,7 @@ import { ink } from "../color";
 import { bytesOf, cycles, percent, short } from "../format";
 import { type Slot, type Span, regionText } from "../model";
 import { bufferLook, statements } from "../names";
-import { buffer, go, model, now, part, recording } from "../store";
+import { buffer, go, model, now, recording } from "../store";
 import { Empty, Panel } from "../ui";
 
 const SIGN = { empty: "○", free: "○", filling: "↓", full: "■", read: "▶" } as const;
@@ -41,9 +41,10 @@ function Band(props: { name: string; facts: string; children: ComponentChildren;
   );
 }
 
+const level = (name: string) => recording.value?.chip?.levels.find((l) => l.name === name);
+
 function facts(name: string): string {
-  const levels = part.value?.memory?.levels ?? recording.value?.chip?.levels ?? [];
-  const found = levels.find((l) => l.name.toLowerCase() === name.toLowerCase());
+  const found = level(name);
   if (!found) return "";
   const size = found.bytes ?? found.measured?.bytes;
   return [
@@ -53,11 +54,6 @@ function facts(name: string): string {
   ]
     .filter(Boolean)
     .join(" · ");
-}
-
-function flow(from: string, to: string): string {
-  const found = part.value?.memory?.flows.find((f) => f.from === from && f.to === to);
-  return found ? `${bytesOf(found.bytes)} per ${found.per}` : "";
 }
 
 function Hierarchy() {
@@ -76,10 +72,15 @@ function Hierarchy() {
           <b data-total="stored">{bytesOf(stored)}</b> by {blocks()}
         </span>
       </Band>
-      <Flow spans={[...flying, ...storing]} label={flow("HBM", "L2")} />
+      <Flow spans={[...flying, ...storing]} />
       <Band name="L2" facts={facts("L2")}>
-        <span class="num">{flow("L2", "shared") || flow("L2", "registers")}</span>
+        <span class="num">
+          {known.timeline.bytes && known.timeline.interval
+            ? `${bytesOf(known.timeline.bytes)} an iteration: ${short(known.timeline.bytes / known.timeline.interval)} B/cycle`
+            : ""}
+        </span>
       </Band>
+      <Occupancy />
       <Shared time={time} />
       <Registers active={active} />
       <Units active={active} flying={flying} />
@@ -90,14 +91,24 @@ function Hierarchy() {
 const blocks = () =>
   (model.value?.timeline.blocks ?? 1) > 1 ? `${model.value!.timeline.blocks} blocks` : "this block";
 
-function Flow({ spans, label }: { spans: Span[]; label: string }) {
+/** How much of a multiprocessor is in use. */
+function Occupancy() {
+  const { threads, blocks_per_sm: blocks, occupancy } = model.value!.part.takes;
+  if (!blocks || occupancy === undefined) return null;
+  return (
+    <div class="occupancy num" data-total="occupancy">
+      occupancy <b>{percent(occupancy)}</b>: {blocks} × {threads} threads a multiprocessor
+      {recording.value?.draft ? ", if registers let it" : ""}
+    </div>
+  );
+}
+
+function Flow({ spans }: { spans: Span[] }) {
   const known = model.value!;
   const sum = spans.reduce((total, s) => total + s.bytes, 0);
   return (
     <div class="flow">
-      <span class="num">
-        {spans.length ? `${bytesOf(sum)} on the way` : label || "nothing on the way"}
-      </span>
+      <span class="num">{spans.length ? `${bytesOf(sum)} on the way` : "nothing on the way"}</span>
       <div class="chips">
         {spans.slice(0, 4).map((s) => {
           const up = s.unit === "stores";
@@ -138,7 +149,7 @@ function Shared({ time }: { time: number }) {
   );
   const used = filled.reduce((sum, s) => sum + s.bytes, 0);
   const taken = known.part.shared?.bytes ?? known.slots.reduce((sum, s) => sum + s.bytes, 0);
-  const size = (known.part.memory?.levels ?? []).find((l) => l.name === "shared")?.bytes ?? null;
+  const size = level("shared")?.bytes;
   return (
     <Band name="shared" facts={facts("shared")} busy={used > 0}>
       <div class="meter" role="img" aria-label={`${bytesOf(used)} of ${bytesOf(taken)} hold tiles`}>
@@ -147,7 +158,7 @@ function Shared({ time }: { time: number }) {
       </div>
       <span class="num">
         {bytesOf(used)} of {bytesOf(taken)} hold tiles
-        {size ? `; ${percent(taken / size)} of the multiprocessor's` : ""}
+        {size && taken ? `, ${percent(taken / size)} of the multiprocessor's` : ""}
       </span>
       {[...own].map(([name, slots]) => (
         <Ring key={name} name={name} slots={slots} time={time} />

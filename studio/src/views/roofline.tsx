@@ -3,7 +3,7 @@ import { scaleLinear, scaleLog } from "d3-scale";
 import { line as path } from "d3-shape";
 import { colour } from "../color";
 import type { Roofline } from "../contract";
-import { bytesOf, percent, rate, short, time } from "../format";
+import { bytesOf, cycles, percent, rate, short, signed, time } from "../format";
 import { recording } from "../store";
 import { Empty } from "../ui";
 
@@ -255,59 +255,89 @@ export function ChipView() {
   );
 }
 
-/** Roles as measured, beside the model. */
-export function Clocked() {
+/** What was measured of the roles, and where the model is wrong, in sentences. */
+export function Beside() {
   const told = recording.value?.measured;
-  if (!told?.parts.length)
+  if (!told)
     return (
-      <p class="caption">
-        No measured timeline: this kernel was not traced on a GPU with these sizes.
+      <p class="measured muted">
+        No measured times of roles: not traced on a GPU with these sizes and choices.
+      </p>
+    );
+  const on = `${told.device}, ${told.date}`;
+  if (!told.parts.length)
+    return (
+      <p class="measured muted">
+        No measured times of roles: the trace ({on}) found no iterations to tell apart.
       </p>
     );
   return (
     <>
-      <h3>
-        Measured on {told.device}, {told.date}
-      </h3>
-      <table class="plain">
-        <thead>
-          <tr>
-            <th>role</th>
-            <th class="r">computes</th>
-            <th class="r">modelled</th>
-            <th>waits</th>
-            <th class="r">off by</th>
-          </tr>
-        </thead>
-        <tbody>
-          {told.parts.flatMap((p) =>
-            p.roles.map((role) => (
-              <tr key={p.kernel + role.role} class={Math.abs(role.off ?? 0) > 0.15 ? "fault" : ""}>
-                <td>{role.role}</td>
-                <td class="r">{short(role.measured.computes)}</td>
-                <td class="r">{role.modelled ? short(role.modelled.computes) : "–"}</td>
-                <td>
-                  {Object.entries(role.measured.waits)
-                    .map(([n, v]) => `${n} ${short(v)} (${short(role.modelled?.waits[n] ?? 0)})`)
-                    .join(", ")}
-                </td>
-                <td class="r">
-                  {role.off === null ? (
-                    "–"
-                  ) : Math.abs(role.off) > 0.15 ? (
-                    <b class="bad">✕ {percent(role.off)}</b>
-                  ) : (
-                    percent(role.off)
-                  )}
-                </td>
+      {told.parts.map((p) => (
+        <details key={p.kernel} class="measured" open={Math.abs(p.off) > OFF}>
+          <summary>
+            <b>Measured</b> {p.interval === null ? "" : `${cycles(p.interval)} cycles`} an iteration
+            {p.modelled ? `, ${cycles(p.modelled)} in the model (${signed(p.off)})` : ""}
+            {p.differs.length ? <b class="bad"> ✕ the model is off</b> : ""}
+            <span class="muted"> {on}</span>
+          </summary>
+          <ul>
+            {p.differs.map((text) => (
+              <li key={text}>{text}</li>
+            ))}
+            {p.differs.length ? null : <li>no role differs by more than 15 % of an iteration</li>}
+          </ul>
+        </details>
+      ))}
+    </>
+  );
+}
+
+const OFF = 0.15; // of an iteration
+const NOTE = "Cycles of an iteration; the model's in brackets. ✕: more than 15 % apart.";
+
+/** Roles as measured, beside the model. */
+function Clocked() {
+  const told = recording.value?.measured;
+  return (
+    <>
+      <h3>Roles</h3>
+      <Beside />
+      {told?.parts.map((p) => {
+        const whats = [...new Set(p.roles.flatMap((r) => Object.keys(r.spent)))];
+        return (
+          <table class="plain" key={p.kernel}>
+            <thead>
+              <tr>
+                <th />
+                {p.roles.map((r) => (
+                  <th key={r.role} class="r">
+                    {r.role}
+                  </th>
+                ))}
               </tr>
-            )),
-          )}
-        </tbody>
-      </table>
-      <p class="caption">
-        Cycles of an iteration; the model's in brackets. More than 15 % apart is marked.
-      </p>
+            </thead>
+            <tbody>
+              {whats.map((what) => (
+                <tr key={what}>
+                  <td>{what}</td>
+                  {p.roles.map((r) => {
+                    const [got, want] = r.spent[what] ?? [0, 0];
+                    const off = p.interval !== null && Math.abs(got - want) > OFF * p.interval;
+                    return (
+                      <td key={r.role} class={off ? "r bad" : "r"}>
+                        {off ? "✕ " : ""}
+                        {short(got)} ({short(want)})
+                      </td>
+                    );
+                  })}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        );
+      })}
+      {told?.parts.length ? <p class="caption">{NOTE}</p> : null}
     </>
   );
 }

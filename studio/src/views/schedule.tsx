@@ -136,7 +136,7 @@ function Controls({ known }: { known: Recording }) {
       {choices?.targets.length ? (
         <Field name="target">
           <select
-            value={choices.targets.find((t) => t.includes(known.arch)) ?? known.target}
+            value={choices.targets.find((t) => `${known.target} `.startsWith(`${t} `))}
             onChange={(e) => changed({ target: e.currentTarget.value })}
           >
             {choices.targets.map((t) => (

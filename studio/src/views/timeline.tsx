@@ -1,7 +1,7 @@
 /** The timeline panel: lanes, zoom, legend, and what measured runs say. */
 import { computed, effect, signal } from "@preact/signals";
 import { ink } from "../color";
-import { cycles, percent } from "../format";
+import { cycles, percent, signed } from "../format";
 import { type Span, regionText } from "../model";
 import { statements } from "../names";
 import { current, folded, go, goLine, line, model, now, recording } from "../store";
@@ -69,11 +69,10 @@ export function zoomLoop(): void {
 const flags = computed(() => {
   const known = model.value;
   if (!known) return [];
-  const found = (known.timeline.standing ?? []).map((s) => ({
-    time: known.timeline.cycles,
-    track: s.track,
-    text: s.text,
-  }));
+  const stuck = known.timeline.standing?.[0];
+  const found = stuck
+    ? [{ time: known.timeline.cycles, track: stuck.track, text: "nobody goes on" }]
+    : [];
   for (const error of recording.value?.errors ?? []) {
     const lines = [error.line, ...(error.accesses ?? []).map((a) => a.line)];
     const first = known.spans.find((s) => known.op(s).lines.some((l) => lines.includes(l)));
@@ -215,16 +214,11 @@ function Busy() {
 function Clocked() {
   const told = recording.value?.measured?.parts.find((p) => p.kernel === model.value?.part.name);
   if (!told) return <span class="facts whole">· not measured</span>;
-  const off = Math.max(
-    ...[told.off, ...told.roles.map((r) => r.off)].map((each) => Math.abs(each ?? 0)),
-  );
+  const { differs, interval, off } = told;
   return (
-    <span
-      class={off > 0.15 ? "flag bad" : "flag good"}
-      title={`${recording.value!.measured!.device}, ${recording.value!.measured!.date}`}
-    >
-      {told.interval !== null ? `measured ${cycles(told.interval)}, ` : ""}
-      {off > 0.15 ? `differs by ${percent(off)}` : `within ${percent(off)}`}
+    <span class={differs.length ? "flag bad" : "flag good"} title={differs.join("\n")}>
+      measured {interval === null ? "" : `${cycles(interval)}, ${signed(off)}`}
+      {differs.length ? " ✕ roles differ" : ""}
     </span>
   );
 }
@@ -250,7 +244,11 @@ function Legend() {
           {entry.text}
         </button>
       ))}
-      <span class="limit">{t.limit}</span>
+      {[t.limit ?? "", ...(t.notes ?? [])].map((text) => (
+        <span key={text} class="limit">
+          {text}
+        </span>
+      ))}
     </div>
   );
 }

@@ -107,7 +107,7 @@ export function ValuesView() {
         {Object.entries(values.sizes)
           .map(([n, s]) => `${n} = ${s}`)
           .join(", ")}
-        ; block [{values.block.join(", ")}]{" "}
+        ; first block of {step.kernel}{" "}
         {Object.entries(step.env).map(([n, v]) => (
           <span key={n} class="pill">
             {n} = {v}

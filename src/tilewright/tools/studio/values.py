@@ -17,33 +17,37 @@ from tilewright.support.errors import TilewrightError
 from tilewright.tools.inputs import arguments
 from tilewright.tools.studio.errors import error_told
 
-STEPS, BYTES = 400, 700_000  # that are kept at most; of frames
+STEPS, BYTES = 400, 700_000  # that are kept at most: of a kernel; of frames
 SIDE = 64  # of a frame: of a larger tile every n-th row and column is kept
 SCALES = 255  # values of a byte; the last says 'not a number'
 
 
 class _Watcher(Stepper):
-    """Keeps what each op of block 0 of the first kernel changed."""
+    """Keeps what each op of block 0 of every kernel changed."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(symbols_of(program))
-        self.kernel = program.kernels[0]
+        self.kernel: Kernel | None = None
+        self.begun = 0  # steps before those of the kernel
         self.steps: list[dict[str, Any]] = []
         self.frames: list[dict[str, Any]] = []
         self.known: dict[str, Any] = {}  # as they were last kept
         self.initial: dict[str, int] = {}
-        self.bytes, self.truncated = 0, False
+        self.bytes, self.full, self.truncated = 0, False, False  # of the kernel; of any
         self.failed_at: int | None = None
 
     def before(self, state: State) -> None:
-        if state.kernel is not self.kernel or any(state.block):
+        if any(state.block):
             return
+        if state.kernel is not self.kernel:
+            self.kernel, self.begun, self.full = state.kernel, len(self.steps), False
         self.look(state)
-        if len(self.steps) >= STEPS or self.bytes >= BYTES:
-            self.truncated = True
+        if len(self.steps) - self.begun >= STEPS or self.bytes >= BYTES:
+            self.full = self.truncated = True
             return
         self.steps.append(
             {
+                "kernel": state.kernel.name,
                 "line": state.line,
                 "text": state.source,
                 "op": state.text,
@@ -54,12 +58,12 @@ class _Watcher(Stepper):
         )
 
     def failed(self, state: State, error: Exception) -> None:
-        if state.kernel is self.kernel and not any(state.block):
+        if not any(state.block):
             self.failed_at = max(0, len(self.steps) - 1)
 
     def look(self, state: State) -> None:
         """Frames of the tiles that the ops before have changed."""
-        if self.truncated:
+        if self.full:
             return
         into = self.steps[-1]["changed"] if self.steps else self.initial
         for name, tile in self.tiles(state).items():
@@ -144,13 +148,9 @@ def values(
     for name in sorted(written & set(given)):
         result[name] = {"sum": frame(given[name])["sum"], "frame": len(watcher.frames)}
         watcher.frames.append(frame(given[name]))
-    first = program.kernels[0]
     told = {
         "sizes": {**case, **sizes},
         "seed": seed,
-        "block": [0] * len(first.grid),
-        "kernel": first.name,
-        "grid": [int(g.value) if isinstance(g, Const) else str(g) for g in first.grid],
         "steps": watcher.steps,
         "initial": watcher.initial,
         "frames": watcher.frames,
