@@ -262,6 +262,46 @@ def test_a_deadlock_says_who_waits_where():
     assert error["waiting"][0]["line"] == error["line"]
 
 
+@tw.jit
+def never_free(A, B):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K), "float16")
+    B: T.Tensor((K, N), "float16")
+    C = T.empty((M, N), "float32")
+    with T.Kernel(T.ceildiv(M, 64), T.ceildiv(N, 64), threads=256) as (bx, by):
+        a = T.alloc_shared((2, 64, 64), "float16")
+        b = T.alloc_shared((2, 64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        full, free = T.alloc_barrier([128, 128]), T.alloc_barrier([128, 128])
+        with T.ws(1):
+            for k in T.serial(T.ceildiv(K, 64)):
+                T.barrier_wait(free[k % 2], k // 2 % 2)  # a phase too far
+                T.copy(A[bx * 64, k * 64], a[k % 2, :, :])
+                T.copy(B[k * 64, by * 64], b[k % 2, :, :])
+                T.barrier_arrive(full[k % 2])
+        with T.ws(0):
+            T.clear(c)
+            for k in T.serial(T.ceildiv(K, 64)):
+                T.barrier_wait(full[k % 2], k // 2 % 2)
+                T.gemm(a[k % 2, :, :], b[k % 2, :, :], c)
+                T.barrier_arrive(free[k % 2])
+            T.copy(c, C[bx * 64, by * 64])
+    return C
+
+
+def test_a_deadlock_on_the_timeline():
+    """Both roles stand, and wait until the end of what is drawn."""
+    found = record({"never_free": never_free}, Request.of({"want": ["values"]}), "ring.py")
+    (part,), line = found["parts"], found["parts"][0]["timeline"]
+    stand = {line["tracks"][s["track"]]["role"]: s["line"] for s in line["standing"]}
+    (error,) = found["errors"]
+    assert error["stage"] == "deadlock" and len(stand) == 2
+    assert {w["line"] for w in error["waiting"]} == set(stand.values())
+    last = {s["track"]: s for s in spans(part)}
+    assert {s["wait"] for s in last.values()} == {"full", "free"}
+    assert all(s["end"] == line["cycles"] and s["start"] < s["end"] for s in last.values())
+
+
 @pytest.mark.parametrize("name", LESSONS)
 def test_gallery_texts(name):
     lesson = LESSONS[name]
@@ -442,6 +482,29 @@ def test_factories():
     assert found["values"]["frames"][found["values"]["result"]["B"]["frame"]]["shape"] == [256]
 
 
+@tw.jit(target="cpu")
+def scaled(X):
+    N = T.const("N")
+    X: T.Tensor((N,), "float32")
+    Y = T.empty((N,), "float32")
+    for n in T.tile(N):
+        Y[n] = X[n] * 2
+    return Y
+
+
+def test_a_kernel_has_its_own_target():
+    """Unless another one is asked for."""
+    found = record({"scaled": scaled}, Request.of({}), __file__)
+    assert found["target"] == found["request"]["target"] == "cpu" and not found["errors"]
+    assert found["target"] in found["choices"]["targets"] and found["values"]["steps"]
+    llvm = next(level for level in found["levels"] if level["name"] == "LLVM IR")
+    line = found["source"]["kernel"][1] - 1  # before the last
+    assert any("fmul" in text and at == [line] for text, at in
+               zip(llvm["lines"], llvm["links"], strict=True))  # fmt: skip
+    asked = Request.of({"target": "cuda -arch=sm_80", "want": []})
+    assert record({"scaled": scaled}, asked, __file__)["arch"] == "sm_80"
+
+
 def test_values_have_the_small_sizes():
     """Sizes that are given for the model are not those of the run with values."""
     found = recorded("gemm", sizes=SIZES, small={"M": 64}, want=["values"])
@@ -494,4 +557,6 @@ def test_sizes_that_nobody_gives(kernel):
     """Of kernels whose grid is written out, too."""
     found = record({"kernel": kernel}, Request.of({"want": ["values"]}), "kernels.py")
     assert not found["errors"] and set(found["request"]["sizes"].values()) == {1024}
-    assert found["values"]["steps"] and all(each["sum"] for each in found["values"]["result"].values())
+    assert found["values"]["steps"] and all(
+        each["sum"] for each in found["values"]["result"].values()
+    )

@@ -21,7 +21,7 @@ from tilewright.tools.collect import parse_arguments
 @click.option("--small", default="", help="Sizes of the run that shows values, e.g. 'M=96, N=96'.")
 @click.option("--args", "arguments", default="", help="Other compile-time arguments.")
 @click.option("--schedule", default="", help="What is chosen, e.g. 'stages=3, tiles=dict(m=128)'.")
-@click.option("--target", default="cuda -arch=sm_90a", show_default=True)
+@click.option("--target", default="", help="[default: the kernel's, or cuda -arch=sm_90a]")
 @click.option(
     "--gallery",
     "lesson",

@@ -18,6 +18,7 @@ _DIRECTIVE = re.compile(r'#line (\d+) "(.*)"')
 _PTX_PLACE = re.compile(r"\.loc\s+(\d+) (\d+) \d+(?:,.*inlined_at (\d+) (\d+))?")
 _PTX_FILE = re.compile(r'\.file\s+(\d+) "(.*)"')
 _SASS_PLACE = re.compile(r'//## File "(.*)", line (\d+)')
+_LLVM_PLACE = re.compile(r"; \w+ at (.*):(\d+):\d+")
 NAME = "studio.cu"
 MOST = 3000  # lines of machine code
 
@@ -45,6 +46,8 @@ def levels(subject: Subject, kernel: CompiledKernel, notes: list[str]) -> list[L
         source, links = _cuda(kernel.get_kernel_source(), file)
         found.append(_level("CUDA", "cuda", zip(source, links, strict=True)))
         found += _machine(kernel, source, links, notes)
+    elif kernel.target.kind == "cpu":
+        found.append(_level("LLVM IR", "llvm", _llvm(kernel.get_kernel_source(), file)))
     return found
 
 
@@ -80,6 +83,17 @@ def _cuda(source: str, file: str) -> tuple[list[str], list[list[int]]]:
         lines.append(line)
         links.append(at)
     return lines, links
+
+
+def _llvm(source: str, file: str) -> Iterator[tuple[str, list[int]]]:
+    """Its comments say where the lines after them come from."""
+    at: list[int] = []
+    for line in source.splitlines():
+        if place := _LLVM_PLACE.search(line):
+            at = [int(place[2])] if place[1] == file else []
+        elif not line.startswith(" "):
+            at = []
+        yield line, at
 
 
 def _machine(

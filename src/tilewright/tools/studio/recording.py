@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tilewright.inspect.explain import laid_out
+from tilewright.inspect.multiprocessor import WAITS
 from tilewright.inspect.timeline import steady_state
 from tilewright.inspect.transactions import transactions
 from tilewright.ir.core import *
@@ -29,6 +30,7 @@ from tilewright.tools.studio.walk import WholeWalk, recorded
 VERSION = 1
 Kernels: TypeAlias = CompiledKernel | Draft
 ELEMENTS = 1 << 19  # of all tensors of a run by the interpreter
+SINGLE = "code of single threads takes no time here; the small run has its steps and values"
 
 
 def record(names: Mapping[str, Any], request: Request, file: str) -> dict[str, Any]:
@@ -43,10 +45,10 @@ def record(names: Mapping[str, Any], request: Request, file: str) -> dict[str, A
         "file": Path(file).name,
         "kernel": subject.name,
         "names": list(subject.names),
-        "target": request.target,
+        "target": subject.asked_target,
         "arch": subject.target.arch,
         "clock_hz": rates.CLOCK,
-        "request": request.told(),
+        "request": {**request.told(), "target": subject.asked_target},
         "errors": [],
         "parts": [],
         "values": None,
@@ -92,6 +94,7 @@ def add_values(subject: Subject, found: dict[str, Any]) -> None:
     """Run the kernel at small sizes; what goes wrong there is an error of the recording."""
     try:
         kernel = subject.runnable
+        found["request"]["small"] = subject.small
         count = sum(prod(b.static_shape) for b in kernel.program.tensors if b.is_static)
         if count > ELEMENTS:
             found["notes"].append(
@@ -104,7 +107,6 @@ def add_values(subject: Subject, found: dict[str, Any]) -> None:
         error = error_told(caught)
     if error is not None and error["text"] not in {e["text"] for e in found["errors"]}:
         found["errors"].append(error)
-    found["request"]["small"] = subject.small
 
 
 def choices(subject: Subject, kernel: Kernels | None) -> dict[str, Any]:
@@ -126,9 +128,20 @@ def choices(subject: Subject, kernel: Kernels | None) -> dict[str, Any]:
         "threads_given": "threads" in given,
         "grid_tiles": None if kernel is None else _tiles(kernel.program.kernels[0]),
         "runners_up": runners,
-        "targets": [f"cuda -arch={a}" for a in ARCHITECTURES["cuda"] if "compute" not in a],
+        "targets": [*(f"cuda -arch={a}" for a in ARCHITECTURES["cuda"] if "compute" not in a),
+                    "cpu"],
         "options": {n: repr(v) for n, v in subject.request.args.items()},
     }  # fmt: skip
+
+
+def single(body: Sequence[Op]) -> Iterator[Store]:
+    """Stores of single threads to memory that others see."""
+    for op in body:
+        if isinstance(op, Store) and op.indices and not op.buffer.is_local:
+            yield op
+        elif not isinstance(op, Map):
+            for inner in bodies(op):
+                yield from single(inner)
 
 
 def _tiles(kernel: Kernel) -> int | None:
@@ -205,6 +218,10 @@ def _timeline(
     blocks = steady.get("blocks") or 1
     run = WholeWalk(program, kernel, target, blocks, {}).run()
     whole = recorded(run)
+    if any(True for _ in single(kernel.body)):
+        whole["notes"].append(SINGLE)
+        if all(span.unit == WAITS for span in run.spans) and not whole["standing"]:
+            return None  # all of its work is such code
     if not steady and run.in_loop():  # `explain()` goes where data are not known to lead
         steady = steady_state(run, blocks)
     names = ("interval", "steady", "limit", "agents", "feeders", "bytes")

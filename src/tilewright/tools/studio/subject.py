@@ -22,7 +22,7 @@ from tilewright.support.errors import suggest
 from tilewright.tools.collect import with_arrays
 from tilewright.tune.configs import Autotuned
 
-TARGET = "cuda -arch=sm_90a"
+TARGET = "cuda -arch=sm_90a"  # of kernels that name none
 STAND_IN = 1024  # sizes that nobody gives: of the model
 SMALL = (96, 128, 256)  # of the run that has values: the first of which a kernel can be made
 SECTIONS = ("values", "levels", "layouts")  # that may be left out
@@ -39,7 +39,7 @@ class Request:
     small: Mapping[str, int] = field(default_factory=dict)
     args: Mapping[str, Any] = field(default_factory=dict)
     schedule: Mapping[str, Any] = field(default_factory=dict)
-    target: str = TARGET
+    target: str = ""  # the kernel's own, or TARGET
     want: tuple[str, ...] = SECTIONS
 
     @staticmethod
@@ -111,8 +111,10 @@ class Draft:
         for kernel in self.trace[-1][1].kernels:
             ends = [at + buffer.shared_bytes for buffer, at in places(kernel).items()]
             shared, threads = max(ends, default=0), kernel.thread_count
-            blocks = max(1, self.target.chip.resident(threads, shared))
+            chip = self.target.chip
+            blocks = max(1, chip.resident(threads, shared))
             figures.append({"threads": threads, "shared_bytes": shared, "blocks_per_sm": blocks,
+                            "occupancy": blocks * -(-threads // 32) * 32 / chip.threads_per_sm,
                             "cluster": kernel.cluster_size})  # fmt: skip
         name = self.program.name
         return explanation(name, self.target, self.trace, figures, None, self.chosen)
@@ -130,8 +132,14 @@ class Subject:
     made: Made | None = None  # of a formula
 
     @cached_property
+    def asked_target(self) -> str:
+        value = self.value.jitted if isinstance(self.value, Autotuned) else self.value
+        own = str(getattr(value, "target", None) or "auto")
+        return self.request.target or (TARGET if own in ("auto", "cuda") else own)
+
+    @cached_property
     def target(self) -> Target:
-        return resolve(self.request.target)
+        return resolve(self.asked_target)
 
     @cached_property
     def jit(self) -> Jit | None:
@@ -175,7 +183,7 @@ class Subject:
     def compiled(self) -> CompiledKernel | Draft:
         """A draft where no machine code is wanted: the assembler takes seconds."""
         if "levels" in self.request.want or self.target.kind != "cuda":
-            return self._compile(self.request.target)
+            return self._compile(self.asked_target)
         return self._draft()
 
     @cached_property
@@ -223,12 +231,12 @@ class Subject:
         return func.program, func.out_idx
 
     def _draft(self) -> Draft:
-        target = resolve(self.request.target, **self.request.schedule)
+        target = resolve(self.asked_target, **self.request.schedule)
         chosen: Mapping[str, str] = {}
         if self.jit is None:
             program = self._program()[0]
         else:
-            jit = self._scheduled(self.jit, self.request.target)
+            jit = self._scheduled(self.jit, self.asked_target)
             if self.made is not None:
                 program, chosen = jit.drafted(*self.made.examples())
             else:

@@ -21,7 +21,7 @@ from tilewright.inspect.multiprocessor import (
     value,
 )
 from tilewright.inspect.multiprocessor import steady_loop as find_loop
-from tilewright.inspect.simulate import EVENTS, Over, Simulation, Walk
+from tilewright.inspect.simulate import EACH_OTHER, EVENTS, Over, Simulation, Walk
 from tilewright.inspect.timeline import role_name
 from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
@@ -57,6 +57,7 @@ class _Follower(Walk):
 
     sim: WholeWalk
     at: Op | None = None
+    since = 0.0
 
     def __init__(self, sim: WholeWalk, who: Who, env: Env) -> None:
         super().__init__(sim, who, env)
@@ -83,7 +84,7 @@ class _Follower(Walk):
         yield from self.body(max(sides, key=lambda side: sum(1 for _ in walk_ops(side))))
 
     def op(self, op: Op) -> Steps:
-        self.at = op
+        self.at, self.since = op, self.now
         yield from super().op(op)
 
     def on_copy(self, op: Copy) -> Steps:
@@ -116,6 +117,7 @@ class WholeWalk(Simulation):
         self.inside: dict[int, list[For]] = {}  # loops around an op that are told of
         self.makes: dict[int, list[Any]] = {}  # what an op's indices are made of
         self.boxes: dict[Any, tuple[tuple[Box, ...], tuple[Box, ...]]] = {}
+        self.ended: set[int] = set()  # agents
         self.cut = self.guessed = False  # some agent was stopped; went where data say
 
     def run(self) -> WholeWalk:
@@ -136,6 +138,10 @@ class WholeWalk(Simulation):
                 for op in walk_ops(loop):
                     self.inside.setdefault(id(op), []).append(loop)
         self.walk()
+        for who, op in self.standing():  # a wait that does not end
+            what = op.barrier.buffer.name if isinstance(op, Wait) else EACH_OTHER
+            since, until = self.walks[who.number].since, self.now + rates.LATENCY
+            self.spans.append(Span(who.number, WAITS, op, since, until, what=what))
         return self
 
     def feeders(self) -> Iterator[For]:
@@ -155,6 +161,7 @@ class WholeWalk(Simulation):
         except Over:
             self.cut = True
         self.open.discard(who.number)
+        self.ended.add(who.number)
 
     def in_loop(self) -> bool:
         """Whether the main loop was walked; then its agents, each with its first tile alone."""
@@ -169,11 +176,11 @@ class WholeWalk(Simulation):
 
     def standing(self) -> Iterator[tuple[Who, Op]]:
         """Agents that cannot go on, and the op at which they stand."""
-        if self.clock.queue or self.cut:
+        if self.clock.queue or self.cut or self.finished:
             return  # it was given up, nobody hangs
         for who in self.crew:
             at = self.walks[who.number].at if who.number in self.walks else None
-            if who.number in self.open and at is not None:
+            if who.number not in self.ended and at is not None:
                 yield who, at
 
     def stepped(self) -> None:
