@@ -179,6 +179,30 @@ def test_layouts_are_the_fragments(gemm, kernel):
     assert told["acc_stage"]["accesses"][0]["instruction"] == "stmatrix"
 
 
+def test_bank_conflicts_of_single_threads():
+    @tw.jit
+    def transposed(X):
+        N = T.const("N")
+        X: T.Tensor((N, N), "float32")
+        Y = T.empty((N, N), "float32")
+        with T.Kernel(N // 32, N // 32, threads=(32, 32)) as (bx, by):
+            s = T.alloc_shared((32, 32), "float32")
+            tx, ty = T.get_thread_binding(0), T.get_thread_binding(1)
+            s[ty, tx] = X[by * 32 + ty, bx * 32 + tx]
+            T.sync_threads()
+            Y[bx * 32 + ty, by * 32 + tx] = s[tx, ty]
+        return Y
+
+    found = record({"transposed": transposed}, Request.of({"want": ["layouts"]}), "t.py")
+    (tile,) = found["parts"][0]["layouts"]
+    bank = np.frombuffer(base64.b64decode(tile["bank"]["b64"]), np.uint8).reshape(32, 32)
+    assert (bank == np.arange(32)).all()
+    assert {a["writes"]: a["wavefronts"] / a["ideal"] for a in tile["accesses"]} == {
+        True: 1,
+        False: 32,
+    }
+
+
 def tw_allocs(program):
     from tilewright.ir.op import Alloc, walk_ops
 

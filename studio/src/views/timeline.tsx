@@ -218,7 +218,7 @@ function Clocked() {
   return (
     <span class={differs.length ? "flag bad" : "flag good"} title={differs.join("\n")}>
       measured {interval === null ? "" : `${cycles(interval)}, ${signed(off)}`}
-      {differs.length ? " ✕ roles differ" : ""}
+      {differs.length ? " ✕" : ""}
     </span>
   );
 }

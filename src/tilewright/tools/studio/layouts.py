@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.inspect.transactions import Access
 from tilewright.ir.core import *
+from tilewright.ir.layout.layout import row_major
 
 WINDOW = 64  # rows and columns of a table at most
 BANKS, BANK = 32, 4  # of shared memory; bytes
@@ -22,18 +23,20 @@ def layouts(kernel: Kernel, accesses: Iterable[Access]) -> Iterator[dict[str, An
     all_accesses = list(accesses)
     for op in walk_ops(kernel, Alloc):
         buffer = op.buffer
-        if buffer.name in seen or buffer.layout is None or not buffer.is_static:
+        if buffer.name in seen or not buffer.is_static or not buffer.shape:
             continue
+        # threads that are written out see shared memory row by row
+        held = buffer.layout or (row_major(buffer.static_shape) if buffer.is_shared else None)
         seen.add(buffer.name)
         about: dict[str, Any] = {
             "buffer": buffer.name,
             "line": op.loc.line if op.loc is not None else None,
-            "formula": repr(buffer.layout),
+            "formula": repr(held),
         }
-        if isinstance(buffer.layout, Fragment):
-            yield {**about, **fragment(buffer.layout)}
-        elif buffer.is_shared and len(buffer.shape) > 1:
-            yield {**about, **shared(buffer), "accesses": [
+        if isinstance(held, Fragment):
+            yield {**about, **fragment(held)}
+        elif buffer.is_shared and isinstance(held, (Layout, ComposedLayout)):
+            yield {**about, **shared(buffer, held), "accesses": [
                 _access(a) for a in all_accesses if a.buffer == buffer.name
             ]}  # fmt: skip
 
@@ -58,13 +61,13 @@ def fragment(held: Fragment) -> dict[str, Any]:
     }
 
 
-def shared(buffer: Buffer) -> dict[str, Any]:
+def shared(buffer: Buffer, held: Layout | ComposedLayout) -> dict[str, Any]:
     """Byte addresses from the buffer's start, and banks; of a ring, those of its first slot."""
-    shape = buffer.static_shape
-    rows, columns = shape[-2:]
+    index = np.atleast_2d(held.array())
+    index = index[(0,) * (index.ndim - 2)]
+    rows, columns = index.shape
     window = min(rows, WINDOW), min(columns, WINDOW)
-    assert isinstance(buffer.layout, (Layout, ComposedLayout))
-    index = buffer.layout.array()[(0,) * (len(shape) - 2)][: window[0], : window[1]]
+    index = index[: window[0], : window[1]]
     address = index * buffer.dtype.bits // 8
     return {
         "kind": "shared",

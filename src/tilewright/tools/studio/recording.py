@@ -46,7 +46,7 @@ def record(names: Mapping[str, Any], request: Request, file: str) -> dict[str, A
         "kernel": subject.name,
         "names": list(subject.names),
         "target": subject.asked_target,
-        "arch": subject.target.arch,
+        "arch": subject.target.arch or subject.target.kind,
         "clock_hz": rates.CLOCK,
         "request": {**request.told(), "target": subject.asked_target},
         "errors": [],
