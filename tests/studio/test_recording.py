@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import tilewright as tw
 import tilewright.language as T
+import tilewright.math as tm
 from tests.studio.kernels import GEMM, names, recorded
 from tilewright import machine
 from tilewright.inspect.explain import laid_out
@@ -452,6 +453,18 @@ def test_a_formula_has_its_own_text():
     names = [level["name"] for level in found["levels"]]
     assert names[:2] == ["formula", "tile text"] and "x" in found["levels"][0]["lines"][0]
     assert found["values"]["result"]
+
+
+def test_a_formula_of_many_elements_has_values_of_few():
+    @tw.math
+    def normed(x, w):
+        return x / tm.sqrt(tm.mean(x * x, axis=-1, keepdims=True) + 1e-6) * w
+
+    args = {"x": "float16[512, 8192]", "w": "float16[8192]"}
+    found = record({"normed": normed}, Request.of({"args": args, "want": ["values"]}), "normed.py")
+    assert found["parts"][0]["grid"] == [512] and not found["errors"]
+    frames, start = found["values"]["frames"], found["values"]["initial"]
+    assert [frames[i]["shape"] for i in start.values()][:2] == [[96, 96], [96]]
 
 
 def test_prim_funcs():

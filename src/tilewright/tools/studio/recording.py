@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import prod
@@ -23,13 +24,12 @@ from tilewright.tools.studio.layouts import layouts
 from tilewright.tools.studio.levels import levels
 from tilewright.tools.studio.measured import measured
 from tilewright.tools.studio.memory import buffers, chip_told, rings, roofline
-from tilewright.tools.studio.subject import Draft, Request, Subject, subject_of
+from tilewright.tools.studio.subject import ELEMENTS, Draft, Request, Subject, subject_of
 from tilewright.tools.studio.values import values
 from tilewright.tools.studio.walk import WholeWalk, recorded
 
 VERSION = 1
 Kernels: TypeAlias = CompiledKernel | Draft
-ELEMENTS = 1 << 19  # of all tensors of a run by the interpreter
 SINGLE = "code of single threads takes no time here; the small run has its steps and values"
 
 
@@ -103,10 +103,20 @@ def add_values(subject: Subject, found: dict[str, Any]) -> None:
             return
         sizes = {**subject.request.sizes, **subject.small}
         found["values"], error = values(kernel, sizes, subject.request.args)
+        if subject.made is not None and subject.small_made is not None:
+            same = _same_lines(subject.made.program.text, subject.small_made.program.text)
+            for step in found["values"]["steps"]:
+                step["line"] = step["line"] if step["line"] in same else None
     except TilewrightError as caught:
         error = error_told(caught)
     if error is not None and error["text"] not in {e["text"] for e in found["errors"]}:
         found["errors"].append(error)
+
+
+def _same_lines(a: str, b: str) -> set[int]:
+    """Lines of two texts that differ in numbers at most."""
+    both = zip(*(re.sub(r"\d+", "", text).splitlines() for text in (a, b)), strict=False)
+    return {n for n, (left, right) in enumerate(both, 1) if left == right}
 
 
 def choices(subject: Subject, kernel: Kernels | None) -> dict[str, Any]:

@@ -6,7 +6,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from math import prod
 from typing import Any
+
+import numpy as np
 
 from tilewright.formula.function import Made, MathFunction
 from tilewright.inspect.explain import explanation
@@ -18,13 +21,14 @@ from tilewright.lang.trace import PrimFunc, trace_direct
 from tilewright.runtime.backends import compiled_for, resolve
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
-from tilewright.support.errors import suggest
+from tilewright.support.errors import TilewrightError, suggest
 from tilewright.tools.collect import with_arrays
 from tilewright.tune.configs import Autotuned
 
 TARGET = "cuda -arch=sm_90a"  # of kernels that name none
 STAND_IN = 1024  # sizes that nobody gives: of the model
 SMALL = (96, 128, 256)  # of the run that has values: the first of which a kernel can be made
+ELEMENTS = 1 << 19  # of all tensors of a run by the interpreter
 SECTIONS = ("values", "levels", "layouts")  # that may be left out
 
 
@@ -157,6 +161,22 @@ class Subject:
         return list(value._made.values())[-1]
 
     @cached_property
+    def small_made(self) -> Made | None:
+        """A formula of fewer elements, where there are too many to interpret; with `made`."""
+        found, inputs = self.made, self.made.formula.inputs if self.made else ()
+        for side in SMALL[0], 32, 16, 8:
+            if found is None or _elements(found) <= ELEMENTS:
+                return found
+            arrays = {b.name: np.zeros([min(n, side) for n in b.static_shape], b.dtype.numpy)
+                      for b in inputs if b.is_static}  # fmt: skip
+            try:
+                self.value.try_with({**with_arrays(self.request.args), **arrays})
+                found = list(self.value._made.values())[-1]
+            except TilewrightError:  # its text knows the sizes
+                break
+        return found
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Of a kernel that is written directly: its `T.const` sizes, as given or stand-ins."""
         return {**dict.fromkeys(self.size_names, STAND_IN), **self.request.sizes}
@@ -219,9 +239,10 @@ class Subject:
             program, out = self._program()
             schedule = dict(self.request.schedule)
             return CompiledKernel(program, target=target, out_idx=out, options=schedule)
-        jit = self._scheduled(self.jit, target)
-        if self.made is not None:
-            return jit.compile(*self.made.examples())
+        made = self.small_made if small else self.made
+        jit = self._scheduled(made.kernel if made else self.jit, target)
+        if made is not None:
+            return jit.compile(*made.examples())
         return jit.compile(**self._given(jit, small))
 
     def _program(self) -> tuple[Program, list[int]]:
@@ -262,6 +283,11 @@ class Subject:
             file, first, last = loc.file, min([loc.line, *own]), max([loc.line, *own])
         text = [line.rstrip("\n") for line in linecache.getlines(file)]
         return {"file": file, "first": 1, "lines": text, "kernel": [first, last]}
+
+
+def _elements(made: Made) -> int:
+    each = (*made.formula.inputs, *made.formula.outputs)
+    return sum(prod(b.static_shape) for b in each if b.is_static)
 
 
 def _missing(jit: Jit, given: Mapping[str, Any]) -> list[str]:
