@@ -104,10 +104,10 @@ export function ValuesView() {
         {step.text || step.op}
       </p>
       <p class="caption">
-        {Object.entries(values.sizes)
-          .map(([n, s]) => `${n} = ${s}`)
-          .join(", ")}
-        ; first block of {step.kernel}{" "}
+        {[
+          ...Object.entries(values.sizes).map(([n, s]) => `${n} = ${s}`),
+          `first block of ${step.kernel}`,
+        ].join(", ")}{" "}
         {Object.entries(step.env).map(([n, v]) => (
           <span key={n} class="pill">
             {n} = {v}

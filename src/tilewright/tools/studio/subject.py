@@ -170,8 +170,9 @@ class Subject:
             arrays = {b.name: np.zeros([min(n, side) for n in b.static_shape], b.dtype.numpy)
                       for b in inputs if b.is_static}  # fmt: skip
             try:
-                self.value.try_with({**with_arrays(self.request.args), **arrays})
-                found = list(self.value._made.values())[-1]
+                other = self.value.with_schedule()  # that has met nothing yet
+                other.try_with({**with_arrays(self.request.args), **arrays})
+                found = next(iter(other._made.values()), found)
             except TilewrightError:  # its text knows the sizes
                 break
         return found
