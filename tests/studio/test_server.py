@@ -205,6 +205,17 @@ def test_a_page_without_a_network(studio, page):
         studio.export({"requests": []})
 
 
+def test_a_page_of_two_variants_compares_them(page):
+    made = Studio(None, {})
+    about = {"gallery": "gemm", "sizes": {"M": 256, "N": 256, "K": 256}, "want": []}
+    text = made.export({"requests": [about, {**about, "schedule": {"stages": 2}}]})
+    made.close()
+    told = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    ((pair,), (lesson,)) = told["comparisons"], told["gallery"]
+    assert pair["sentences"] and pair["b"]["request"]["schedule"] == {"stages": 2}
+    assert lesson["name"] == "gemm"
+
+
 def test_a_page_that_is_not_built(studio, page):
     (export.PAGE / "studio.js").unlink()
     with pytest.raises(TilewrightError, match=r"not built: studio\.js is missing"):

@@ -11,6 +11,7 @@ from tilewright.support.errors import TilewrightError
 
 PAGE = Path(__file__).parent / "page"
 MOST = 3 << 20  # bytes of a file
+HEAVY = ("levels", "layouts", "values")  # sections that may be left out
 DATA = '<script id="studio-data" type="application/json">null</script>'
 STYLE = '<link rel="stylesheet" href="studio.css">'
 CODE = '<script type="module" src="studio.js"></script>'
@@ -27,7 +28,7 @@ def static(data: Mapping[str, Any]) -> str:
     style = _file("studio.css").replace("</style", "<\\/style")
     code = _file("studio.js").replace("</script", "<\\/script")
     recordings = list(data.get("recordings", ()))
-    for lacks in ((), ("levels",), ("levels", "layouts"), ("levels", "layouts", "values")):
+    for lacks in ((), ("levels",), ("levels", "layouts"), HEAVY):
         told = {**data, "recordings": [without(r, lacks) for r in recordings]}
         text = _swapped(page(told), STYLE, f"<style>{style}</style>")
         text = _swapped(text, CODE, f'<script type="module">{code}</script>')

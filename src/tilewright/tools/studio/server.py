@@ -12,13 +12,15 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tilewright.support.errors import CompileError, TilewrightError
 from tilewright.tools.studio.child import MEGABYTES, SECONDS, Child, Refused
+from tilewright.tools.studio.compare import compare
 from tilewright.tools.studio.errors import error_told
-from tilewright.tools.studio.export import PAGE, page, static
+from tilewright.tools.studio.export import HEAVY, PAGE, page, static, without
 from tilewright.tools.studio.gallery import LESSONS, told_of
 from tilewright.tools.studio.measured import raced
 from tilewright.tools.studio.subject import Request
@@ -53,8 +55,6 @@ class Studio:
     def compare(self, asked: Any, wanted: Callable[[], bool] = lambda: True) -> Any:
         if not isinstance(asked, Mapping) or not {"a", "b"} <= asked.keys():
             raise CompileError("a comparison has two requests", expected="{'a': …, 'b': …}")
-        from tilewright.tools.studio.compare import compare
-
         first, second = asked["a"], asked["b"]
         child = self._child(first)
         if child is self._child(second):
@@ -68,10 +68,13 @@ class Studio:
         if not isinstance(requests, list) or not requests:
             raise CompileError("an export has a list of requests", expected="{'requests': […]}")
         found = [self.record(each) for each in requests]
-        lessons = [each["lesson"] for each in found if each["lesson"]]
-        return static(
-            {"mode": "static", "recordings": found, "comparisons": [], "gallery": lessons}
+        lessons = {each["lesson"]["name"]: each["lesson"] for each in found if each["lesson"]}
+        pairs = (
+            (a, b) for a, b in pairwise(found) if all(a[n] == b[n] for n in ("kernel", "file"))
         )
+        compared = [compare(*(without(each, HEAVY) for each in pair)) for pair in pairs]
+        return static({"mode": "static", "recordings": found, "comparisons": compared,
+                       "gallery": [*lessons.values()]})  # fmt: skip
 
     def state(self, token: str) -> dict[str, Any]:
         gallery = [told_of(name) for name in LESSONS]
