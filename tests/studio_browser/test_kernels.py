@@ -59,7 +59,9 @@ def test_gallery(page, served, name):
     assert total(page, "step") == len(times) + 1 - min(20, len(times))
     page.keyboard.press("End")
     # the last one knows the registers, and so how many blocks share a multiprocessor
-    timeline = next(each for each in reversed(told) if each["parts"])["parts"][0]["timeline"]
+    last = next(each for each in reversed(told) if each["parts"])
+    lines = [part["timeline"] for part in last["parts"]]
+    timeline = max(lines, key=lambda line: line["cycles"] if line else 0)  # the page begins with it
     if timeline and timeline["spans"]["rows"]:
         assert total(page, "cycles") == round(timeline["cycles"])
         assert total(page, "now") == round(timeline["cycles"])
@@ -73,6 +75,11 @@ def test_gallery(page, served, name):
             value, word = text.split()
             scale = 1024 ** ["B", "KiB", "MiB", "GiB"].index(word)
             assert float(value) * scale == pytest.approx(moved, rel=0.006, abs=0.6 * scale)
+    lesson = page.locator(".lesson").text_content()
+    assert "No measured times" in lesson or last["measured"]["parts"]
+    for part in last["measured"]["parts"] if last["measured"] else ():
+        assert all(sentence in lesson for sentence in part["differs"])
+        assert bool(part["differs"]) == ("the model is off" in lesson)
     for name in ("roofline", "chip"):
         page.get_by_role("tab", name=name).first.click()
         assert page.evaluate(NOWHERE) == []
