@@ -443,7 +443,8 @@ class Loop:
         w = self.w
         for stage in self.folds:
             if stage.monoid == "count":
-                w.bound[stage.var] = Piece(w.size(self.along))
+                sizes = [w.size(axis.var) for axis in self.kernel.stream]
+                w.bound[stage.var] = Piece(" * ".join(sizes), (), TIMES if sizes[1:] else ATOM)
         for name, new in self.late.items():
             for var, piece in list(w.bound.items()):
                 if piece.text == new:
