@@ -246,3 +246,28 @@ def test_calls_with_known_shapes_bind_nothing_again(monkeypatch):
     function(x, x)
     monkeypatch.setattr(function, "_of", None)
     assert function(np.ones(5, np.float32), np.ones(5, np.float32)).tolist() == [2.0] * 5
+
+
+def test_numbers_of_sizes_do_not_wrap():
+    """A product of sizes may have more than 32 bits, though no axis has."""
+
+    def function(x):
+        n, y = x.shape[0], x[:2]
+        return y * (n * n), tm.sum(x) / n**2, tm.mean(y + (n * n // 7 - n)), y + n / n**3
+
+    made = tw.math(function, target="cpu", dynamic={"x": {0: T.dynamic("n", min=2)}})
+    for n in (5, 70_000):
+        x = np.ones(n, np.float32)
+        found = made(x)
+        expected = n * n, 1 / n, 1 + n * n // 7 - n, 1 + n / n**3
+        for a, b in zip(found, expected):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2), (1, 2), (0,)])
+@pytest.mark.parametrize("names", [None, {0: "a", 1: "b", 2: "c"}, {0: "a", 2: "c"}])
+def test_squares_of_squares_over_several_axes(axes, names):
+    """What is summed as often as there are elements counts those of all axes."""
+    made = tw.math(lambda x: tm.var(x * x, axis=axes), target="cpu", dynamic=names and {"x": names})
+    x = np.random.default_rng(0).random((5, 3, 7), dtype=np.float32)
+    np.testing.assert_allclose(made(x), np.var(x * x, axis=axes), rtol=1e-4)

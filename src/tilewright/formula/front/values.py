@@ -19,9 +19,11 @@ from math import prod
 from typing import Any, NoReturn, TypeAlias
 
 from tilewright.formula.front.instead import Foreign
-from tilewright.formula.front.promotion import compute_type
-from tilewright.ir.analysis.bounds import prove
+from tilewright.formula.front.promotion import FLOAT64, compute_type
+from tilewright.ir.analysis.bounds import bounds, prove
+from tilewright.ir.analysis.intervals import fits
 from tilewright.ir.core import *
+from tilewright.ir.dtype import INT64
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import (
     Array,
@@ -301,23 +303,13 @@ class Number(Value):
         self.expr = expr
 
     def in_type(self, kind: DType) -> Expr:
-        """The number, computed in `kind`."""
-        if not self.expr.dtype.is_float:
-            return cast(self.expr, kind)
-
-        def retyped(node: Expr) -> Expr:
-            if not node.dtype.is_float:
-                return node
-            match node:
-                case Const(value=value):
-                    return const(value, kind)
-                case Cast(a=a):
-                    return cast(retyped(a), kind)
-                case Call(name=name, args=args):
-                    return Call(name, tuple(map(retyped, args)), kind)
-            return map_children(node, retyped)
-
-        return retyped(self.expr)
+        """The number, computed in `kind`: of integers in 64 bits, where 32 may not hold them."""
+        ranges = current().ranges
+        wide = _retyped(self.expr, {FLOAT64: kind, INT32: INT64})
+        ints = (x for x in walk(wide) if isinstance(x, Bin) and x.dtype == INT64)
+        if kind == INT32 or all(fits(bounds(x, ranges), INT32) for x in ints):
+            wide = _retyped(self.expr, {FLOAT64: kind})
+        return cast(wide, kind)
 
     def __hash__(self) -> int:
         return hash(self.expr)
@@ -336,6 +328,21 @@ class Number(Value):
 
     def __repr__(self) -> str:
         return str(self.expr)
+
+
+def _retyped(node: Expr, kinds: dict[DType, DType]) -> Expr:
+    """An expression of scalars, computed in other types."""
+    kind = kinds.get(node.dtype, node.dtype)
+    match node:
+        case Const(value=value):
+            return const(value, kind)
+        case Var():
+            return cast(node, kind)
+        case Cast(a=a):
+            return cast(_retyped(a, kinds), kind)
+        case Call(name=name, args=args):
+            return Call(name, tuple(_retyped(x, kinds) for x in args), kind)
+    return map_children(node, lambda x: _retyped(x, kinds))
 
 
 def sized(expr: Expr) -> Any:
