@@ -432,6 +432,27 @@ def test_one_kernel_for_all_sizes():
         torch._dynamo.reset()
 
 
+def test_numbers_of_sizes():
+    """What is computed of sizes, of which some have more than 32 bits, is no size itself."""
+
+    def function(x):
+        n = x.shape[0]
+        y = x.sum() / n**2 + x.roll(2) * (n * n) + x / n**0.5 + n % 3 + max(n, 8)
+        return y, x[:3].long() + n * n // 3
+
+    (found,) = counted(function, [(7,), (9,), (50_000,)], dynamic=True)
+    assert not found.facts.stays and all(r.kernels.made is not None for r in found.runners)
+
+
+def test_one_kernel_where_sizes_are_sums():
+    """What one kernel leaves for another is longer or shorter than what calls give."""
+    conv = torch.nn.Conv1d(8, 8, 3)
+    shapes = [(2, 8, n) for n in (9, 16, 33)]
+    (found,) = counted(lambda x: conv(x).softmax(-1) + x[..., 2:], shapes, dynamic=True)
+    assert len(found.runners) > 1
+    assert all(r.kernels.made is not None for r in found.runners)
+
+
 def test_attention_of_any_length():
     def attend(x):
         q, k, v = x.unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)

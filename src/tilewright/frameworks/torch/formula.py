@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from operator import getitem
 from typing import Any
 
 from tilewright.formula.front.trace import trace
-from tilewright.formula.front.values import Number, Value, astype, current, extent_of, same
+from tilewright.formula.front.values import (
+    Number,
+    Trace,
+    Value,
+    astype,
+    current,
+    extent_of,
+    same,
+    tracing,
+)
 from tilewright.frameworks.torch.graph import has_tensors, lowering_of, tensors, wanted
 from tilewright.frameworks.torch.lowerings import POINTWISE
 from tilewright.frameworks.torch.lowerings.rows import IN_TF32
@@ -16,6 +27,7 @@ from tilewright.frameworks.torch.lowerings.words import tm
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Extent, Formula
+from tilewright.ir.simplify import simplify
 from tilewright.support.errors import CompileError
 
 TF32 = find_dtype("tfloat32")
@@ -30,6 +42,18 @@ class Unsaid(Exception):
 
 
 # ── sizes ────────────────────────────────────────────────────────────────────────────────────
+
+
+# what sizes are made of others by, and numbers that are computed of them
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Mul": operator.mul,
+    **dict.fromkeys(("FloorDiv", "CleanDiv"), operator.floordiv),
+    **dict.fromkeys(("Mod", "PythonMod"), operator.mod),
+    **dict.fromkeys(("IntTrueDiv", "FloatTrueDiv"), operator.truediv),
+    "Max": tm.maximum,
+    "Min": tm.minimum,
+}
 
 
 @dataclass
@@ -50,29 +74,25 @@ class Sizes:
         return extent_of(self._said(n.node.expr, n.node.shape_env))
 
     def number(self, n: Any) -> Any:
-        found = self.extent(n)
-        return found if isinstance(found, int) else Number(found)
+        found = n if isinstance(n, int) else self._said(n.node.expr, n.node.shape_env)
+        return Number(found) if isinstance(found, Expr) else found
 
     def _said(self, expr: Any, env: Any) -> Any:
         name = type(expr).__name__
-        if expr.is_Integer:
-            return int(expr)
+        if expr.is_Integer or expr.is_Float:
+            return int(expr) if expr.is_Integer else float(expr)
         if expr.is_Symbol:
             return self._symbol(expr, env)
         parts = [self._said(x, env) for x in expr.args]
         numbers = [Number(x) if isinstance(x, Expr) else x for x in parts]
-        first, *rest = numbers
-        if name in ("Add", "Mul"):
-            for each in rest:
-                first = first + each if name == "Add" else first * each
-        elif name == "FloorDiv":
-            first = first // rest[0]
-        elif name == "Pow" and isinstance(rest[0], int) and rest[0] > 0:
-            for each in [first] * (rest[0] - 1):
-                first = first * each
-        else:
+        if name == "Pow" and isinstance(numbers[1], int) and numbers[1] > 0:
+            name, numbers = "Mul", numbers[:1] * numbers[1]
+        if name == "ToFloat":
+            return parts[0]
+        if name not in _ARITHMETIC:
             raise CompileError(f"a size {expr}", fix="leave it to PyTorch")
-        return extent_of(first)
+        found = reduce(_ARITHMETIC[name], numbers)
+        return simplify(found.expr) if isinstance(found, Number) else found
 
     def _symbol(self, symbol: Any, env: Any) -> Any:
         name = str(symbol)
@@ -228,7 +248,8 @@ def formula_of(
 ) -> Formula:
     """The formula of nodes, from what inputs hold to what outputs do."""
     orders = [Order.of(x.meta["val"]) for x in inputs]
-    kinds = [_kind(x, order, sizes, nodes) for x, order in zip(inputs, orders, strict=True)]
+    with tracing(Trace()):  # sizes are computed of others
+        kinds = [_kind(x, order, sizes, nodes) for x, order in zip(inputs, orders, strict=True)]
 
     def said(*values: Any) -> list[Any]:
         env: dict[Any, Any] = {}
@@ -301,11 +322,7 @@ def _given(x: Any, env: dict[Any, Any], sizes: Sizes) -> Any:
             return env.get(x)  # constants have its shape, no element
         if isinstance(value, (int, float, bool)):
             return value
-        if (
-            hasattr(value, "node")
-            and hasattr(value.node, "expr")
-            and type(value).__name__ == "SymInt"
-        ):
+        if type(value).__name__ in ("SymInt", "SymFloat"):
             return sizes.number(value)
         raise CompileError(f"{x} is a number that only calls know", fix="pass a tensor")
     if type(x).__name__ == "dtype":

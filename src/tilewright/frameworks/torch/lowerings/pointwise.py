@@ -60,6 +60,7 @@ lower_all(
         "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar": lambda a, b: (
             tm.sqrt(a) if isinstance(b, float) and b == 0.5 else tm.pow(a, b)
         ),
+        "prims.fma.default": lambda a, b, c: tm.add(tm.multiply(a, b), c),
         "exp2.default": lambda x: tm.pow(2.0, x),
         "clamp.default clamp.Tensor": lambda x, min=None, max=None: tm.clip(x, min, max),
         "fmax.default": _extreme("maximum"),
@@ -70,7 +71,7 @@ lower_all(
 )
 
 
-@lower("div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode", POINTWISE)
+@lower("div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode true_divide.Tensor", POINTWISE)
 def divide(a: Any, b: Any, *, rounding_mode: str | None = None, out: Any) -> Any:
     if rounding_mode == "floor":
         return floor_divide(a, b)
