@@ -40,11 +40,13 @@ def axes_of(expr: Expr, known: Mapping[Var, frozenset[Var]]) -> frozenset[Var]:
     return frozenset().union(*(known.get(var, ()) for var in variables(expr)))
 
 
-def axes_met(expr: Expr) -> list[Var]:
+@lru_cache(maxsize=4096)
+def axes_met(expr: Expr) -> tuple[Var, ...]:
     """Its axes, in the order in which they are met."""
-    return list(dict.fromkeys(node for node in walk(expr) if isinstance(node, Var)))
+    return tuple(dict.fromkeys(node for node in walk(expr) if isinstance(node, Var)))
 
 
+@lru_cache(maxsize=4096)
 def form_of(expr: Expr) -> Expr:
     """The expression over axes without names."""
     return substitute(expr, {v: Var(f"#{n}", v.dtype) for n, v in enumerate(axes_met(expr))})

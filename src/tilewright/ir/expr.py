@@ -118,11 +118,28 @@ def written_size(expr: Expr) -> tuple[int, int]:
 
 
 def variables(expr: Expr) -> set[Var]:
-    found: set[Var] | None = expr.__dict__.get("_variables")
-    if found is None:
-        found = {node for node in _below(expr) if isinstance(node, Var)}
-        expr.__dict__["_variables"] = found
-    return {expr, *found} if isinstance(expr, Var) else set(found)
+    return {expr} if isinstance(expr, Var) else set(_variables(expr))
+
+
+def _variables(expr: Expr) -> frozenset[Var]:
+    """Those below an expression, kept with it and with what is below."""
+    found: frozenset[Var] | None = expr.__dict__.get("_variables")
+    if found is not None:
+        return found
+    stack = [expr]
+    while stack:  # not by recursion: the expression may be as deep as it likes
+        node = stack[-1]
+        left = [c for c in node.children if c.children and "_variables" not in c.__dict__]
+        if left:
+            stack += left
+            continue
+        stack.pop()
+        sets = [c.__dict__["_variables"] for c in node.children if c.children]
+        sets += [own] if (own := {c for c in node.children if isinstance(c, Var)}) else []
+        node.__dict__["_variables"] = (
+            frozenset(*sets) if len(sets) < 2 else frozenset().union(*sets)
+        )
+    return expr.__dict__["_variables"]  # type: ignore[no-any-return]
 
 
 def loads(expr: Expr) -> list[Load]:
@@ -146,8 +163,10 @@ def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
 def _transformed(node: Expr, rule: Callable[[Expr], Expr | None], memo: dict[int, Expr]) -> Expr:
     found = memo.get(id(node))
     if found is None:
-        children = tuple([_transformed(child, rule, memo) for child in node.children])
-        new = node if _same(children, node.children) else node.rebuild(children)
+        new, old = node, node.children
+        if old:
+            children = tuple([_transformed(child, rule, memo) for child in old])
+            new = node if _same(children, old) else node.rebuild(children)
         replaced = rule(new)
         found = memo[id(node)] = new if replaced is None else replaced
     return found
@@ -164,6 +183,17 @@ def map_children(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:
 
 
 def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:
-    if values.keys().isdisjoint(variables(expr)):
-        return expr
-    return transform(expr, lambda node: values.get(node) if isinstance(node, Var) else None)
+    return _substituted(expr, values, {})
+
+
+def _substituted(node: Expr, values: dict[Var, Expr], memo: dict[int, Expr]) -> Expr:
+    if isinstance(node, Var):
+        return values.get(node, node)
+    found = memo.get(id(node))
+    if found is None:
+        found = node
+        if not values.keys().isdisjoint(_variables(node)):
+            children = tuple([_substituted(child, values, memo) for child in node.children])
+            found = node if _same(children, node.children) else node.rebuild(children)
+        memo[id(node)] = found
+    return found

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import Any, TypeAlias
 
@@ -112,17 +113,17 @@ class Array:
         """What is folded: one expression, or those of a tuple."""
         return (self.body,) if self.by is None else self.body.children
 
-    @property
+    @cached_property
     def vars(self) -> tuple[Var, ...]:
         """The indices of an element."""
         return vars_of(self.axes)
 
-    @property
-    def folded(self) -> set[Var]:
+    @cached_property
+    def folded(self) -> frozenset[Var]:
         """The indices that are folded."""
-        return {axis.var for axis in self.over}
+        return frozenset(vars_of(self.over))
 
-    @property
+    @cached_property
     def domain(self) -> tuple[Axis, ...]:
         """All axes that a body is evaluated over."""
         return self.axes if self.scan else self.axes + self.over
@@ -132,10 +133,13 @@ class Array:
         """An element, at the indices of the definition."""
         return Load(self.buffer, self.vars)
 
-    @property
-    def sources(self) -> set[str]:
+    @cached_property
+    def sources(self) -> frozenset[str]:
         """The names of what the definition reads, inside indices too."""
-        return names_in(self.body)
+        return frozenset(names_in(self.body))
+
+    def __hash__(self) -> int:
+        return hash((self.buffer, self.body))
 
     def is_beside(self, other: Array) -> bool:
         """Whether both are elements of one tuple."""

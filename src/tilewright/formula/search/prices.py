@@ -196,6 +196,7 @@ def least(formula: Formula, rates: Rates, stored: Iterable[Buffer] = ()) -> floa
     return max(tensor, threads, moved / rates.bytes) + LAUNCH * (2 if kept else 1)
 
 
+@lru_cache(maxsize=4096)
 def weight(body: Expr) -> float:
     """Instructions for an element; what indices and elements take is not counted."""
     found = 1.0

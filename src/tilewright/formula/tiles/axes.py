@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, count
 
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, vars_of
@@ -51,7 +52,7 @@ def names_of(arrays: Sequence[Array], classes: Classes, taken: set[str]) -> dict
             if root in names:
                 continue
             base = var.name.split(".")[-1].rstrip("0123456789") or "i"
-            options = [base, *(c for c in "ijklmnpqrstuvw"), *(f"{base}{n}" for n in range(99))]
+            options = chain((base, *"ijklmnpqrstuvw"), (f"{base}{n}" for n in count()))
             name = next(c for c in options if c not in taken)
             taken.add(name)
             names[root] = Var(name)

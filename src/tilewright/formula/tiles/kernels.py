@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 from math import ceil, inf, prod
 from typing import TypeAlias
@@ -70,6 +70,12 @@ class KernelPlan:
         """That with the most axes, after which the kernel is called."""
         return max(self.outputs, key=lambda a: len(a.axes))
 
+    @cached_property
+    def sources(self) -> frozenset[str]:
+        """The names of the arrays in memory that the kernel reads."""
+        arrays = (*self.folds, *self.outputs)
+        return frozenset().union(*(a.sources for a in arrays)) - {a.name for a in arrays}
+
     @property
     def levels(self) -> tuple[Array, ...]:
         """The folds of the loop, in order."""
@@ -122,8 +128,8 @@ def _grouped(
         plan = _kernel([root], normal, in_memory, planned)
         for g, (members, other) in enumerate(groups):
             own = {a.name for a in members}
-            waits = {a.name for a in roots[roots.index(members[0]) : n]} & _read_by(plan)
-            if waits - own or not _read_by(plan) & (_read_by(other) | own):
+            waits = {a.name for a in roots[roots.index(members[0]) : n]} & plan.sources
+            if waits - own or not plan.sources & (other.sources | own):
                 continue
             if frozenset({*own, root.name}) in alone:
                 continue
@@ -134,12 +140,6 @@ def _grouped(
         else:
             groups.append(([root], plan))
     return tuple(plan for _, plan in groups)
-
-
-def _read_by(plan: KernelPlan) -> set[str]:
-    """The names of the arrays in memory that a kernel reads."""
-    arrays = (*plan.folds, *plan.outputs)
-    return set().union(*(a.sources for a in arrays)) - {a.name for a in arrays}
 
 
 def _together(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import math
 from dataclasses import dataclass
+from itertools import chain, count
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class Names:
     def fresh(self, wanted: str) -> str:
         base = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or "x"
         base = _INSTEAD.get(base.rstrip("0123456789"), f"_{base}" if base[0].isdigit() else base)
-        options = (base, *(f"{base}{n}" for n in range(1, 999)))
+        options = chain((base,), (f"{base}{n}" for n in count(1)))
         name = next(n for n in options if n not in self.taken and not keyword.iskeyword(n))
         self.taken.add(name)
         return name

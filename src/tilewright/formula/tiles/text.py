@@ -7,7 +7,7 @@ meet, the one that lacks a dimension gets a `None` there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
 from functools import reduce
 from typing import TypeGuard
@@ -420,7 +420,7 @@ class Writer:
             dims = dims if scan else tuple(v for v in dims if v is not var)
         return Piece(text, dims)
 
-    def folded(self, monoid: str, body: Expr, over: set[Var], scan: bool = False) -> Piece:
+    def folded(self, monoid: str, body: Expr, over: Set[Var], scan: bool = False) -> Piece:
         """`body` folded along the dimensions of `over`."""
         piece = self.value(body)
         union = {*piece.dims, *(v for v in over if v in self.order)}
