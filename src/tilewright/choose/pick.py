@@ -7,7 +7,7 @@ not choose again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from math import log, prod
@@ -19,7 +19,7 @@ from tilewright.ir.analysis.effects import does_more
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.lang.builder import Builder, Sizes, TileLoop
-from tilewright.lang.sizes import choose_sizes
+from tilewright.lang.sizes import Traced, choose_sizes
 
 if TYPE_CHECKING:
     from tilewright.choose.model import Estimate
@@ -48,7 +48,7 @@ class Choice:
 def choose(
     target: Target,
     builder: Builder,
-    traced: Callable[[Sizes], Program],
+    traced: Traced,
     rank: int = 0,
     given: Mapping[int, Candidate] | None = None,
     made: Mapping[int, Candidate] | None = None,
@@ -68,7 +68,7 @@ def choose(
 
     if target.kind != "cuda" and not measured.is_there():
         return Choice(sizes)
-    program, ends = traced(sizes), launch_sizes(builder)
+    program, ends = traced(sizes, None), launch_sizes(builder)
     times = measured.known(Opened(program, target, asked))
     ranks: dict[int, Ranked] = {}
     for number, found in times.items():
@@ -79,8 +79,8 @@ def choose(
     left = {number: found for number, found in asked.items() if number not in ranks}
     if left and target.kind == "cuda":
 
-        def at_ends(sizes: Sizes) -> Program:
-            return at_sizes(traced(sizes), ends)
+        def at_ends(sizes: Sizes, only: int | None) -> Program:
+            return at_sizes(traced(sizes, only), ends)
 
         ranks |= _modelled(target, builder, at_ends, sizes, at_sizes(program, ends), left)
     default, why, deepest = sizes, {}, max(map(len, ranks.values()), default=0)
@@ -95,14 +95,12 @@ def choose(
     return Choice(sizes, why, True, is_measured)
 
 
-def _filled(
-    target: Target, builder: Builder, traced: Callable[[Sizes], Program], sizes: Sizes
-) -> Sizes:
+def _filled(target: Target, builder: Builder, traced: Traced, sizes: Sizes) -> Sizes:
     """Numbers of a text that does not multiply: each multiprocessor has some of the blocks of the
     kernels whose grids grow with them."""
 
     def grids(name: str, number: int) -> list[int]:
-        program = traced(replace(sizes, numbers=sizes.numbers | {name: number}))
+        program = traced(replace(sizes, numbers=sizes.numbers | {name: number}), None)
         known = ([n.value for n in k.grid if isinstance(n, Const)] for k in program.kernels)
         return [int(prod(each)) for each in known]
 
@@ -133,7 +131,7 @@ def open_choices(target: Target, builder: Builder, sizes: Sizes) -> dict[int, li
 def _modelled(
     target: Target,
     builder: Builder,
-    traced: Callable[[Sizes], Program],
+    traced: Traced,
     sizes: Sizes,
     program: Program,
     asked: Mapping[int, Sequence[Candidate]],
@@ -163,7 +161,7 @@ def _modelled(
 def ranked_all(
     target: Target,
     builder: Builder,
-    traced: Callable[[Sizes], Program],
+    traced: Traced,
     sizes: Sizes,
     number: int,
 ) -> list[tuple[Candidate, Estimate]]:
@@ -179,7 +177,7 @@ def ranking(
     found: Sequence[Candidate],
     sizes: Sizes,
     target: Target,
-    traced: Callable[[Sizes], Program],
+    traced: Traced,
 ) -> list[tuple[Candidate, Estimate]]:
     """The candidates of a kernel that fit, best first. The first ones also with pairs of blocks,
     and those whose tiles leave multiprocessors idle with blocks that share their steps."""
@@ -205,7 +203,7 @@ def estimates(
     found: Sequence[Candidate],
     sizes: Sizes,
     target: Target,
-    traced: Callable[[Sizes], Program],
+    traced: Traced,
     known: dict[Candidate, Program],
 ) -> Iterator[tuple[Candidate, Estimate]]:
     """`known`: programs that were traced before; one with clusters differs by a hint alone."""
@@ -214,7 +212,8 @@ def estimates(
     for each in found:
         try:
             alone = replace(each, cluster=1)
-            program = known[alone] = known.get(alone) or traced(chosen_of(sizes, number, alone))
+            at = chosen_of(sizes, number, alone)
+            program = known[alone] = known.get(alone) or traced(at, number)
             kernel = program.kernels[number]
             if each.cluster > 1:
                 hint = Hint("cluster", detail=(each.cluster,))

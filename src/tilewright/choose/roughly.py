@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf, log2
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,7 +11,7 @@ from tilewright.choose.pick import chosen_of, estimates, open_choices
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.lang.builder import Builder, Sizes
-from tilewright.lang.sizes import choose_sizes
+from tilewright.lang.sizes import Traced, choose_sizes
 
 if TYPE_CHECKING:
     from tilewright.choose.model import Estimate
@@ -22,15 +22,13 @@ FEW, FEWER = 20, 2  # candidates of a kernel, and those of them with numbers tha
 USUAL = 128  # the sides of tiles of products that are as large as one likes
 
 
-def roughly(
-    target: Target, builder: Builder, traced: Callable[[Sizes], Program]
-) -> tuple[Sizes, list[Times]]:
+def roughly(target: Target, builder: Builder, traced: Traced) -> tuple[Sizes, list[Times]]:
     """For what `builder`, a first trace, leaves open, the best of a few candidates, and what the
     model then says of the kernels, from disk if another process has asked."""
     from tilewright.targets.entries import Kept  # which imports what digests need
 
     sizes = choose_sizes(builder)
-    kept = Kept(traced(sizes), target, {"few": [FEW, FEWER]}, lines=False, folder="choose/")
+    kept = Kept(traced(sizes, None), target, {"few": [FEW, FEWER]}, lines=False, folder="choose/")
     if known := kept.get():
         return sizes, [(name, seconds, limit) for name, seconds, limit in known[0]["times"]]
     for number, found in open_choices(target, builder, sizes).items():
@@ -39,7 +37,7 @@ def roughly(
         more = numbered(tiles, open_numbers(builder, target), target.chip.multiprocessors)
         few += estimates(number, list(more), sizes, target, traced, {})
         sizes = chosen_of(sizes, number, min(few, key=_time)[0]) if few else sizes
-    times = _estimated(traced(sizes), target)
+    times = _estimated(traced(sizes, None), target)
     kept.put({"kind": "choice", "times": times}, b"")
     return sizes, times
 

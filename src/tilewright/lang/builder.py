@@ -92,6 +92,7 @@ class Builder:
         self.symbols = Symbols()
         self.kernels: list[Kernel] = []
         self.kernel: Kernel | None = None
+        self.only: tuple[int, list[Kernel]] | None = None  # asked for; others are as they were
         self.consts: dict[str, int] = {}
         self.asked: list[str] = []
         self.stand_in: int | None = None  # the value of `T.const` sizes that nothing gives

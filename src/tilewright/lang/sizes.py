@@ -13,10 +13,10 @@ step in registers. Columns are loaded some steps ahead, where there are enough o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil, gcd, log2, prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from tilewright.ir.atoms import MATRIX_TYPES, Feature
 from tilewright.ir.chips import CHIPS, Chip
@@ -26,6 +26,9 @@ from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN, Builder, Sizes, TileLoop
 from tilewright.lang.cpu_sizes import product_sizes
 from tilewright.support.errors import suggest
+
+# the program at other sizes; of one kernel, where its number is given, others as they were before
+Traced: TypeAlias = Callable[[Sizes, "int | None"], Program]
 
 MATRIX = 64  # along each side of a matrix product
 ROWS, COLUMNS, DEPTH = 16, 8, 256  # of an `mma`, of which DEPTH is in bits

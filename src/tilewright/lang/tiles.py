@@ -239,6 +239,8 @@ def _grid(
         _range(builder, name, axis, size, loc)
         for name, axis, size in zip(names, axes, pinned, strict=True)
     ]
+    if _is_known(builder):
+        return
     counts = [span.trips for span in spans]
     # the last axis is the fastest; a grid has three, and only that one may be long
     lead = max(len(counts) - 2, 1)
@@ -291,6 +293,17 @@ def _grid(
             if shift is not None and shift not in builder.shifts:  # no tensor is read by rows
                 begin = builder.outermost()._replace(at=0, order=0)
                 builder.emit_at(begin, Let(shift, const(0)))
+
+
+def _is_known(builder: Builder) -> bool:
+    """Whether the next kernel is not the one that is asked for: it is that of an earlier trace."""
+    asked, known = builder.only or (0, [])
+    if builder.number == asked or builder.number >= len(known):
+        return False
+    kernel = known[builder.number]
+    builder.names |= defined_names(kernel)
+    builder.kernels.append(kernel)
+    return True
 
 
 def _folded(counts: list[Expr], lead: int) -> list[Expr]:

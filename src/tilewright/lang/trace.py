@@ -25,7 +25,7 @@ from tilewright.lang.params import Undeclared, add_parameter
 from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
 from tilewright.lang.scalar import is_runtime, not_lost
 from tilewright.lang.shares import add_rest, rest_sizes
-from tilewright.lang.sizes import beside_products, check_chosen, choose_sizes
+from tilewright.lang.sizes import Traced, beside_products, check_chosen, choose_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.values import Value, again
 from tilewright.lang.where import frames_of_theirs, locate_traceback, set_root
@@ -256,12 +256,12 @@ def _run(function: FunctionType, builder: Builder, call: Callable[[FunctionType]
         return _guarded(call, make(enter))
 
 
-# sizes for what a first trace left open; the function gives the program at other sizes, of which
-# a kernel that adds up sums is no part
-Pick: TypeAlias = Callable[[Builder, Callable[[Sizes], Program]], Sizes]
+# sizes for what a first trace left open; a kernel that adds up sums is no part of what `Traced`
+# gives
+Pick: TypeAlias = Callable[[Builder, Traced], Sizes]
 
 
-def _default(builder: Builder, _: Callable[[Sizes], Program]) -> Sizes:
+def _default(builder: Builder, _: Traced) -> Sizes:
     return choose_sizes(builder)
 
 
@@ -274,9 +274,13 @@ def _with_sizes(
     """Run the function; where it leaves sizes of tiles open, once to see what they are for, and
     again with the sizes chosen."""
 
-    def run(sizes: Sizes | None, last: Any, is_sized: bool = True) -> tuple[Builder, Any]:
+    def run(
+        sizes: Sizes | None, last: Any, is_sized: bool = True, only: int | None = None
+    ) -> tuple[Builder, Any]:
         while True:
             builder = fresh()
+            if only is not None:
+                builder.only = only, first.kernels
             if last is not None:
                 builder.carried, builder.kept = last.carried, last.kept
                 builder.carried_scalars = last.carried_scalars
@@ -291,7 +295,7 @@ def _with_sizes(
     if joined := find_joined(first):
         first, _ = found = run(Sizes(joined=joined), first, False)
     if first.open_tiles or first.extents or first.products:
-        sizes = pick(first, lambda sizes: run(sizes, first)[0].finish())
+        sizes = pick(first, lambda sizes, only: run(sizes, first, only=only)[0].finish())
         if sizes.numbers:
             open_ones = Sizes(numbers=sizes.numbers, joined=sizes.joined)
             sizes = beside_products(sizes, run(open_ones, first, False)[0])

@@ -20,7 +20,7 @@ from tilewright.choose.ranges import range_end
 from tilewright.choose.roughly import Times, roughly
 from tilewright.ir.core import *
 from tilewright.lang.builder import Builder, Sizes
-from tilewright.lang.sizes import choose_sizes
+from tilewright.lang.sizes import Traced, choose_sizes
 from tilewright.lang.trace import DirectTrace, Pick, is_array, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
@@ -142,7 +142,7 @@ class Direct:
         open; `given`: these choices."""
         chosen = Choice()
 
-        def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
+        def pick(builder: Builder, traced: Traced) -> Sizes:
             nonlocal chosen
             chosen = choose(self.target(), builder, traced, rank, given, self.choices)
             return chosen.sizes
@@ -172,7 +172,7 @@ class Direct:
         the model first."""
         target, found = self.target(), dict[int, Sequence[Candidate]]()
 
-        def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
+        def pick(builder: Builder, traced: Traced) -> Sizes:
             default = choose_sizes(builder)
             for number, each in open_choices(target, builder, default).items():
                 if ranked and target.kind == "cuda":
@@ -193,7 +193,7 @@ class Direct:
         a few candidates."""
         found = list[Times]()
 
-        def pick(builder: Builder, traced: Callable[[Sizes], Program]) -> Sizes:
+        def pick(builder: Builder, traced: Traced) -> Sizes:
             chosen, found[:] = roughly(self.target(), builder, traced)
             return chosen
 
