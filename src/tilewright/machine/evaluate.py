@@ -8,6 +8,8 @@ lanes, where garbage does no harm.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -169,6 +171,11 @@ def lookup(fr: Frame, name: str) -> Value:
 DEEPEST = 4 * 60  # columns: Python indents a hundred levels, a chain of choices may be longer
 
 
+@lru_cache(maxsize=4096)
+def _code_of(source: str) -> CodeType:
+    return compile(source, "<expression>", "exec")
+
+
 class _Writer:
     """Writes the Python source of one expression."""
 
@@ -186,7 +193,7 @@ class _Writer:
     def compile(self, expr: Expr, index: bool) -> Eval:
         result = self.emit(expr, {}, "    ", index)
         source = "\n".join(["def evaluate(fr):", *self.lines, f"    return {result}"])
-        exec(compile(source, "<expression>", "exec"), self.names)
+        exec(_code_of(source), self.names)
         evaluate: Eval = self.names["evaluate"]
         return evaluate
 
