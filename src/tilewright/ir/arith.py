@@ -13,59 +13,16 @@ from __future__ import annotations
 import operator as py
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import RLock
+from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
-from weakref import WeakValueDictionary
 
 from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, INT64, DType, promote
 from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.interned import Interned
 from tilewright.support.errors import CompileError, swap
 
 _Operand: TypeAlias = "Expr | int | float | bool"
 _Method: TypeAlias = "Callable[[Expr, _Operand], Expr]"
-
-
-class _Interned(type):
-    """Constructing an equal expression again returns the object that exists."""
-
-    _pool: Any = WeakValueDictionary()
-    _lock = RLock()  # of two threads that construct the same, one would keep an object of its own
-    _known = _pool.data.get  # asked a hundred thousand times in a compilation
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        # one key however it is written: Var("i"), Var("i", INT32) and Var("i", dtype=INT32)
-        names: tuple[str, ...] = cls.__match_args__  # type: ignore[attr-defined]
-        if len(args) < len(names):
-            for name in names[len(args) :]:
-                if name not in kwargs and not hasattr(cls, name):
-                    break
-                args += (kwargs.pop(name) if name in kwargs else getattr(cls, name),)
-        first = args[0]
-        kind = type(first)
-        # types separate 1, 1.0 and True, texts -0.0 from 0.0, which compare equal; numbers are the
-        # first thing that an expression is made of, if at all
-        if kind is int:
-            key = (cls, int, *args)
-        elif kind is not str and isinstance(first, (bool, int, float)):
-            if first != first:
-                args = (_NAN, *args[1:])
-            key = (cls, type(args[0]), repr(args[0]), *args[1:])
-        else:
-            key = (cls, *args)
-        known = _Interned._known(key)
-        found = known() if known is not None else None
-        if found is None:
-            with _Interned._lock:
-                found = _Interned._pool.get(key)
-                if found is None:
-                    found = super().__call__(*args, **kwargs)
-                    _Interned._pool[key] = found
-        return found
-
-
-# as text and on every target a constant NaN has neither sign nor payload: which of them came first
-# must not decide
-_NAN = float("nan")
 
 
 def _nothing(*args: object) -> None: ...
@@ -214,7 +171,7 @@ class Expr:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Const(Expr, metaclass=_Interned):
+class Const(Expr, metaclass=Interned):
     """A number. `value` is a bool, int or float that the type can hold exactly."""
 
     value: int | float | bool
@@ -222,7 +179,7 @@ class Const(Expr, metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Var(Expr, metaclass=_Interned):
+class Var(Expr, metaclass=Interned):
     """A named scalar: a loop variable, block or thread index, size, `Let` or scalar parameter.
 
     Names are unique within a program, so equal name and type mean the same variable.
@@ -233,7 +190,7 @@ class Var(Expr, metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Binary(Expr, metaclass=_Interned):
+class _Binary(Expr, metaclass=Interned):
     op: str
     a: Expr
     b: Expr
@@ -249,7 +206,7 @@ class _Binary(Expr, metaclass=_Interned):
 class Bin(_Binary):
     """`a op b` for op in BIN_OPS, both sides of one type, the result of that type."""
 
-    @property
+    @cached_property
     def dtype(self) -> DType:  # type: ignore[override]
         return self.a.dtype
 
@@ -261,14 +218,14 @@ class Cmp(_Binary):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Select(Expr, metaclass=_Interned):
+class Select(Expr, metaclass=Interned):
     """`a` where `cond`, else `b`; loads of the side not chosen do not happen."""
 
     cond: Expr
     a: Expr
     b: Expr
 
-    @property
+    @cached_property
     def dtype(self) -> DType:  # type: ignore[override]
         return self.a.dtype
 
@@ -281,7 +238,7 @@ class Select(Expr, metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Cast(Expr, metaclass=_Interned):
+class Cast(Expr, metaclass=Interned):
     """Conversion: to nearest even; to integers toward zero, saturating, NaN to 0; to fp8 and
     narrower saturating to the largest finite value."""
 
@@ -297,7 +254,7 @@ class Cast(Expr, metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Call(Expr, metaclass=_Interned):
+class Call(Expr, metaclass=Interned):
     """A pure function from `intrinsics.FUNCTIONS` applied to expressions."""
 
     name: str
@@ -320,6 +277,7 @@ FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "and": lambda a, b: a and b, "or": lambda a, b: a or b,
     "<": py.lt, "<=": py.le, "==": py.eq, "!=": py.ne, ">": py.gt, ">=": py.ge,
 }  # fmt: skip
+_ARITHMETIC = frozenset(("+", "-", "*", "//", "%", "min", "max"))
 # integers that leave the other side as it is: on the left, on the right
 _NEUTRAL = {"+": (0, 0), "-": (None, 0), "*": (1, 1), "//": (None, 1)}
 
@@ -419,13 +377,23 @@ def _instead(value: Any, name: Any) -> str:
 
 def unify(a: _Operand, b: _Operand) -> tuple[Expr, Expr]:
     """Both sides as expressions of one type."""
-    if isinstance(a, Expr) and isinstance(b, Expr) and a.dtype is b.dtype:
-        return a, b
+    if isinstance(a, Expr):
+        if isinstance(b, Expr):
+            if a.dtype is b.dtype:
+                return a, b
+        elif type(b) is int and _holds(a.dtype, b):
+            return a, Const(b, a.dtype)
+    elif type(a) is int and isinstance(b, Expr) and _holds(b.dtype, a):
+        return Const(a, b.dtype), b
     x = wrap(a, b.dtype if isinstance(b, Expr) else None)
     y = wrap(b, x.dtype)
     x = wrap(a, y.dtype) if not isinstance(a, Expr) else x
     common = promote(x.dtype, y.dtype)
     return cast(x, common), cast(y, common)
+
+
+def _holds(kind: DType, value: int) -> bool:
+    return kind.is_int and kind.min_value <= value <= kind.max_value
 
 
 def cast(a: Expr, dtype: DType) -> Expr:
@@ -458,6 +426,9 @@ def number(a: Expr) -> Expr:
 
 def binary(op: str, a: _Operand, b: _Operand) -> Expr:
     """`a op b`, promoted; integer constants fold."""
+    if op in _ARITHMETIC:  # most of them
+        x, y = unify(a, b)
+        return folded(op, *((number(x), number(y)) if x.dtype.is_bool else (x, y)))
     if op in ("<<", ">>"):
         return _shift(op, a, b)
     if op == "**":
@@ -465,10 +436,8 @@ def binary(op: str, a: _Operand, b: _Operand) -> Expr:
     x, y = unify(a, b)
     if op in ("and", "or"):
         x, y = truth(x), truth(y)
-    elif x.dtype.is_bool and op not in ("&", "|", "^"):
-        x, y = cast(x, INT32), cast(y, INT32)
     if op == "/" and not x.dtype.is_float:
-        x, y = cast(x, FLOAT32), cast(y, FLOAT32)
+        x, y = cast(number(x), FLOAT32), cast(number(y), FLOAT32)
     if op in ("&", "|", "^"):
         _require_integer(op, x, y)
     return folded(op, x, y)

@@ -19,7 +19,7 @@ from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Expr, Load, Var, loads, substitute, transform, variables
 from tilewright.ir.op import Alloc, Body, Kernel, Let, Op, Program, View, bound, marked, walk_ops
-from tilewright.support.errors import at, here
+from tilewright.support.errors import here
 
 OpT = TypeVar("OpT", bound=Op)
 _Code = TypeVar("_Code", Op, Body, Kernel)
@@ -98,7 +98,8 @@ def map_body(body: Body, fn: OpRule) -> Body:
     body to put in its place (`()` drops it), or None to keep it. New ops have the `loc` of `op`."""
     found: list[Op] = []
     same = True
-    with at(None):
+    before = here.set(here.get())
+    try:  # as `at(None)`, which takes longer than most of the ops
         for op in body:
             inner = map_ops(op, fn)
             here.set(inner.loc or here.get())
@@ -110,6 +111,8 @@ def map_body(body: Body, fn: OpRule) -> Body:
                 found += new
             else:
                 found.append(new)
+    finally:
+        here.reset(before)
     return body if same else tuple(found)
 
 

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,10 +59,14 @@ class Pass:
             with at(given.loc):
                 return self.run(given, target)
 
-        whole = next(iter(signature(self.run, follow_wrapped=False).parameters)) == "program"
         with naming(program):
-            result: Program = run(program) if whole else map_kernels(program, run)
+            result: Program = run(program) if self.is_whole else map_kernels(program, run)
         return result
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether it takes a program."""
+        return next(iter(signature(self.run, follow_wrapped=False).parameters)) == "program"
 
 
 class Step(NamedTuple):
