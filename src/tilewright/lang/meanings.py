@@ -226,8 +226,7 @@ def as_entries(names: dict[str, Any]) -> dict[str, Callable[..., Any]]:
 
 
 def unknown_word(name: str, known: list[str]) -> AttributeError:
-    if name.startswith("__"):
-        # modules are asked for these all the time
+    if name.startswith("_"):  # modules are asked for these all the time
         return AttributeError(f"module 'tilewright.language' has no attribute {name!r}")
     said = f"T.{name} is not a word of the language"
     words = [k for k in known if k not in _NO_WORDS]

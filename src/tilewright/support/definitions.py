@@ -114,14 +114,19 @@ def _learn(function: FunctionType, texts: list[str]) -> None:
         return
     first = fitting[0]
     # what bytecode does not hold is known only if the file is as it was loaded
-    shown = {"".join(ast.dump(each.node) for each in found.values()) for found in fitting}
     annotated = any(isinstance(n, ast.AnnAssign) for n in ast.walk(first[id(code)].node))
-    doubtful = len(shown) > 1 or annotated
-    if doubtful and _edited_since(code.co_filename, scope):
+    if (annotated or _differ(fitting)) and _edited_since(code.co_filename, scope):
         return
     for each in nested(code):
         if id(each) in first:
             _known[each] = first[id(each)]
+
+
+def _differ(fitting: list[dict[int, Definition]]) -> bool:
+    def shown(found: dict[int, Definition]) -> str:
+        return "".join(ast.dump(each.node) for each in found.values())
+
+    return len(fitting) > 1 and len(set(map(shown, fitting))) > 1
 
 
 def _fitting(text: str, code: CodeType, scope: dict[str, Any]) -> dict[int, Definition] | None:
@@ -134,12 +139,17 @@ def _fitting(text: str, code: CodeType, scope: dict[str, Any]) -> dict[int, Defi
     place = (code.co_name, code.co_firstlineno)
     if place not in tree or not (_is_hooked(scope) or code in compiled.get(place, ())):
         return None
-    lines = StringIO(text).readlines()  # as Python counts them: a form feed ends none
+    lines = _lines(text)
     return {
         id(each): _cut(tree[each.co_name, each.co_firstlineno], lines, code.co_filename)
         for each in nested(code)
         if (each.co_name, each.co_firstlineno) in tree
     }
+
+
+@lru_cache(maxsize=16)
+def _lines(text: str) -> list[str]:
+    return StringIO(text).readlines()  # as Python counts them: a form feed ends none
 
 
 _Place = tuple[str, int]
@@ -152,13 +162,22 @@ def _compiled(
     tree = ast.parse(text, file)
     nodes = {
         (node.name, _first_line(node)): node
-        for node in ast.walk(tree)
+        for node in _statements(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     codes: dict[_Place, list[CodeType]] = {}
     for code in nested(compile(tree, file, "exec", flags, dont_inherit=True)):
         codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
     return nodes, codes
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those in a node, at any depth; expressions have none."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inside = getattr(node, name, ())
+        for each in inside if isinstance(inside, list) else ():
+            yield each
+            yield from _statements(each)
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:
