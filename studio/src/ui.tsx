@@ -94,6 +94,28 @@ export interface Brush {
   css: (name: string) => string;
 }
 
+interface Walked {
+  at: Signal<[number, number] | null>;
+  rows: number;
+  columns: number;
+}
+
+const ARROWS: Record<string, [number, number]> = {
+  ArrowUp: [-1, 0],
+  ArrowDown: [1, 0],
+  ArrowLeft: [0, -1],
+  ArrowRight: [0, 1],
+};
+
+function walked(event: KeyboardEvent, { at, rows, columns }: Walked): void {
+  const by = ARROWS[event.key];
+  if (!by) return;
+  event.preventDefault();
+  event.stopPropagation(); // no step of the timeline
+  const [row, column] = at.value ? [at.value[0] + by[0], at.value[1] + by[1]] : [0, 0];
+  at.value = [Math.max(0, Math.min(rows - 1, row)), Math.max(0, Math.min(columns - 1, column))];
+}
+
 /** A canvas in the pixels of the screen, drawn again when a signal changes that `draw` has read. */
 export function Canvas(props: {
   draw: (brush: Brush) => void;
@@ -103,7 +125,8 @@ export function Canvas(props: {
   /** Columns to rows, where the drawing has a form of its own. */
   form?: number;
   again?: unknown;
-  size?: Signal<[number, number]>;
+  /** Of a table: arrows walk through it. */
+  cells?: Walked;
   onPointerDown?: (event: PointerEvent) => void;
   onPointerMove?: (event: PointerEvent) => void;
   onPointerLeave?: (event: PointerEvent) => void;
@@ -203,6 +226,8 @@ export function Canvas(props: {
         onPointerMove={props.onPointerMove}
         onPointerLeave={props.onPointerLeave}
         onDblClick={props.onDblClick}
+        tabIndex={props.cells ? 0 : undefined}
+        onKeyDown={(event) => props.cells && walked(event, props.cells)}
       />
     </div>
   );

@@ -43,6 +43,11 @@ def test_a_layout_names_thread_and_register(studio):
     studio.mouse.move(box["x"] + 4, box["y"] + 4)
     words = studio.locator("[data-layout=hover]")
     assert "thread 0 (warp 0, lane 0), register 0" in words.text_content()
+    step = total(studio, "step")
+    studio.locator(".layouts canvas").focus()
+    for key in ("ArrowDown", "ArrowRight"):
+        studio.keyboard.press(key)
+    assert "[1, 1]" in words.text_content() and total(studio, "step") == step
 
 
 def test_broken_text_shows_its_error(studio):

@@ -171,6 +171,7 @@ export function LayoutsView() {
         class="heatbox"
         label={`layout of ${l.buffer}: ${l.formula}`}
         again={l}
+        cells={cells.value ? { at: hover, ...cells.value } : undefined}
         form={cells.value ? cells.value.columns / Math.max(cells.value.rows, 1) : 1}
         draw={draw}
         onPointerMove={(event) => {
@@ -183,7 +184,7 @@ export function LayoutsView() {
         }}
         onPointerLeave={() => (hover.value = null)}
       />
-      <p class="caption mono" data-layout="hover">
+      <p class="caption mono" data-layout="hover" aria-live="polite">
         {words(l)}
       </p>
       {l.accesses?.length ? <Accesses all={l.accesses} /> : null}
@@ -194,7 +195,7 @@ export function LayoutsView() {
 function words(l: Layout): string {
   const known = cells.value;
   const at = hover.value;
-  if (!known || !at) return "hover an element";
+  if (!known || !at) return "hover an element, or walk by arrow keys";
   const i = at[0] * known.columns + at[1];
   const [first, second] = [known.first[i]!, known.second[i]!];
   const where = `${l.buffer}[${known.rows > 1 ? `${at[0]}, ` : ""}${at[1]}]`;

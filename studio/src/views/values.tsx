@@ -161,6 +161,7 @@ function Heat({ frame, name }: { frame: Frame; name: string }) {
         class="heatbox"
         label={`values of ${name}: ${frame.shape.join(" × ")}, from ${low} to ${high}`}
         again={frame}
+        cells={{ at: hover, rows, columns }}
         form={columns / Math.max(rows, columns / 8)}
         onPointerMove={(event) => {
           const box = event.currentTarget as HTMLElement;
@@ -187,10 +188,10 @@ function Heat({ frame, name }: { frame: Frame; name: string }) {
           c.strokeRect(0.5, 0.5, columns * w - 1, rows * h - 1);
         }}
       />
-      <p class="caption mono">
+      <p class="caption mono" aria-live="polite">
         {cell && level !== undefined && known
           ? `${name}[${element(frame, cell)}] ≈ ${level === 255 ? "not a number" : short(low + ((high - low) * level) / 254)}`
-          : "hover an element"}
+          : "hover an element, or walk by arrow keys"}
       </p>
     </>
   );
