@@ -13,7 +13,6 @@ from __future__ import annotations
 import operator as py
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
 
 from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, INT64, DType, promote
@@ -206,7 +205,7 @@ class _Binary(Expr, metaclass=Interned):
 class Bin(_Binary):
     """`a op b` for op in BIN_OPS, both sides of one type, the result of that type."""
 
-    @cached_property
+    @property
     def dtype(self) -> DType:  # type: ignore[override]
         return self.a.dtype
 
@@ -225,7 +224,7 @@ class Select(Expr, metaclass=Interned):
     a: Expr
     b: Expr
 
-    @cached_property
+    @property
     def dtype(self) -> DType:  # type: ignore[override]
         return self.a.dtype
 
