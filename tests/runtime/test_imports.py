@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from devtools.imports import imports
+
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = {"jax", "torch"}  # the tests need neither
 
@@ -53,7 +55,7 @@ def test_late_imports_name_what_there_is():
     folders = ("src", "tests", "zoo", "benchmarks", "devtools", "examples")
     missing = []
     for path in (p for folder in folders for p in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in imports(path.read_text(encoding="utf-8")):
             if not isinstance(node, ast.ImportFrom) or not node.module or node.level:
                 continue
             if node.module.partition(".")[0] != "tilewright":

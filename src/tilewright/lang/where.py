@@ -74,18 +74,24 @@ def _positions(code: CodeType) -> tuple[tuple[int | None, ...], ...]:
     return tuple(find()) if find is not None else ()
 
 
-def _span(code: CodeType, lasti: int, line: int) -> Loc:
+def _span(code: CodeType, lasti: int) -> Loc:
     known = _SPANS_BY_ID.get(id(code))
     if known is None:
         _SPANS[code] = {}
         known = _SPANS_BY_ID[id(code)]
-    found = known[1].get((lasti, line))
+    found = known[1].get(lasti)
     if found is None:
-        found = known[1][lasti, line] = _find_span(code, lasti, line)
+        found = known[1][lasti] = _find_span(code, lasti, _line(code, lasti))
     return found
 
 
-_SPANS: ByCode[dict[tuple[int, int], Loc]] = ByCode()
+def _line(code: CodeType, lasti: int) -> int:
+    """As frames know it, which walk all lines up to it whenever they are asked."""
+    lines = (line for first, end, line in code.co_lines() if first <= lasti < end)
+    return next(lines, None) or code.co_firstlineno
+
+
+_SPANS: ByCode[dict[int, Loc]] = ByCode()
 _SPANS_BY_ID = _SPANS.by_id
 
 
@@ -134,7 +140,7 @@ def locate() -> Loc | None:
     while frame is not None:
         code = frame.f_code
         if id(code) in _REWRITTEN_IDS:
-            spans.append(_span(code, frame.f_lasti, frame.f_lineno))
+            spans.append(_span(code, frame.f_lasti))
             depth = len(spans)
         elif id(code) in _ROOTS:
             break
@@ -143,7 +149,7 @@ def locate() -> Loc | None:
             and is_theirs(frame)
             and code.co_filename != "<string>"  # such as dataclasses' methods
         ):
-            spans.append(_span(code, frame.f_lasti, frame.f_lineno))
+            spans.append(_span(code, frame.f_lasti))
         frame = frame.f_back
     return _chain(spans[:depth] or spans[:1])
 
@@ -155,7 +161,7 @@ def locate_traceback(traceback: TracebackType | None) -> tuple[Loc | None, Frame
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if code in _REWRITTEN or (spans and is_theirs(traceback.tb_frame)):
-            spans.insert(0, _span(code, traceback.tb_lasti, traceback.tb_lineno))
+            spans.insert(0, _span(code, traceback.tb_lasti))
             found = traceback.tb_frame
         traceback = traceback.tb_next
     return _chain(spans), found
