@@ -158,9 +158,17 @@ export function exported(requests: Request[]): Promise<void> {
   });
 }
 
-export function start(): Promise<void> {
-  const text = document.getElementById("studio-data")?.textContent ?? "null";
-  const data = JSON.parse(text) as Boot | null;
+/** The data of the page: packed where the page is a file of its own. */
+function told(): Promise<string> {
+  const script = document.getElementById("studio-data") as HTMLScriptElement | null;
+  const text = script?.textContent ?? "null";
+  if (script?.type !== "application/gzip") return Promise.resolve(text);
+  const packed = new Blob([Uint8Array.from(atob(text), (c) => c.charCodeAt(0))]);
+  return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+export async function start(): Promise<void> {
+  const data = JSON.parse(await told()) as Boot | null;
   boot.value = data;
   if (!data) {
     failure.value = lost("this page holds no recording");

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import gzip
 import json
 import socket
 
@@ -194,11 +196,16 @@ def test_a_port_in_use():
     own.close()
 
 
+def told_in(page):
+    """What a page that was exported holds."""
+    packed = page.split('type="application/gzip">')[1].split("</script>")[0]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
 def test_a_page_without_a_network(studio, page):
     text = studio.export({"requests": [SMALL]})
     assert export.STYLE not in text and "src=" not in text and "<style>p {}</style>" in text
-    data = text.split('type="application/json">')[1].split("</script>")[0]
-    told = json.loads(data)
+    told = told_in(text)
     assert told["mode"] == "static" and told["recordings"][0]["kernel"] == "add"
     assert text.count("</script>") == 2  # none inside the code
     with pytest.raises(CompileError, match="list of requests"):
@@ -210,7 +217,7 @@ def test_a_page_of_two_variants_compares_them(page):
     about = {"gallery": "gemm", "sizes": {"M": 256, "N": 256, "K": 256}, "want": []}
     text = made.export({"requests": [about, {**about, "schedule": {"stages": 2}}]})
     made.close()
-    told = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    told = told_in(text)
     ((pair,), (lesson,)) = told["comparisons"], told["gallery"]
     assert pair["sentences"] and pair["b"]["request"]["schedule"] == {"stages": 2}
     assert lesson["name"] == "gemm"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ PAGE = Path(__file__).parent / "page"
 MOST = 3 << 20  # bytes of a file
 HEAVY = ("levels", "layouts", "values")  # sections that may be left out
 DATA = '<script id="studio-data" type="application/json">null</script>'
+PACKED = '<script id="studio-data" type="application/gzip">null</script>'  # and in base64
 STYLE = '<link rel="stylesheet" href="studio.css">'
 CODE = '<script type="module" src="studio.js"></script>'
 
@@ -30,7 +33,10 @@ def static(data: Mapping[str, Any]) -> str:
     recordings = list(data.get("recordings", ()))
     for lacks in ((), ("levels",), ("levels", "layouts"), HEAVY):
         told = {**data, "recordings": [without(r, lacks) for r in recordings]}
-        text = _swapped(page(told), STYLE, f"<style>{style}</style>")
+        plain = json.dumps(told, ensure_ascii=False).encode()
+        packed = b64encode(gzip.compress(plain, mtime=0)).decode()
+        text = _swapped(_file("index.html"), DATA, PACKED.replace("null", packed))
+        text = _swapped(text, STYLE, f"<style>{style}</style>")
         text = _swapped(text, CODE, f'<script type="module">{code}</script>')
         if len(text.encode()) <= MOST:
             return text
