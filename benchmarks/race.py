@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import json
 import math
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -160,6 +161,7 @@ def command_line(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--burst-ms", type=float, default=4.0)
     parser.add_argument("--warmup-ms", type=float, default=50.0)
+    parser.add_argument("--pause-ms", type=float, help="between bursts")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds a race")
     parser.add_argument("--backend", default="auto", help="auto, event, graph or clock")
     parser.add_argument("--only", nargs="+", default=[], help="races of these names")
@@ -177,11 +179,14 @@ def seeded(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def timed(paths: Iterable[str]) -> Iterator[tuple[str, dict[str, float]]]:
+def timed(
+    paths: Iterable[str], pick: Callable[[list[float]], float] = statistics.median
+) -> Iterator[tuple[str, dict[str, float]]]:
     """The races of results in which ours was timed, with the milliseconds of all contenders."""
     for path in paths:
         for each in json.loads(Path(path).read_text())["races"]:
-            times = {name: found["ms"] for name, found in each.get("contenders", {}).items()}
+            found = each.get("contenders", {})
+            times = {name: pick(taken["times_ms"]) for name, taken in found.items()}
             if "ours" in times:
                 yield each["race"], times
             else:
@@ -198,7 +203,17 @@ def tell_ratios(name: str, found: Sequence[tuple[float, str]], bar: float) -> No
     )
 
 
-_COMMON = {"out", "rounds", "burst_ms", "warmup_ms", "timeout", "backend", "only", "force"}
+_COMMON = {
+    "out",
+    "rounds",
+    "burst_ms",
+    "warmup_ms",
+    "pause_ms",
+    "timeout",
+    "backend",
+    "only",
+    "force",
+}
 
 
 def main(file: str, parser: argparse.ArgumentParser) -> int:
@@ -208,8 +223,9 @@ def main(file: str, parser: argparse.ArgumentParser) -> int:
 
     args = parser.parse_args()
     own = {name: value for name, value in vars(args).items() if name not in _COMMON}
+    pause = None if args.pause_ms is None else args.pause_ms / 1e3
     settings = Settings(
-        args.rounds, args.burst_ms / 1e3, None, args.backend, args.force, args.warmup_ms / 1e3
+        args.rounds, args.burst_ms / 1e3, pause, args.backend, args.force, args.warmup_ms / 1e3
     )
     job = Job(file, own, settings, args.only, args.timeout)
     command = command_line(f"python benchmarks/{Path(file).name}", sys.argv[1:])
