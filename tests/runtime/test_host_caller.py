@@ -1,7 +1,9 @@
 """The generated function of the CPU target: which calls take the short road, and what it costs."""
 
 import ctypes
+import sys
 import time
+from operator import is_
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ import tilewright as tw
 import tilewright.language as T
 from tilewright.runtime import host_caller
 from tilewright.runtime.launch import Launcher
+from tilewright.targets.cpu import threads
+from tilewright.targets.cpu.native import RECORD
 from tilewright.targets.cpu.threads import arena
 
 
@@ -109,6 +113,12 @@ def test_tensors_where_pytorch_has_no_guards(checked, monkeypatch):
         kernel(a, b, c)
 
 
+def checks_of(kernel):
+    """The Python function, where machine code calls it."""
+    record = getattr(kernel.__call__, "__self__", None)
+    return kernel.__call__ if record is None else record.alive[0]
+
+
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(host_caller, "KEPT", 4)
     kernel = add(T.dynamic("n"))
@@ -116,7 +126,7 @@ def test_what_is_remembered_is_bounded(monkeypatch):
         a, b, c = three(n)
         kernel(a, b, c)
         assert (c == 2).all()
-    assert len(kernel.__call__.__globals__["kept"]) <= 4
+    assert len(checks_of(kernel).__globals__["kept"]) <= 4
 
 
 def test_addresses_are_read_or_asked_for(monkeypatch):
@@ -127,6 +137,102 @@ def test_addresses_are_read_or_asked_for(monkeypatch):
         a, b, c = three()
         kernel(a, b, c)
         assert (c == 2).all()
+
+
+def of_machine_code(call):
+    """The words it reads, by name."""
+    record = getattr(call.__call__, "__self__", None)
+    if record is None:
+        pytest.skip("this Python's arrays are not read by machine code")
+    return record, {name: at for at, name in enumerate(RECORD)}
+
+
+@pytest.mark.parametrize("makes", [False, True])
+def test_machine_code_takes_calls_like_the_one_before(makes):
+    kernel = add(T.dynamic("n"), out_idx=-1 if makes else None)
+    given = three()[: 3 - makes]
+    for _ in range(2):  # the second is measured, and leads to machine code
+        kernel(*given)
+    asked = []
+
+    def slow(*given, **named):
+        asked.append((given, named))
+
+    record, at = of_machine_code(kernel)
+    record[at["slow"]] = id(slow)
+    given[-1][:] = 3 if makes else 0
+    found = kernel(*given)
+    assert (found if makes else given[-1]).tolist() == [4.0 if makes else 2.0] * 64
+    assert not asked
+    a, *rest = given
+    frozen = a.copy()
+    frozen.flags.writeable = False
+    others = [three(8)[: len(given)], [np.ones(128, np.float32)[::2], *rest]]
+    others += [
+        [a.astype(">f4"), *rest],
+        [a.astype(np.int32), *rest],
+        [a.tolist(), *rest],
+        given[:1],
+    ]
+    others += [[a.reshape(8, 8), *rest], [np.ma.array(a), *rest], [*given, a]]
+    others += [[np.frombuffer(b" " * 257, np.uint8)[1:].view(np.float32), *rest]]
+    if not makes:  # what is written may not be read-only, nor lie in what is read
+        whole = np.ones(80, np.float32)
+        others += [[a, rest[0], frozen], [a, rest[0], a], [a, whole[:64], whole[16:]]]
+    for other in others:
+        kernel(*other)
+        ((there, named),) = asked
+        assert len(there) == len(other) and all(map(is_, there, other)) and not named
+        asked.clear()
+    kernel(*given[:-1], **{"B" if makes else "C": given[-1]})
+    assert len(asked) == 1 and len(asked[0][1]) == 1
+
+
+def test_machine_code_raises_what_making_the_result_raises():
+    made = add(T.dynamic("n"), out_idx=-1)
+    a, b, _ = three()
+    for _ in range(3):
+        made(a, b)
+
+    def fails(*_):
+        raise MemoryError("none left")
+
+    record, at = of_machine_code(made)
+    kept = int(record[at["empty"]])
+    record[at["empty"]] = id(fails)
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="none left"):
+            made(a, b)
+    record[at["empty"]] = kept
+    assert made(a, b).tolist() == [2.0] * 64
+
+
+def test_machine_code_lends_its_memory_to_one_call():
+    """Another thread's call comes meanwhile: it takes the Python road."""
+    made = add(T.dynamic("n"), out_idx=-1)
+    a, b, _ = three()
+    for _ in range(3):
+        made(a, b)
+    of_machine_code(made)
+    address, threads.pool.cell.value = threads.pool.cell.value, 0
+    assert address
+    assert made(a, b).tolist() == [2.0] * 64
+    threads.pool.cell.value = address
+    assert made(a, b).tolist() == [2.0] * 64 and threads.pool.cell.value == address
+
+
+def test_machine_code_counts_references():
+    kernel, made = add(T.dynamic("n")), add(T.dynamic("n"), out_idx=-1)
+    a, b, c = three()
+    for call, more in ((kernel, (c,)), (made, ())):
+        for _ in range(3):
+            call(a, b, *more)
+        before = [sys.getrefcount(x) for x in (a, b, c, a.dtype, None)]
+        for _ in range(1000):
+            call(a, b, *more)
+        after = [sys.getrefcount(x) for x in (a, b, c, a.dtype, None)]
+        assert all(abs(x - y) < 50 for x, y in zip(before, after))
+    assert sys.getrefcount(made(a, b)) <= 2
 
 
 LITTLE = 26  # of NumPy's additions of 64 numbers: 20 µs where one takes 0.77

@@ -2,13 +2,15 @@
 
 A checked launch of three arrays costs forty microseconds when each is looked at by general code.
 But what the checks look at is a handful of facts: types, shapes, strides, element types, whether
-an array may be written. So there are two roads:
+an array may be written. So there are three roads, each the next one's
+fallback:
 
-1. The facts are those of a call that was checked before: they are the key under which its sizes
+1. Machine code compares NumPy's arrays with those of a call before (`native.call`).
+2. The facts are those of a call that was checked before: they are the key under which its sizes
    and its launch are kept. PyTorch compares them in one call of its own (`guard_of`). What differs
    from call to call is looked at each time: that addresses are aligned, and that what is written
    lies outside the other arrays.
-2. Everything else, and everything that is wrong: `Launcher.prepare`, whatever the library.
+3. Everything else, and everything that is wrong: `Launcher.prepare`, whatever the library.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -40,6 +42,7 @@ from tilewright.targets.torch_tensors import (
 )
 
 KEPT = 1024  # checked calls that are remembered
+WRITEABLE = 0x400  # among the flags of NumPy's arrays
 
 # the types that struct reads as the full check does
 _INTS = frozenset((int, bool, np.int64, np.int32, np.int16, np.int8))
@@ -49,6 +52,11 @@ _NUMBERS = {
     "uint": _INTS,
     "bool": frozenset((bool,)),
 }
+
+
+if TYPE_CHECKING:
+    from tilewright.targets.cpu.kernel import Fixed
+    from tilewright.targets.cpu.native import Record
 
 
 class Fixable(Protocol):
@@ -66,11 +74,21 @@ class Fixable(Protocol):
 
 def make_caller(launcher: Launcher, executable: Fixable) -> Callable[..., Any]:
     """The function for `launcher`'s parameters: it checks, runs, and returns what was made."""
+    from tilewright.targets.cpu.native import python_function, reads_arrays  # and so LLVM
+
     made = _Maker(launcher, executable)
-    return generated(made.text(), launcher.program.name, made.names)
+    call = generated(made.text(), launcher.program.name, made.names)
+    if made.scalars or not made.tensors or len(made.made) > 1 or not reads_arrays():
+        return call
+    ranks = [p.rank for _, p in made.tensors]
+    function = python_function(call, ranks, len(made.pairs))
+    made.record = function.__self__  # type: ignore[attr-defined]
+    return function
 
 
 class _Maker:
+    record: Record | None = None
+
     def __init__(self, launcher: Launcher, executable: Fixable) -> None:
         self.launcher, self.executable = launcher, executable
         self.params = launcher.params
@@ -97,7 +115,7 @@ class _Maker:
             "empty": np.empty, "encode": executable.encode,
         }  # fmt: skip
 
-    # ── the second road ──────────────────────────────────────────────────────────────────────
+    # ── the third road ──────────────────────────────────────────────────────────────────────
 
     def slow(self, given: tuple[Any, ...], named: Mapping[str, Any], key: Any) -> Any:
         given = passed(given)
@@ -124,11 +142,43 @@ class _Maker:
             kept.clear()
         views = [call.views[p.name] for _, p in self.tensors]
         made = [m for _, p in self.made for m in (call.args[p.name].shape, kind(p.dtype))]
-        found = (run, *made, *(b for i, j in self.pairs for b in views[i].apart(views[j])))
+        apart = [views[i].apart(views[j]) for i, j in self.pairs]
+        if key is not None and self.record is not None and hasattr(run, "job"):
+            run = self._first_road(run, key, values, made, apart)
+        found = (run, *made, *(bound for pair in apart for bound in pair))
         if key is None:
             written = [v for v, (_, p) in zip(values, self.tensors, strict=True) if self._writes(p)]
             found = self.names["recent"] = (guard_of(values, written), found)
         kept[facts] = found
+
+    def _first_road(
+        self, run: Fixed, key: Any, values: Sequence[Any], made: Sequence[Any], apart: Sequence[Any]
+    ) -> Callable[[bytes], None]:
+        """`run`, after which machine code knows calls like this one. It does not measure, so there
+        has been one such call before."""
+        from tilewright.targets.cpu.native import known
+
+        places = self.launcher.inputs
+        facts: list[int] = []
+        for (_, p), place, value in zip(self.tensors, places, values, strict=True):
+            low = p.dtype.numpy.itemsize - 1
+            facts += [id(value.dtype), value.ndim, WRITEABLE * self._writes(p), low, place]
+            facts += [n for pair in zip(value.shape, value.strides, strict=True) for n in pair]
+        for (i, j), bounds in zip(self.pairs, apart, strict=True):
+            facts += [places[i], places[j], *bounds]
+        kinds, outline = [value.dtype for value in values], tuple(made)
+
+        def first(head: bytes) -> None:
+            run(head)
+            kept, job = self.names["kept"], run.job()
+            if key in kept and not job[-1]:  # a shared one may have been slow that time
+                kept[key] = (run, *kept[key][1:])
+            if (block := run.words(head)) and self.record is not None:
+                makes = [id(np.empty), id(outline), self.launcher.outputs[0]] if made else [0, 0, 0]
+                words = [len(self.pairs), *job, len(block) // 8, *makes]
+                known(self.record, len(values), words, block, facts, [kinds, outline, run])
+
+        return first
 
     def again(self, *values: Any) -> Any:
         """The call of PyTorch tensors that look like these, if there was one."""
@@ -158,7 +208,7 @@ class _Maker:
         except Exception:  # sparse, fake, or not a tensor
             return None
 
-    # ── the first road, as text ──────────────────────────────────────────────────────────────
+    # ── the second road, as text ──────────────────────────────────────────────────────────────
 
     def text(self) -> str:
         """Of tensors `x0` the addresses are `a0`, of those that are made `shape0` and `kind0`."""

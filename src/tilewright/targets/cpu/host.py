@@ -170,6 +170,17 @@ def object_file(module: Any, level: str = "") -> bytes:
     return bytes(target_machine(level).emit_object(module))
 
 
+def link(image: bytes, exports: Sequence[str], imports: Mapping[str, int]) -> Binary:
+    """An object file in memory, with the addresses of what it calls."""
+    library = llvm.JITLibraryBuilder().add_object_img(image)
+    for name in exports:
+        library = library.export_symbol(name)
+    for name, address in imports.items():
+        library = library.import_symbol(name, address)
+    linker = llvm.create_lljit_compiler(target_machine(), use_jit_link=False)
+    return Binary(library.add_current_process().link(linker, "tilewright"), linker)
+
+
 @dataclass(frozen=True)
 class Code:
     """Machine code for this computer and what a launch needs to know of it, as it is kept on disk.
@@ -187,15 +198,9 @@ class Code:
 
     def link(self, symbols: Sequence[str] = ()) -> Binary:
         """In memory, ready to call: the kernels, and other `symbols`."""
-        library = llvm.JITLibraryBuilder().add_object_img(self.image)
-        for name in symbols:
-            library = library.export_symbol(name)
-        for name, _ in self.kernels:
-            library = library.export_symbol(name).export_symbol(f"{name}.blocks")
-        for symbol in self.imports:
-            library = library.import_symbol(symbol, math_address(symbol))
-        linker = llvm.create_lljit_compiler(target_machine(), use_jit_link=False)
-        return Binary(library.add_current_process().link(linker, "tilewright"), linker)
+        entries = [each for name, _ in self.kernels for each in (name, f"{name}.blocks")]
+        imports = {symbol: math_address(symbol) for symbol in self.imports}
+        return link(self.image, [*symbols, *entries], imports)
 
     def to_entry(self) -> tuple[dict[str, Json], bytes]:
         found = to_json((self.kernels, self.scratch, self.imports))

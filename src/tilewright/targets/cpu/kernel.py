@@ -7,6 +7,7 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from time import perf_counter
@@ -20,6 +21,7 @@ from tilewright.ir.target import Target
 from tilewright.support.cache import UNREADABLE
 from tilewright.support.show import cut, show_line
 from tilewright.targets.arrays import ArrayView
+from tilewright.targets.cpu import threads
 from tilewright.targets.cpu.host import (
     LLVM_LOCK,
     Binary,
@@ -28,14 +30,14 @@ from tilewright.targets.cpu.host import (
     target_machine,
     toolchain,
 )
+from tilewright.targets.cpu.native import MOST_WORDS
 from tilewright.targets.cpu.numbers import item_bytes
-from tilewright.targets.cpu.threads import arena, run_blocks
+from tilewright.targets.cpu.threads import ENTRY, arena, chunk_of, run_blocks
 from tilewright.targets.entries import Kept
 
 if TYPE_CHECKING:
     from tilewright.passes.run import Trace
 
-_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _COUNT = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _SHOW = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))
 
@@ -47,8 +49,8 @@ _CODES = {
 }  # fmt: skip
 BYTES = "8s"
 
-# below this a handover to the workers costs more than it saves
-_WORTH_SHARING = 60e-6
+# below this workers, awake, save less than they cost
+_WORTH_SHARING = 20e-6
 
 
 class _Launch:
@@ -57,7 +59,8 @@ class _Launch:
     def __init__(self, name: str, binary: Binary, arena_bytes: int) -> None:
         self.name = name
         self.binary = binary  # lives as long as somebody can call it
-        self.entry = _ENTRY(binary.address(name))
+        self.address = binary.address(name)
+        self.entry = ENTRY(self.address)
         self.count = _COUNT(binary.address(f"{name}.blocks"))
         self.arena_bytes = arena_bytes
         self.seconds_per_block: float | None = None
@@ -68,27 +71,47 @@ class _Launch:
             total = int(self.count(args))
         if total <= 0:
             return
-        entry = self.entry
-        pace = self.seconds_per_block
-        if pace is not None and (alone or total * pace <= _WORTH_SHARING):
-            # nobody to hand over to: a small kernel is called in no time, and that is what it costs
-            started = perf_counter()
-            entry(args, arena(self.arena_bytes), 0, total)
-            self.seconds_per_block = (perf_counter() - started) / total
-            return
-
-        def work(arena: int, first: int, last: int) -> None:
-            # timed around the work itself, so that waiting for workers is not taken for work
-            started = perf_counter()
-            entry(args, arena, first, last)
-            self.seconds_per_block = (perf_counter() - started) / (last - first)
-
         first = 0
         if self.seconds_per_block is None and total > 1:
-            work(arena(self.arena_bytes), 0, 1)
-            first = 1
-        left = (total - first) * (self.seconds_per_block or 0.0)
-        run_blocks(work, first, total, self.arena_bytes, left > _WORTH_SHARING and not alone)
+            self.entry(args, arena(self.arena_bytes), 0, first := 1)
+        started, done = perf_counter(), total - first
+        if alone or not self.chunk(total):
+            self.entry(args, arena(self.arena_bytes), first, total)
+        else:
+            done = run_blocks(self.entry, args, first, total, self.arena_bytes)
+        self.seconds_per_block = (perf_counter() - started) / max(1, done)
+
+    def chunk(self, total: int) -> int:
+        """How many blocks a thread takes at once; 0: this thread does all, since the others would
+        come too late."""
+        pace = self.seconds_per_block
+        known = pace is not None and total * pace <= _WORTH_SHARING
+        return 0 if total < 2 or known else chunk_of(total)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The one kernel of a program at fixed sizes: called with the words that differ from call to
+    call, those of the parameters; `tail` comes after them."""
+
+    launch: _Launch
+    total: int | None
+    tail: bytes
+
+    def __call__(self, head: bytes) -> None:
+        self.launch.run(head + self.tail, total=self.total)
+
+    def words(self, head: bytes) -> bytes:
+        """The block of arguments, if machine code may pass it on."""
+        block = head + self.tail
+        return block if len(block) <= 8 * MOST_WORDS else b""
+
+    def job(self) -> list[int]:
+        """From `pool` to `chunk` in a `RECORD`."""
+        launch, pool, total = self.launch, threads.pool, self.total or 0
+        pool.lend(launch.arena_bytes)
+        places = pool.memory.address, ctypes.addressof(pool.cell)
+        return [*places, launch.arena_bytes, launch.address, total, launch.chunk(total)]
 
 
 class CpuKernel:
@@ -176,8 +199,7 @@ class CpuKernel:
         counted = None if self.given.scalars else [x.count(blank + tail) for x in self.launches]
         plan = list(zip(self.launches, counted or [None] * len(self.launches), strict=True))
         if len(plan) == 1 and not rooms and not self.code.watches:
-            run, total = plan[0][0].run, plan[0][1]
-            return lambda head: run(head + tail, total=total)
+            return Fixed(*plan[0], tail)
 
         def launch(head: bytes) -> None:
             scratch = [np.empty(max(room, 1), np.uint8) for room in rooms]

@@ -1,7 +1,9 @@
 """Blocks over cores: worker threads that live as long as the process.
 
-Generated code runs without the GIL (ctypes lets go of it), so plain Python threads are enough.
-Each worker owns an arena for the tiles of the block it is running.
+A worker is a Python thread that waits in machine code, without the GIL (`native`): after a launch
+it spins for a short time: the next one mostly comes soon, and to wake a thread takes 20 to 80 µs.
+Then it sleeps on a lock. A launch wakes who sleeps and begins: a worker that is not there when the
+blocks are done is not waited for. Each worker owns an arena for the tiles of the block it runs.
 """
 
 from __future__ import annotations
@@ -9,125 +11,148 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from functools import cache
+from time import perf_counter
+from typing import Any
 
 from tilewright.targets.cpu.host import thread_count
+from tilewright.targets.cpu.native import ASLEEP, DOOR, NEXT, OPEN, POOL_WORDS, TOTAL, TURN, native
 
-Work = Callable[[int, int, int], None]  # (arena, first block, last block)
+# (arguments, arena, first block, last block)
+ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_AWAKE = 100e-6  # seconds that a worker spins
+_LATE = 50e-3  # seconds within which a launch that wakes workers begins
+_PARTS = 8  # a thread's share is taken in: small ranges even out blocks of different cost
+_LEAST = 1 << 16  # bytes of an arena
 
 _local = threading.local()
 
 
+class Memory:
+    """Bytes at an address that is aligned for any vector, their number in the word before it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = max(size, _LEAST)
+        self.bytes = ctypes.create_string_buffer(self.size + 8192)
+        self.address = (ctypes.addressof(self.bytes) // 4096 + 2) * 4096
+        ctypes.c_int64.from_address(self.address - 8).value = self.size
+
+
 def arena(size: int) -> int:
-    """The address of this thread's arena, at least `size` bytes, aligned for any vector."""
-    held: tuple[int, ctypes.Array[ctypes.c_char], int] | None = getattr(_local, "arena", None)
-    if held is None or held[0] < size:
-        room = max(size, 1 << 16)
-        memory = ctypes.create_string_buffer(room + 4096)
-        address = -(-ctypes.addressof(memory) // 4096) * 4096
-        held = _local.arena = (room, memory, address)
-    return held[2]
+    """The address of this thread's arena, at least `size` bytes."""
+    held: Memory | None = getattr(_local, "arena", None)
+    if held is None or held.size < size:
+        held = _local.arena = Memory(size)
+    return held.address
 
 
-class _Job:
-    """Ranges of blocks that workers take until none is left.
-
-    Bare locks hand it over and back: 20 µs for an empty one, against 36 with semaphores and events.
-    """
-
-    def __init__(
-        self, work: Work, size: int, first: int, total: int, chunk: int, workers: int
-    ) -> None:
-        self.work = work
-        self.size = size
-        self.total = total
-        self.chunk = chunk
-        self.next = first
-        self.lock = threading.Lock()
-        self.pending = workers
-        self.done = threading.Lock()
-        self.done.acquire()
-        self.error: BaseException | None = None
-
-    def take(self) -> int:
-        with self.lock:
-            first = self.next
-            self.next = first + self.chunk
-        return first
-
-    def run(self) -> None:
-        try:
-            place = arena(self.size)
-            while (first := self.take()) < self.total:
-                self.work(place, first, min(first + self.chunk, self.total))
-        except BaseException as error:
-            self.error = error
-        with self.lock:
-            self.pending -= 1
-            last = self.pending == 0
-        if last:
-            self.done.release()
-
-    def wait(self) -> None:
-        """Until all have run, whatever interrupts: they use the arguments of the call."""
-        try:
-            self.done.acquire()
-        except BaseException:
-            self.done.acquire()
-            raise
+@cache
+def _spins() -> int:
+    """How often a worker looks before it sleeps."""
+    tries, taken = 1000, []
+    empty = Memory(8 * POOL_WORDS)
+    for _ in range(3):
+        started = perf_counter()
+        native().serve(empty.address, None, 0, tries)
+        taken.append(perf_counter() - started)
+    return int(tries * _AWAKE / min(taken))
 
 
 class _Worker(threading.Thread):
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool) -> None:
         super().__init__(daemon=True, name="tilewright-cpu")
+        self.pool, self.awake = pool, True
+        self.expects = -1  # the launch before the one that woke it
+        self.until = 0.0  # when it gives up
         self.ready = threading.Lock()
         self.ready.acquire()
-        self.job: _Job | None = None
         self.start()
 
     def run(self) -> None:
+        serve, place, spins, room = native().serve, self.pool.memory.address, _spins(), _LEAST
         while True:
+            if more := serve(place, arena(room), room, spins):
+                room = more
+                continue
+            with self.pool.lock:
+                if not self._may_sleep():
+                    continue
+                self.awake = False
+                self.pool.words[ASLEEP] += 1
             self.ready.acquire()
-            job, self.job = self.job, None
-            if job is not None:
-                job.run()
+
+    def _may_sleep(self) -> bool:
+        """Whether the launch that it was woken for has come and has no blocks left, or is late."""
+        words = self.pool.words
+        door = words[DOOR]  # once: it may open any time
+        if door & OPEN and words[NEXT] < words[TOTAL]:
+            return False
+        return door >> TURN != self.expects or perf_counter() > self.until
 
 
-_workers: list[_Worker] = []
-_busy = threading.Lock()
+class Pool:
+    """The workers, the memory by which launches reach them, and an arena that calls without Python
+    borrow: `cell` has its address while nobody does."""
+
+    def __init__(self) -> None:
+        self.memory = Memory(8 * POOL_WORDS)
+        self.words = (ctypes.c_int64 * POOL_WORDS).from_address(self.memory.address)
+        self.cell = ctypes.c_int64()
+        self.lent: list[Memory] = []
+        self.workers: list[_Worker] = []
+        self.lock = threading.Lock()
+
+    def wake(self, count: int) -> None:
+        """So many workers: a launch comes at once."""
+        turn, until = self.words[DOOR] >> TURN, perf_counter() + _LATE
+        with self.lock:
+            while len(self.workers) < count:
+                self.workers.append(_Worker(self))
+            for worker in self.workers[:count]:
+                worker.expects, worker.until = turn, until
+                if not worker.awake:
+                    worker.awake = True
+                    self.words[ASLEEP] -= 1
+                    worker.ready.release()
+
+    def lend(self, size: int) -> None:
+        """Have at least `size` bytes to borrow."""
+        with self.lock:
+            if not self.lent or self.lent[-1].size < size:
+                self.lent.append(Memory(size))
+            elif not self.cell.value:  # a call has it
+                return
+            self.cell.value = self.lent[-1].address  # not one before, which a call gave back
+
+
+pool = Pool()
 
 
 def _forget() -> None:
     """A forked child has this module's names but none of its threads."""
-    global _busy
-    _workers.clear()
-    _busy = threading.Lock()
+    global pool
+    pool = Pool()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def run_blocks(work: Work, first: int, total: int, size: int, parallel: bool) -> None:
-    """Run `work` over blocks first … total-1, in this thread and, if `parallel`, in the workers."""
-    count = min(thread_count(), total - first) if parallel else 1
-    # a kernel launched while another runs (from another thread) does its own blocks
-    turn = _busy
-    if count < 2 or not turn.acquire(blocking=False):
-        work(arena(size), first, total)
-        return
-    try:
-        while len(_workers) < count - 1:
-            _workers.append(_Worker())
-        # small ranges even out blocks of different cost; taking one costs well under a microsecond
-        chunk = max(1, (total - first) // (count * 8))
-        job = _Job(work, size, first, total, chunk, count)
-        for worker in _workers[: count - 1]:
-            worker.job = job
-            worker.ready.release()
-        job.run()
-        job.wait()
-        if job.error is not None:
-            raise job.error
-    finally:
-        turn.release()
+def chunk_of(total: int) -> int:
+    """How many of so many blocks a thread takes at once; 0 where there is one thread."""
+    count = min(thread_count(), total)
+    return max(1, total // (count * _PARTS)) if count > 1 else 0
+
+
+def run_blocks(work: Any, args: Any, first: int, total: int, size: int) -> int:
+    """Run `work`, an `ENTRY`, over blocks first … total-1, in this thread and in the workers; says
+    how many this one ran. A kernel launched while another runs does its own blocks."""
+    count, chunk = min(thread_count(), total - first), chunk_of(total - first)
+    if not chunk:
+        work(args, arena(size), first, total)
+        return total - first
+    pool.wake(count - 1)
+    done: int = native().share(
+        pool.memory.address, work, args, arena(size), size, first, total, chunk
+    )
+    return done

@@ -1,0 +1,413 @@
+"""What runs around kernels without Python: blocks over threads, and calls that look like the last.
+
+`serve` is where a worker waits: it spins for a short time, then returns to Python, which sleeps.
+`share` runs a kernel in this thread and in the workers that come while its door is open; nobody
+waits for one that is asleep. `call` is a function for Python whose arguments are NumPy's arrays:
+where all that was checked before is as it was (types, sizes, strides, flags), it makes the result
+and runs the kernel; all else goes to the Python function that checks.
+
+LLVM IR, compiled once and kept. Numbers `i` of a pool or of a record are words of 8 bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from tilewright.support.cache import default_store, digest
+from tilewright.targets.cpu.host import LLVM_LOCK, Binary, link, object_file, optimize, toolchain
+from tilewright.targets.cpu.llvm_text import Function, Module
+
+# a pool's words; those that different threads spin on are 128 bytes apart
+DOOR, BUSY, ASLEEP, NEXT, WORK, ARGS, TOTAL, CHUNK, SIZE = 0, 16, 17, 32, 48, 49, 50, 51, 52
+POOL_WORDS = 64
+OPEN, TURN = 1 << 32, 33  # of the door, which counts the workers inside below, launches above
+
+# a record's words: what is compared with a call, and what it runs; then its block of arguments
+RECORD = (
+    "given", "slow", "type", "facts", "pairs", "pool", "cell", "arena", "entry", "total", "chunk",
+    "words", "empty", "outline", "result",
+)  # fmt: skip
+MOST_WORDS = 64  # of the arguments of a kernel
+FACTS = len(RECORD) + MOST_WORDS
+FACT = 5  # of an array: type, rank, flags, low bits that are 0, place; then sizes and strides
+# where NumPy's arrays have, in bytes: data, rank, sizes, strides, type, flags
+_ARRAY = (16, 24, 32, 40, 56, 64)
+_ONCE = threading.Lock()
+_found: list[Native] = []
+_SPINS = 2000  # that somebody waits for a worker before it lets others run
+
+_PAUSES = {"x86_64": "llvm.x86.sse2.pause()", "aarch64": "llvm.aarch64.hint(i32 1)"}
+_PAUSES["arm64"] = _PAUSES["aarch64"]
+_PYTHON = {  # results and arguments
+    "PyObject_Call": ("ptr", "ptr", "ptr", "ptr"),
+    "PyObject_Vectorcall": ("ptr", "ptr", "ptr", "i64", "ptr"),
+    "PyEval_SaveThread": ("ptr",), "PyEval_RestoreThread": ("void", "ptr"),
+    "Py_IncRef": ("void", "ptr"),
+}  # fmt: skip
+_WORK = "void %work(ptr %args, ptr %arena, i64 {}, i64 {})"
+
+
+class _Code(Function):
+    """A function with words of memory, and steps back to a label."""
+
+    def at(self, place: str, i: int | str, size: int = 8) -> str:
+        return self.value(f"getelementptr i{8 * size}, ptr {place}, i64 {i}")
+
+    def get(self, place: str, i: int | str = 0, type_: str = "i64", size: int = 8) -> str:
+        return self.value(f"load {type_}, ptr {self.at(place, i, size)}")
+
+    def put(self, place: str, i: int | str, value: str, type_: str = "i64") -> None:
+        self.line(f"store {type_} {value}, ptr {self.at(place, i)}")
+
+    def watch(self, place: str, i: int, order: str = "acquire") -> str:
+        return self.value(f"load atomic i64, ptr {self.at(place, i)} {order}, align 8")
+
+    def swap(self, op: str, place: str, i: int, value: int | str, order: str) -> str:
+        return self.value(f"atomicrmw {op} ptr {self.at(place, i)}, i64 {value} {order}")
+
+    def need(self, condition: str, otherwise: str) -> None:
+        go = self.label("go")
+        self.branch(condition, go, otherwise)
+        self.start(go)
+
+    def pause(self) -> None:
+        name = _PAUSES.get(llvm.get_process_triple().partition("-")[0])
+        if name:
+            self.module.declare(name.partition("(")[0], "void", *["i32"] * ("i32" in name))
+            self.line(f"call void @{name}")
+
+
+def _blocks(module: Module) -> None:
+    """Blocks of the pool's job until none is left; says how many."""
+    fn = _Code(module, "internal i64 @tw.blocks(ptr %pool, ptr %arena)", "nounwind")
+    fn.line(f"%work = load ptr, ptr {fn.at('%pool', WORK)}")
+    fn.line(f"%args = load ptr, ptr {fn.at('%pool', ARGS)}")
+    total, chunk, done = fn.get("%pool", TOTAL), fn.get("%pool", CHUNK), fn.alloca("i64")
+    fn.put(done, 0, "0")
+    again, out = fn.label("again"), fn.label("out")
+    fn.start(again)
+    first = fn.swap("add", "%pool", NEXT, chunk, "monotonic")
+    fn.need(fn.value(f"icmp slt i64 {first}, {total}"), out)
+    end = fn.value(f"add i64 {first}, {chunk}")
+    last = fn.intrinsic("llvm.smin.i64", "i64", ("i64", end), ("i64", total))
+    fn.line("call " + _WORK.format(first, last))
+    count = fn.value(f"sub i64 {last}, {first}")
+    fn.put(done, 0, fn.value(f"add i64 {fn.get(done)}, {count}"))
+    fn.jump(again)
+    fn.start(out)
+    fn.finish(f"i64 {fn.get(done)}")
+
+
+def _serve(module: Module) -> None:
+    """A worker's turns, until it has found nothing so many times: 0; or until a job needs a larger
+    arena: its bytes."""
+    fn = _Code(module, "i64 @tw.serve(ptr %pool, ptr %arena, i64 %room, i64 %spins)", "nounwind")
+    seen, tries = fn.alloca("i64"), fn.alloca("i64")
+    fn.put(seen, 0, "-1")
+    idle, look, wait, tired = (fn.label(n) for n in ("idle", "look", "wait", "tired"))
+    fn.start(idle)
+    fn.put(tries, 0, "0")
+    fn.start(look)
+    door = fn.watch("%pool", DOOR)
+    turn = fn.value(f"lshr i64 {door}, {TURN}")
+    fn.need(fn.value(f"icmp ne i64 {fn.value(f'and i64 {door}, {OPEN}')}, 0"), wait)
+    fn.need(fn.value(f"icmp ne i64 {turn}, {fn.get(seen)}"), wait)
+    more = fn.value(f"add i64 {door}, 1")
+    pair = fn.value(f"cmpxchg ptr %pool, i64 {door}, i64 {more} acq_rel monotonic")
+    fn.need(fn.value(f"extractvalue {{ i64, i1 }} {pair}, 1"), look)
+    size = fn.get("%pool", SIZE)
+    fits = fn.value(f"icmp sle i64 {size}, %room")
+    with fn.when(fits):
+        fn.call("i64", "tw.blocks", ("ptr", "%pool"), ("ptr", "%arena"))
+        fn.put(seen, 0, turn)
+    fn.swap("sub", "%pool", DOOR, 1, "release")
+    small = fn.label("small")
+    fn.branch(fits, idle, small)
+    fn.start(small)
+    fn.line(f"ret i64 {size}")
+    fn.ended = True
+    fn.start(wait)
+    fn.pause()
+    tried = fn.value(f"add i64 {fn.get(tries)}, 1")
+    fn.put(tries, 0, tried)
+    fn.branch(fn.value(f"icmp slt i64 {tried}, %spins"), look, tired)
+    fn.start(tired)
+    fn.finish("i64 0")
+
+
+def _share(module: Module) -> None:
+    """All blocks, in this thread and in workers that come; says how many were this one's."""
+    takes = "ptr %pool, ptr %work, ptr %args, ptr %arena, i64 %size"
+    takes += ", i64 %first, i64 %total, i64 %chunk"
+    fn = _Code(module, f"i64 @tw.share({takes})", "nounwind")
+    taken, look, out = fn.label("taken"), fn.label("look"), fn.label("out")
+    was = fn.swap("xchg", "%pool", BUSY, 1, "acquire")
+    fn.need(fn.value(f"icmp eq i64 {was}, 0"), taken)
+    for i, name, type_ in (
+        (WORK, "%work", "ptr"), (ARGS, "%args", "ptr"), (TOTAL, "%total", "i64"),
+        (CHUNK, "%chunk", "i64"), (SIZE, "%size", "i64"), (NEXT, "%first", "i64"),
+    ):  # fmt: skip
+        fn.put("%pool", i, name, type_)
+    turn = fn.value(f"lshr i64 {fn.get('%pool', DOOR)}, {TURN}")
+    after = fn.value(f"shl i64 {fn.value(f'add i64 {turn}, 1')}, {TURN}")
+    opened = fn.value(f"or i64 {after}, {OPEN}")
+    fn.line(f"store atomic i64 {opened}, ptr %pool release, align 8")
+    done = fn.call("i64", "tw.blocks", ("ptr", "%pool"), ("ptr", "%arena"))
+    fn.swap("and", "%pool", DOOR, ~OPEN, "acq_rel")
+    tries = fn.alloca("i64")
+    fn.put(tries, 0, "0")
+    fn.start(look)
+    inside = fn.value(f"and i64 {fn.watch('%pool', DOOR)}, {OPEN - 1}")
+    fn.need(fn.value(f"icmp ne i64 {inside}, 0"), out)
+    tried = fn.value(f"add i64 {fn.get(tries)}, 1")
+    fn.put(tries, 0, tried)
+    fn.pause()
+    with fn.when(fn.value(f"icmp sgt i64 {tried}, {_SPINS}")):
+        fn.call("i32", "tw.yield")
+    fn.jump(look)
+    fn.start(out)
+    fn.line(f"store atomic i64 0, ptr {fn.at('%pool', BUSY)} release, align 8")
+    fn.line(f"ret i64 {done}")
+    fn.ended = True
+    fn.start(taken)  # by a launch from another thread, or from within a block
+    fn.line("call " + _WORK.format("%first", "%total"))
+    fn.finish(f"i64 {fn.value('sub i64 %total, %first')}")
+
+
+def _call(module: Module) -> None:
+    """What Python calls: `self` is a record, an array of words."""
+    fn = _Code(module, "ptr @tw.call(ptr %self, ptr %args, i64 %given, ptr %names)", "nounwind")
+    slowly = fn.label("slowly")
+
+    def equal(a: str, b: str) -> None:
+        fn.need(fn.value(f"icmp eq i64 {a}, {b}"), slowly)
+
+    rec = fn.get("%self", _ARRAY[0], "ptr", 1)
+    word = {name: fn.get(rec, i) for i, name in enumerate(RECORD)}
+    place = {
+        name: fn.value(f"inttoptr i64 {word[name]} to ptr")
+        for name in ("slow", "facts", "pool", "cell", "entry", "empty", "outline")
+    }
+    block, fact = fn.alloca(f"[{MOST_WORDS} x i64]", align=64), fn.alloca("ptr")
+    fn.need(fn.value("icmp eq ptr %names, null"), slowly)
+    equal("%given", word["given"])
+    with fn.loop(0, word["words"]) as i:
+        fn.put(block, i, fn.get(fn.at(rec, len(RECORD)), i))
+    fn.put(fact, 0, place["facts"], "ptr")
+    with fn.loop(0, "%given", hint="array") as n:
+        array = fn.get("%args", n, "ptr")
+        equal(fn.get(array, 1), word["type"])
+        data, sizes, strides, kind = (
+            fn.get(array, i, "i64" if i in _ARRAY[::4] else "ptr", 1)
+            for i in (_ARRAY[0], _ARRAY[2], _ARRAY[3], _ARRAY[4])
+        )
+        rank, flags = (
+            fn.value(f"zext i32 {fn.get(array, i, 'i32', 1)} to i64") for i in _ARRAY[1::4]
+        )
+        here = fn.get(fact, 0, "ptr")
+        wanted = [fn.get(here, i) for i in range(FACT)]
+        equal(kind, wanted[0])
+        equal(rank, wanted[1])
+        equal(fn.value(f"and i64 {flags}, {wanted[2]}"), wanted[2])
+        equal(fn.value(f"and i64 {data}, {wanted[3]}"), "0")
+        fn.put(block, wanted[4], data)
+        at = fn.at(here, FACT)
+        with fn.loop(0, rank, hint="axis") as axis:
+            twice = fn.value(f"shl i64 {axis}, 1")
+            equal(fn.get(sizes, axis), fn.get(at, twice))
+            equal(fn.get(strides, axis), fn.get(fn.at(at, 1), twice))
+        fn.put(fact, 0, fn.at(at, fn.value(f"shl i64 {rank}, 1")), "ptr")
+    with fn.loop(0, word["pairs"], hint="pair") as n:  # of arrays that may not meet
+        pair = fn.at(fn.get(fact, 0, "ptr"), fn.value(f"shl i64 {n}, 2"))
+        one, other, low, high = (fn.get(pair, i) for i in range(4))
+        far = fn.value(f"sub i64 {fn.get(block, other)}, {fn.get(block, one)}")
+        above = fn.value(f"icmp sgt i64 {far}, {low}")
+        below = fn.value(f"icmp slt i64 {far}, {high}")
+        equal(fn.value(f"zext i1 {fn.value(f'and i1 {above}, {below}')} to i64"), "0")
+    many = fn.value(f"icmp sgt i64 {word['chunk']}, 0")
+    asleep = fn.value(f"icmp sgt i64 {fn.watch(place['pool'], ASLEEP, 'monotonic')}, 0")
+    wakes = fn.value(f"and i1 {many}, {asleep}")
+    fn.need(fn.value(f"xor i1 {wakes}, true"), slowly)
+
+    # an arena, unless another thread has it; its size is before it
+    borrowed = fn.swap("xchg", place["cell"], 0, 0, "acquire")
+    fn.need(fn.value(f"icmp ne i64 {borrowed}, 0"), slowly)
+    arena = fn.value(f"inttoptr i64 {borrowed} to ptr")
+    give_back = partial(
+        fn.line, f"store atomic i64 {borrowed}, ptr {place['cell']} release, align 8"
+    )
+    enough = fn.value(f"icmp sge i64 {fn.get(arena, -1)}, {word['arena']}")
+    room, small = fn.label("room"), fn.label("small")
+    fn.branch(enough, room, small)
+    fn.start(small)
+    give_back()
+    fn.jump(slowly)
+    fn.start(room)
+
+    result = fn.alloca("ptr")
+    fn.put(result, 0, "@tw.none", "ptr")
+    makes = fn.value(f"icmp ne i64 {word['empty']}, 0")
+    with fn.when(makes):
+        arguments = (("ptr", place["empty"]), ("ptr", place["outline"]), ("ptr", "null"))
+        made = fn.call("ptr", "PyObject_Call", *arguments)
+        with fn.when(fn.value(f"icmp eq ptr {made}, null")):
+            give_back()
+            fn.line("ret ptr null")
+            fn.ended = True
+        fn.put(block, word["result"], fn.get(made, _ARRAY[0], size=1))
+        fn.put(result, 0, made, "ptr")
+    state = fn.call("ptr", "PyEval_SaveThread")
+    what = f"ptr {place['entry']}", f"ptr {block}, ptr {arena}", f"i64 0, i64 {word['total']}"
+
+    def shared() -> None:
+        chunk, size = f"i64 {word['chunk']}", f"i64 {word['arena']}"
+        job = f"ptr {place['pool']}, {what[0]}, {what[1]}, {size}, {what[2]}, {chunk}"
+        fn.value(f"call i64 @tw.share({job})")
+
+    fn.choose(many, shared, lambda: fn.line(f"call void {what[0][4:]}({what[1]}, {what[2]})"))
+    give_back()
+    fn.call("void", "PyEval_RestoreThread", ("ptr", state))
+    back = fn.get(result, 0, "ptr")
+    with fn.when(fn.value(f"xor i1 {makes}, true")):
+        fn.call("void", "Py_IncRef", ("ptr", back))
+    fn.line(f"ret ptr {back}")
+    fn.ended = True
+    fn.start(slowly)
+    asked = (("ptr", place["slow"]), ("ptr", "%args"), ("i64", "%given"), ("ptr", "%names"))
+    fn.finish(f"ptr {fn.call('ptr', 'PyObject_Vectorcall', *asked)}")
+
+
+class Native(NamedTuple):
+    """The functions that Python calls, without its lock, and the address of the one it calls as
+    its own."""
+
+    binary: Binary
+    serve: Callable[..., int]
+    share: Callable[..., int]
+    call: int
+
+
+def native() -> Native:
+    if not _found:
+        with _ONCE:  # one of two would be freed in use
+            if not _found:
+                _found.append(_made())
+    return _found[0]
+
+
+def _made() -> Native:
+    module = Module("around kernels")
+    for name, (result, *takes) in _PYTHON.items():
+        module.declare(name, result, *takes)
+    module.declare("tw.yield", "i32")
+    module.globals["none"] = "@tw.none = external global i8"
+    for each in (_blocks, _serve, _share, _call):
+        each(module)
+    symbols = {name: getattr(ctypes.pythonapi, name) for name in _PYTHON}
+    windows = getattr(ctypes, "windll", None)
+    symbols["tw.yield"] = (
+        windows.kernel32.SwitchToThread if windows else ctypes.CDLL(None).sched_yield
+    )
+    imports = {name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in symbols.items()}
+    imports["tw.none"] = id(None)
+    names = ("tw.serve", "tw.share", "tw.call")
+    text, store = module.text(), default_store()
+    key = digest({"text": text, **toolchain()})
+    kept = None if store is None else store.get(key)
+    with LLVM_LOCK:
+        image = kept[1] if kept else object_file(optimize(text))
+        binary = link(image, names, imports)
+    if store is not None and not kept:
+        store.put(key, {"kind": "kernel", "kernel": "around kernels", "target": "cpu"}, image)
+    word, place = ctypes.c_int64, ctypes.c_void_p
+    serve, share, call = map(binary.address, names)
+    return Native(
+        binary,
+        ctypes.CFUNCTYPE(word, place, place, word, word)(serve),
+        ctypes.CFUNCTYPE(word, *[place] * 4, *[word] * 4)(share),
+        call,
+    )
+
+
+# ── calls ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Record(np.ndarray):
+    """The words that `call` reads; `alive` is what they point to, and what it needs."""
+
+    alive: list[Any]
+
+
+class _Method(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )  # fmt: skip
+
+
+_KEYWORDS = 0x82  # METH_FASTCALL | METH_KEYWORDS
+
+
+def python_function(
+    slow: Callable[..., Any], ranks: Sequence[int], pairs: int
+) -> Callable[..., Any]:
+    """`slow`, for arrays of these ranks, until its record says what calls look like: `known`."""
+    length = FACTS + sum(FACT + 2 * rank for rank in ranks) + 4 * pairs
+    record = np.zeros(length, np.int64).view(Record)
+    method = _Method(slow.__name__.encode(), native().call, _KEYWORDS, None)
+    record[:4] = (-1, id(slow), id(np.ndarray), record.ctypes.data + 8 * FACTS)
+    record.alive = [slow, method, native()]
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = (
+        ctypes.py_object,
+        (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p),
+    )
+    found: Callable[..., Any] = make(ctypes.addressof(method), record, None)
+    return found
+
+
+def known(
+    record: Record, given: int, run: Sequence[int], block: bytes, facts: Sequence[int],
+    alive: Sequence[Any],
+) -> None:  # fmt: skip
+    """From now on calls of so many arrays with these `facts` run at once. `run`: the words of
+    `RECORD` from `pairs` on."""
+    record[0] = -1
+    words = np.frombuffer(block, np.int64)
+    record.alive[3:] = alive
+    first = RECORD.index("pairs")
+    record[first : len(RECORD)] = run
+    record[len(RECORD) : len(RECORD) + len(words)] = words
+    record[FACTS:] = facts
+    record[0] = given
+
+
+@cache
+def reads_arrays() -> bool:
+    """Whether arrays have their fields where `call` reads them: a trial."""
+    if sys.implementation.name != "cpython" or object.__basicsize__ != _ARRAY[0]:
+        return False
+    base = np.arange(24, dtype=np.int16).reshape(4, 6)
+    base.flags.writeable = False
+    return np.ndarray.__basicsize__ >= _ARRAY[-1] + 4 and all(
+        _fields(a) == [
+            a.__array_interface__["data"][0], a.ndim, a.shape, a.strides, id(a.dtype),
+            a.flags.num,
+        ] and ctypes.c_size_t.from_address(id(a) + 8).value == id(type(a))
+        for a in (base, base[1:], base[::-1, 2:].copy(), base.T, np.array(1.0), np.empty((0, 3)))
+    )  # fmt: skip
+
+
+def _fields(array: Any) -> list[Any]:
+    data, rank, sizes, strides, kind, flags = (id(array) + i for i in _ARRAY)
+    word, n = ctypes.c_size_t.from_address, ctypes.c_int.from_address(rank).value
+    pairs = [tuple((ctypes.c_ssize_t * n).from_address(word(at).value)) for at in (sizes, strides)]
+    return [word(data).value, n, *pairs, word(kind).value, ctypes.c_int.from_address(flags).value]
