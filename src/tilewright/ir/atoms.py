@@ -107,6 +107,8 @@ ATOMS: dict[str, Atom] = {
             fragments=_warpgroup_product,
         ),
         _atom("fma", "Gemm", "threads"),
+        # a block of the result in registers over all of K, on a target without threads in a block
+        _atom("micro_kernel", "Gemm", "threads"),
     )
 }
 GROUP_UNITS = ("wgmma", "bulk", "cp_async")

@@ -12,9 +12,9 @@ from math import ceil
 
 from tilewright.lang.builder import Builder, TileLoop
 
-ROWS, COLUMNS, DEPTH = 128, 512, 1024  # of a tile at most
+ROWS, COLUMNS, DEPTH = 256, 512, 1024  # of a tile at most
 PANEL = 1 << 17  # elements of B that a block multiplies by, at most
-SMALL = 5 << 19  # products that one core does in 140 µs: to wake another takes half of that
+SMALL = 1 << 20  # products that one core does in 20 to 50 µs: sharing them saves less than it costs
 TURNS = 4  # blocks of a core from which on it does not matter whether all have as many
 
 

@@ -168,6 +168,7 @@ def _fill(op: Fill, context: Context) -> None:
 _GEMM_SPACES: dict[str | None, tuple[tuple[Space, ...], tuple[Space, ...], tuple[Space, ...]]] = {
     # a target that packs its operands may read them from tensors
     None: ((*TILES, Space.GLOBAL), (*TILES, Space.GLOBAL), TILES),
+    "micro_kernel": (DATA, DATA, DATA),
     "fma": (TILES, TILES, TILES),
     "mma": (
         (Space.SHARED, Space.FRAGMENT),

@@ -8,6 +8,8 @@ goes. On a GPU operands must be in shared memory, or in fragments of a certain l
 them as it multiplies, so a copy before that is one more trip through the caches. Of a factor that
 ends within its tile, products read what there is: the rest would be zeros.
 
+`write_products`: a product that is stored as it is writes to the tensor.
+
 `absorb_loops`: a loop that is all a map does becomes one more axis of the map, when its iterations
 are independent: then the axis that is contiguous in memory can be the vector, whichever it is.
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import reduce
+from operator import is_
 from typing import TypeAlias
 
 from tilewright.ir.scope import after, entry, map_inside, walk_ranges
@@ -138,14 +141,19 @@ def _clipped(op: Copy, later: Body, ranges: Ranges) -> Copy:
     users = [x for x in walk_ops(later, Gemm) if _is_factor(x, op.dst.buffer)]
     if not op.src.buffer.is_global or any(x.clear is not FALSE for x in users):
         return op
-    starts = [simplify(start, ranges) for start in op.src.starts]
-    there = [
+    return rebuild(op, src=_there(op.src, ranges))
+
+
+def _there(region: Region, ranges: Ranges) -> Region:
+    """As much of it as is known to be there, where that is a number."""
+    starts = [simplify(start, ranges) for start in region.starts]
+    found = [
         binary("min", extent, const(max(1, int(size) - int(start))))
         if isinstance(start, Const) and isinstance(size, Const)
         else extent
-        for start, extent, size in zip(starts, op.src.extents, op.src.buffer.shape, strict=True)
+        for start, extent, size in zip(starts, region.extents, region.buffer.shape, strict=True)
     ]
-    return rebuild(op, src=replace(op.src, extents=tuple(there)))
+    return replace(region, extents=tuple(found))
 
 
 def _is_factor(op: Op, tile: Buffer) -> bool:
@@ -174,8 +182,7 @@ def _reading(body: Body, copy: Copy) -> Body:
     def place(region: Region) -> Region:
         if region.buffer.name != copy.dst.buffer.name:
             return region
-        asked = (region.extents[d] for d in _matrix_dims(region))
-        return _of_sizes(copy.src, tuple(asked))
+        return _of_sizes(copy.src, tuple(region.extents[d] for d in _matrix_dims(region)))
 
     def reading(op: Op) -> Op | None:
         if not isinstance(op, Gemm) or not _is_factor(op, copy.dst.buffer):
@@ -211,6 +218,63 @@ def _agreed(op: Gemm) -> Gemm:
             least[axis] = binary("min", least.get(axis, region.extents[d]), region.extents[d])
     cut = {n: _of_sizes(r, tuple(least[axis] for axis in axes[n])) for n, r in regions.items()}
     return rebuild(op, **cut)
+
+
+@kernel_pass
+def write_products(at: Facts) -> Kernel:
+    """A tile that one product fills, and one copy stores, is removed: the product writes to the
+    tensor. Sums over several steps are faster in a tile, whose rows are near each other."""
+    changes: dict[int, Body] = {}  # by id of an op, what stands there instead
+    uses = Counter(b.name for op in at.ops for b in named_buffers(op))
+
+    def visit(body: Body, ranges: Ranges) -> Body:
+        for n, op in enumerate(body):
+            if isinstance(op, Copy):
+                dst = _there(op.dst, ranges)
+                gemm, others = _made_at_once(op, dst, body[:n])
+                named = uses[op.src.name] == 2 + len(others)
+                seen = at.viewed & {op.src.name, dst.name}
+                if gemm is not None and named and not seen and _inside(dst, ranges):
+                    there = rebuild(gemm, c=dst, clear=TRUE, atom="micro_kernel")
+                    changes.update({id(x): () for x in (op, *others)} | {id(gemm): (there,)})
+                    because(at.kernel.name, op.src.name, f"no tile: a gemm writes {dst.name}")
+            map_inside(op, ranges, visit)
+            ranges = after(op, ranges)
+        return body
+
+    visit(at.kernel.body, entry(at.kernel, at.dims))
+    return map_ops(at.kernel, lambda op: changes.get(id(op))) if changes else at.kernel
+
+
+def _is_zero(value: Expr) -> bool:
+    return isinstance(value, Const) and value.value == 0
+
+
+def _made_at_once(op: Copy, dst: Region, before: Body) -> tuple[Gemm | None, Body]:
+    """The product that makes all of a tile that a copy stores, and what else names the tile, if
+    nothing else there has to do with `dst`, and that can be found where the product is."""
+    tile = op.src.buffer
+    inner = {x.var for x in walk_ops(before, Let, For)}
+    plain = all(each is None for each in (op.barrier, op.multicast, op.atom, op.reduce, dst.cta))
+    near = any(dst.buffer in named_buffers(x) for x in walk_ops(before))
+    known = all(is_pure(start) and not variables(start) & inner for start in dst.starts)
+    matrix = len(tile.shape) == len(dst.tile) == 2 and dst.dtype == tile.dtype
+    if near or not (plain and known and matrix and tile.is_fragment and op.src.is_whole):
+        return None, ()
+    match [x for x in before if tile in named_buffers(x)]:
+        case [Alloc() as made, *fill, Gemm(c=c, meta=None) as gemm] if (
+            dst.buffer.is_global
+            and c.buffer == tile not in (gemm.a.buffer, gemm.b.buffer)
+            and all(start is const(0) for start in c.starts)
+            and all(map(is_, c.extents, (dst.extents[d] for d in _matrix_dims(dst))))
+            and not leaves_early(before)
+        ):
+            match fill:
+                case [] if gemm.clear is TRUE:
+                    return gemm, (made,)
+                case [Fill() as zero] if zero.dst.is_whole and _is_zero(zero.value):
+                    return gemm, (made, zero)
+    return None, ()
 
 
 # ── loops ────────────────────────────────────────────────────────────────────────────────────

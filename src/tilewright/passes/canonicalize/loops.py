@@ -90,6 +90,17 @@ def _counted(op: For) -> Body:
 # ── open extents ─────────────────────────────────────────────────────────────────────────────
 
 
+@rule(For)
+def unroll_single(op: For, at: Facts) -> Body | None:
+    """A loop with one iteration is its body."""
+    match op:
+        case For(start=Const(first), stop=Const(last), step=Const(step)) if (
+            first < last <= first + step and not leaves_early(op.body)
+        ):
+            return _with(op.body, op.var, int(first))
+    return None
+
+
 @rule(Copy, Fill, Atomic, Map)
 def bound_maps(op: Op, at: Facts) -> Op | None:
     """Maps have constant extents; copies and fills of open regions are maps."""

@@ -22,7 +22,13 @@ from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.emit_expr import Strided
 from tilewright.targets.cpu.emit_nest import NestEmitter
 from tilewright.targets.cpu.host import host
-from tilewright.targets.cpu.micro_kernel import MicroKernel, Tile, register_tile
+from tilewright.targets.cpu.micro_kernel import (
+    MicroKernel,
+    Tile,
+    column_groups,
+    register_tile,
+    row_blocks,
+)
 from tilewright.targets.cpu.numbers import *
 
 _ROWS = 4  # rows packed at once
@@ -34,22 +40,6 @@ _ROWS_WORTH = 8  # rows of a from which on packing b does: 10×1813×1646 took 4
 class Panels(Strided):
     """A k × n matrix whose columns lie together in groups, as wide as the micro-kernel that reads
     them: its rows follow each other in memory, whatever n is."""
-
-
-def column_groups(n: int, tile: Tile) -> Iterator[tuple[int, int, Tile]]:
-    """(first, last, the micro-kernel's tile): whole tiles, then a vector, then a shorter one: a
-    column alone takes as long as all of a tile's.
-
-    >>> [(first, last, block.columns) for first, last, block in column_groups(31, Tile(8, 2, 4))]
-    [(0, 24, 8), (24, 28, 4), (28, 31, 3)]
-    """
-    first = n - n % tile.columns
-    if first:
-        yield 0, first, tile
-    while rest := n - first:
-        lanes = min(tile.lanes, rest if rest < 4 else 1 << rest.bit_length() - 1)
-        yield first, first + lanes, replace(tile, vectors=1, lanes=lanes)
-        first += lanes
 
 
 def _pieces(size: int, step: int) -> Iterator[tuple[int, int, int]]:
@@ -95,7 +85,7 @@ class GemmEmitter(NestEmitter):
         compute = FLOAT32
         if c.dtype.is_int or c.dtype.bits == 64:
             compute = DTYPES[f"{c.dtype.kind}{max(32, c.dtype.bits)}"]
-        tile = register_tile(compute)
+        tile = register_tile(compute, a.shape[0], b.shape[1])
         tf32 = op.precision == "tf32" or "tfloat32" in (a.dtype.name, b.dtype.name)
         if c.dtype != compute or c.strides[1] != 1:
             c = self._room(c, compute)
@@ -161,7 +151,7 @@ class GemmEmitter(NestEmitter):
         """Blocks of rows outside, so that a stripe of a stays in the first-level cache while b,
         which fits in the second, goes by."""
         (m, k), n, packed = a.shape, b.shape[1], isinstance(b, Panels)
-        for i0, i1, height in _pieces(m, tile.rows):
+        for i0, i1, height in row_blocks(m, tile):
             with self.fn.loop(i0, i1, height, hint="row") as i:
                 rows = replace(a, pointer=self.place(a, (i, "0")), shape=(height, k))
                 if stripe is not None:
