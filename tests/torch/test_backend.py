@@ -176,6 +176,13 @@ def test_integers_at_their_ends():
     assert not operators(found)[1]
 
 
+def test_extremes_of_bools():
+    a, b = torch.tensor([[True, True, False, False], [True, False, True, False]])
+    found = check(lambda a, b: (a.maximum(b), a.minimum(b), a.fmax(b), a.fmin(b)), a, b)
+    assert not operators(found)[1]
+    assert not any(r.kernels.refused for each in found for r in each.runners)
+
+
 def test_what_windows_and_diagonals_leave_stays_ours():
     def function(x):
         pooled = F.max_pool3d(x, 3, (1, 2, 3), 1), F.adaptive_avg_pool2d(x[0], (3, 2))

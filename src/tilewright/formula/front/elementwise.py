@@ -61,16 +61,18 @@ def _rounds(name: str) -> Callable[[Expr], Expr]:
     return lambda x: Call(name, (x,), x.dtype) if x.dtype.is_float else x
 
 
-def _extreme(op: str) -> Callable[[Expr, Expr], Expr]:
+def _extreme(op: str, of_bools: str) -> Callable[[Expr, Expr], Expr]:
     """`max` or `min`; of floats it is NaN where either is."""
 
     def build(a: Expr, b: Expr) -> Expr:
+        if a.dtype.is_bool:
+            return folded(of_bools, a, b)
         return Call(f"{op}_nan", (a, b), a.dtype) if a.dtype.is_float else folded(op, a, b)
 
     return build
 
 
-largest, least = _extreme("max"), _extreme("min")
+largest, least = _extreme("max", "or"), _extreme("min", "and")
 
 
 def _log_twice(x: Expr) -> Expr:
