@@ -297,6 +297,8 @@ def _said(node: Any, env: dict[Any, Any], sizes: Sizes) -> Any:
         kwargs = _given(node.kwargs, env, sizes)
         if lowering.kind == POINTWISE:
             args = _promoted(node, args)
+        if {"dim", "dims"} & {a.name for a in node.target._schema.arguments}:
+            args = [_of_axes(x) for x in args]
         if lowering.wants_out:
             kwargs = {**kwargs, "out": Out(node, node.meta["val"], sizes)}
         return _checked(node, lowering.say(*args, **kwargs), wanted(node), sizes)
@@ -358,6 +360,12 @@ def _promoted(node: Any, args: Any) -> Any:
         return astype(x, kind) if is_array and x.dtype != kind else x
 
     return [cast(x) for x in args]
+
+
+def _of_axes(x: Any) -> Any:
+    """A number in a tensor of no axes is an array of one to what goes along axes."""
+    is_number = isinstance(x, Value) and not isinstance(x, Number) and not x.ndim
+    return tm.reshape(x, (1,)) if is_number else x
 
 
 def _checked(node: Any, found: Any, expected: Any, sizes: Sizes) -> Any:

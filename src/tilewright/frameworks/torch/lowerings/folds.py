@@ -98,8 +98,6 @@ def _scanned_extreme(word: str) -> Callable[..., Any]:
     def say(x: Any, dim: int) -> Any:
         if not x.dtype.is_float:
             raise CompileError(f"extremes of {x.dtype} up to each element", fix="scan floats")
-        if _is_number(x):
-            return x, tm.zeros((), dtype="int64")
         along = _axis(x, dim)
         none = -math.inf if word == "max" else math.inf
         return tm.scan(tm.monoid((none, -1), later), (x, tm.indices(x, along)), axis=along)
@@ -115,8 +113,6 @@ def _log_of_sum(a: Any, b: Any) -> Any:
 
 @lower("logcumsumexp.default", ALONE)
 def scanned_logsumexp(x: Any, dim: int) -> Any:
-    if _is_number(x):
-        return x
     return tm.scan(tm.monoid(-math.inf, _log_of_sum), x, axis=_axis(x, dim))
 
 
