@@ -3,6 +3,9 @@ float64.
 
     python -m devtools.fuzz.formulas --count 200 --target cpu
     python -m devtools.fuzz.formulas --count 100 --target threads
+    python -m devtools.fuzz.formulas --count 100 --target dynamic
+
+`dynamic` is the CPU with sizes that calls give.
 
 How far a result may be off follows from the formula: its meaning is computed again with a little
 noise in every operation (that of 16 bits where operands of products are rounded so), and the
@@ -17,6 +20,7 @@ import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -34,6 +38,7 @@ from tilewright.support.errors import CompileError
 
 _ULP = {"float64": 2.0**-40, "float32": 2e-5, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _ROUNDS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+DYNAMIC = "dynamic"
 _EXACT = {"neg", "abs", "floor", "ceil", "trunc", "round", "copysign", "isnan", "max_nan",
           "min_nan", "sign"}  # fmt: skip
 
@@ -132,11 +137,15 @@ def run(formula: Formula, target: str) -> tuple[ir.Formula, list[Data]]:
 
 def computed_by(function: Any, arrays: list[Data], target: str) -> tuple[ir.Formula, list[Data]]:
     """The formula of a function, and what it gives; `threads` runs the thread code of a GPU."""
-    f = math(function, target=HOPPER if target == THREADS else target)
+    dynamic = _sizes(function, arrays) if target == DYNAMIC else {}
+    f = math(function, target={THREADS: HOPPER, DYNAMIC: "cpu"}.get(target, target),
+             dynamic=dynamic)  # fmt: skip
     made, given = f._of(tuple(arrays), {})
+    if dynamic:
+        found, known = made.run(given), ir.bound_sizes(made.formula, [x.shape for x in given])
+        return ir.at_sizes(made.formula, known), [*map(np.asarray, _several(found))]
     if target != THREADS:
-        found = made.run(given)
-        return made.formula, [np.asarray(o) for o in (found if type(found) is tuple else [found])]
+        return made.formula, [*map(np.asarray, _several(made.run(given)))]
     shaped = made.shaped(given)
     compiled = made.kernel.compile(*shaped)
     made_of = [t.name for t in compiled.program.tensors][len(shaped) :]
@@ -146,6 +155,18 @@ def computed_by(function: Any, arrays: list[Data], target: str) -> tuple[ir.Form
         results[name].reshape(made.normal.shapes[b.name])
         for name, b in zip(returned, made.formula.outputs, strict=True)
     ]
+
+
+def _several(found: Any) -> tuple[Any, ...]:
+    return found if type(found) is tuple else (found,)
+
+
+def _sizes(function: Any, arrays: list[Data]) -> dict[str, dict[int, Any]]:
+    """Names for the sizes of arguments: equal ones have one name."""
+    return {
+        name: {d: f"n{n}" for d, n in enumerate(x.shape) if n > 1}
+        for name, x in zip(signature(function).parameters, arrays, strict=True)
+    }
 
 
 def judge(formula: Formula, target: str) -> tuple[str, str, Finding | None]:

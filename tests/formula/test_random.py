@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import pytest
 
-from devtools.fuzz.formulas import hunt, make
+from devtools.fuzz.formulas import DYNAMIC, hunt, judge, make
 from tilewright.formula import masks, merge
 from tilewright.formula.tiles import text
 
 
-@pytest.mark.parametrize("target, count", [("cpu", 50), ("threads", 10)])
+@pytest.mark.parametrize("target, count", [("cpu", 50), ("threads", 10), ("dynamic", 10)])
 def test_a_short_run_finds_nothing(target, count):
     report = hunt(count, 0, target, seconds=4)
     assert not report.findings, str(report.findings[0])
     assert report.kinds["ok"] >= 1, report
+
+
+def test_a_softmax_of_which_only_rows_are_left():
+    """Windows of one query, as long as calls say, leave no exponent beside the row's."""
+    kind, reason, finding = judge(make(1019), DYNAMIC)
+    assert kind == "ok", (reason, finding)
 
 
 def test_a_seed_is_a_formula():

@@ -108,7 +108,7 @@ class Reading:
             own = isinstance(term, Const) or self._is_made_of(term, rows)
             (row if own else wide).append(term * (-by if own else by))
         exact = not self.is_fast and any(loads(term) for term in row)
-        if exact or (row and any(is_far(term, self.products) for term in wide)):
+        if not wide or exact or (row and any(is_far(term, self.products) for term in wide)):
             return None
         row += [Call("log2", (s,), s.dtype) for s in below]
         exponent = reduce(add, wide) - reduce(add, row)
