@@ -324,6 +324,49 @@ def test_what_does_not_fit_is_infeasible():
             estimate(kernel, target)
 
 
+def ended(end):
+    @tw.jit
+    def kernel(A, B, Bias):
+        M, N, K = T.const("M, N, K")
+        A: T.Tensor((M, K), "bfloat16")
+        B: T.Tensor((N, K), "bfloat16")
+        Bias: T.Tensor((M,), "bfloat16")
+        C = T.empty((M, N), "bfloat16")
+        for m, n in T.tile(M, N):
+            acc = T.zeros((m, n))
+            for k in T.tile(K):
+                acc += A[m, k] @ B[n, k].T
+            x = acc + Bias[m][:, None]
+            C[m, n] = end(x)
+        return C
+
+    return kernel
+
+
+def gated(x):
+    gate = x + 3.0
+    return x * T.minimum(T.maximum(gate, 0.0), 6.0)
+
+
+@pytest.mark.parametrize("end, area", [(lambda x: T.maximum(x, 0.0), 128 * 128), (gated, 64 * 128)])
+def test_what_a_product_ends_in_takes_the_place_of_its_sums(end, area):
+    """Rows of 2046 elements are stored by threads: what they store lies where the sums were, and
+    one warpgroup stores while another multiplies."""
+    arrays = tensor(8192, 576), tensor(2046, 576), tensor(8192)
+    sizes, _ = chosen(ended(end), *arrays)
+    assert sizes["m"] * sizes["n"] >= area
+    told = str(ended(end).on(H200).compile(*arrays).explain())
+    assert "each with tiles of its own: one multiplies while another stores" in told
+    assert "spill_bytes 0" in told
+
+
+def test_equal_parts_of_rows_are_candidates_whatever_the_depths():
+    direct = products.matmul.on(H200).calls
+    bound = direct.bind((tensor(304, 112), tensor(112, 792)), {}, partial=True)
+    (found,) = direct.opened(bound, {}).found.values()
+    assert {dict(each.tiles)["m"] for each in found} >= {128, 152}
+
+
 def test_results_of_an_instruction_fit_the_registers_of_a_launch():
     """Those of 64×224 and a producer's threads do not: the assembler asks for 138 of 128."""
     calls, sizes = products.matmul.on(H200).calls, {"M": 1112, "N": 3000, "K": 2056}

@@ -63,14 +63,17 @@ class Lifetimes:
         return at, [n for n in spans if self.lives(n, at)]
 
     def in_place(self, kernel: Kernel, sizes: Mapping[str, int]) -> Lifetimes:
-        """Behind loops, what an elementwise op reads for the last time and what of the same size it
-        makes share registers. Inside, neighbouring iterations may overlap."""
+        """Behind loops, what an elementwise op reads for the last time and what it makes share
+        registers, where that takes no more. Inside, neighbouring iterations may overlap."""
         inside = {id(op) for loop in walk_ops(kernel, For) for op in walk_ops(loop.body, Map)}
-        born = {(first, sizes.get(name)) for name, (first, _) in self.spans.items()}
+        born: dict[int, int] = {}
+        for name, (first, _) in self.spans.items():
+            if name in sizes:
+                born[first] = min(sizes[name], born.get(first, sizes[name]))
         spans = dict(self.spans)
         for name, (first, last) in self.spans.items():
-            op = self.ops[last]
-            if isinstance(op, Map) and id(op) not in inside and (last, sizes.get(name)) in born:
+            is_map = isinstance(self.ops[last], Map) and id(self.ops[last]) not in inside
+            if is_map and name in sizes and 0 < born.get(last, 0) <= sizes[name]:
                 spans[name] = (first, max(first, last - 1))
         return replace(self, spans=spans)
 

@@ -55,7 +55,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
 
-from tilewright.ir.analysis.lifetimes import overwrites
+from tilewright.ir.analysis.lifetimes import lifetimes, overwrites
 from tilewright.ir.schedule import Switch
 from tilewright.passes.core import *
 from tilewright.passes.grid.persist_blocks import worth_it
@@ -125,7 +125,9 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
         if isinstance(op, Gemm) and (split is None or split.atom != "wgmma"):
             return "one warpgroup has no instruction for a whole tile"
     allocs = [op.buffer for op in walk_ops(kernel, Alloc)]
-    held = sum(b.bytes for b in allocs if b.is_fragment and b.is_static)
+    sizes = {b.name: b.bytes for b in allocs if b.is_fragment and b.is_static}
+    lives = lifetimes(kernel, (Space.FRAGMENT,)).in_place(kernel, sizes)
+    held = sum(sizes[name] for name in lives.peak(sizes)[1])
     _, taken = handed_over(count, target.chip.registers)
     room = (taken or 0) - PLAIN - ADDRESSES * any(map(_reads_a_tile, walk_ops(kernel, Map)))
     registers = held // (4 * WARPGROUP)
