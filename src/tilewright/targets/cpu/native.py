@@ -32,8 +32,8 @@ OPEN, TURN = 1 << 32, 33  # of the door, which counts the workers inside below, 
 
 # a record's words: what is compared with a call, and what it runs; then its block of arguments
 RECORD = (
-    "given", "slow", "type", "facts", "pairs", "pool", "cell", "arena", "entry", "total", "chunk",
-    "words", "empty", "outline", "result",
+    "given", "slow", "type", "none", "facts", "pairs", "pool", "cell", "arena", "entry", "total",
+    "chunk", "words", "empty", "outline", "result",
 )  # fmt: skip
 MOST_WORDS = 64  # of the arguments of a kernel
 FACTS = len(RECORD) + MOST_WORDS
@@ -194,7 +194,7 @@ def _call(module: Module) -> None:
     word = {name: fn.get(rec, i) for i, name in enumerate(RECORD)}
     place = {
         name: fn.value(f"inttoptr i64 {word[name]} to ptr")
-        for name in ("slow", "facts", "pool", "cell", "entry", "empty", "outline")
+        for name in ("slow", "none", "facts", "pool", "cell", "entry", "empty", "outline")
     }
     block, fact = fn.alloca(f"[{MOST_WORDS} x i64]", align=64), fn.alloca("ptr")
     fn.need(fn.value("icmp eq ptr %names, null"), slowly)
@@ -253,7 +253,7 @@ def _call(module: Module) -> None:
     fn.start(room)
 
     result = fn.alloca("ptr")
-    fn.put(result, 0, "@tw.none", "ptr")
+    fn.put(result, 0, place["none"], "ptr")
     makes = fn.value(f"icmp ne i64 {word['empty']}, 0")
     with fn.when(makes):
         arguments = (("ptr", place["empty"]), ("ptr", place["outline"]), ("ptr", "null"))
@@ -308,7 +308,6 @@ def _made() -> Native:
     for name, (result, *takes) in _PYTHON.items():
         module.declare(name, result, *takes)
     module.declare("tw.yield", "i32")
-    module.globals["none"] = "@tw.none = external global i8"
     for each in (_blocks, _serve, _share, _call):
         each(module)
     symbols = {name: getattr(ctypes.pythonapi, name) for name in _PYTHON}
@@ -317,7 +316,6 @@ def _made() -> Native:
         windows.kernel32.SwitchToThread if windows else ctypes.CDLL(None).sched_yield
     )
     imports = {name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in symbols.items()}
-    imports["tw.none"] = id(None)
     names = ("tw.serve", "tw.share", "tw.call")
     text, store = module.text(), default_store()
     key = digest({"text": text, **toolchain()})
@@ -363,7 +361,8 @@ def python_function(
     length = FACTS + sum(FACT + 2 * rank for rank in ranks) + 4 * pairs
     record = np.zeros(length, np.int64).view(Record)
     method = _Method(slow.__name__.encode(), native().call, _KEYWORDS, None)
-    record[:4] = (-1, id(slow), id(np.ndarray), record.ctypes.data + 8 * FACTS)
+    facts = record.ctypes.data + 8 * FACTS
+    record[:5] = (-1, id(slow), id(np.ndarray), id(None), facts)
     record.alive = [slow, method, native()]
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = (
