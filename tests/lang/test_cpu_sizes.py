@@ -16,7 +16,8 @@ def tiles(m, n, k, cores, monkeypatch):
 
 
 def test_small_products_are_one_block(monkeypatch):
-    assert tiles(51, 224, 96, 16, monkeypatch) == (51, 224, 96)
+    assert tiles(51, 212, 96, 16, monkeypatch) == (51, 212, 96)
+    assert tiles(51, 224, 96, 16, monkeypatch) == (51, 14, 96)  # a million products and more
 
 
 def test_few_rows_are_not_split(monkeypatch):
@@ -34,7 +35,7 @@ def test_all_cores_have_as_many_blocks(monkeypatch):
 
 
 def test_divisors_are_taken_where_one_is_near(monkeypatch):
-    assert tiles(1000, 1000, 1000, 2, monkeypatch) == (125, 500, 250)
+    assert tiles(1000, 1000, 1000, 2, monkeypatch) == (250, 500, 250)
 
 
 @pytest.mark.parametrize("seed", range(6))
