@@ -1,12 +1,14 @@
 """Equal expressions are one object, whoever makes them."""
 
+import copy
+import pickle
 import sys
 import threading
 
 import pytest
 
-from tilewright.ir.dtype import INT32
-from tilewright.ir.expr import Const, Var
+from tilewright.ir.dtype import FLOAT32, INT32
+from tilewright.ir.expr import Call, Cast, Const, Select, Var
 
 
 @pytest.fixture
@@ -33,3 +35,12 @@ def test_threads_that_make_the_same_share_it(hasty):
         for thread in threads:
             thread.join()
         assert all(len(set(map(id, same))) == 1 for same in zip(*made, strict=True))
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_copies_are_the_same(again):
+    i, nan = Var("i"), Const(float("nan"), FLOAT32)
+    for made in (i, nan, i * 3 + 1, Select(i < 2, i, i), Call("exp", (Cast(i, FLOAT32),), FLOAT32)):
+        assert again(made) is made

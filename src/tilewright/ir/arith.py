@@ -68,6 +68,11 @@ class Expr:
     def rebuild(self, children: tuple[Expr, ...]) -> Expr:
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and what is unpickled are the object that exists."""
+        kind: Any = type(self)
+        return kind, tuple(getattr(self, name) for name in kind.__match_args__)
+
     __add__, __radd__ = _operator("+")
     __sub__, __rsub__ = _operator("-")
     __mul__, __rmul__ = _operator("*")
