@@ -6,6 +6,8 @@ from threading import RLock
 from typing import Any
 from weakref import _remove_dead_weakref, ref  # type: ignore[attr-defined]
 
+from tilewright.support.forks import free_in_children
+
 
 class _Kept(ref[Any]):
     """An expression that exists, for as long as something else holds it."""
@@ -28,7 +30,8 @@ def _forget(
 class Interned(type):
     """Constructing an equal expression again returns the object that exists."""
 
-    _lock = RLock()  # of two threads that construct the same, one would keep an object of its own
+    # of two threads that construct the same, one would keep an object of its own
+    _lock = free_in_children(RLock())
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # one key however it is written: Var("i"), Var("i", INT32) and Var("i", dtype=INT32)

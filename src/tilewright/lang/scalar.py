@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from tilewright.ir import arith
 from tilewright.ir.core import *
 from tilewright.lang.where import ORIGINS, by_theirs
+from tilewright.support.forks import free_in_children
 
 OPERATORS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift "
@@ -297,7 +298,7 @@ _INNER = ("ours", "nobody")
 # some kernel is traced.
 _PLAIN = {Expr: object.__hash__, Load: Load.__hash__, Read: Read.__hash__}
 _GUARDED = {kind: _hash(plain) for kind, plain in _PLAIN.items()}
-_lock = Lock()
+_lock = free_in_children(Lock())
 _watchers = 0
 
 

@@ -20,10 +20,11 @@ from llvmlite.binding.newpassmanagers import NewPassManager
 from tilewright.ir.buffer import Buffer
 from tilewright.support.env import NUM_THREADS
 from tilewright.support.errors import CompileError
+from tilewright.support.forks import free_in_children
 from tilewright.targets.entries import Json, from_json, to_json
 
 # One LLVM context serves all compilations, and it is not safe to enter it twice.
-LLVM_LOCK = threading.Lock()
+LLVM_LOCK = free_in_children(threading.Lock())
 
 
 @dataclass(frozen=True)
