@@ -1,6 +1,7 @@
 """The generated function of the CPU target: which calls take the short road, and what it costs."""
 
 import ctypes
+import os
 import sys
 import time
 from operator import is_
@@ -13,8 +14,8 @@ import tilewright.language as T
 from tilewright.runtime import host_caller
 from tilewright.runtime.launch import Launcher
 from tilewright.targets.cpu import threads
-from tilewright.targets.cpu.native import RECORD
-from tilewright.targets.cpu.threads import arena
+from tilewright.targets.cpu.native import FREE, LENT, RECORD
+from tilewright.targets.cpu.threads import Memory
 
 
 def add(n=64, **more):
@@ -115,8 +116,8 @@ def test_tensors_where_pytorch_has_no_guards(checked, monkeypatch):
 
 def checks_of(kernel):
     """The Python function, where machine code calls it."""
-    record = getattr(kernel.__call__, "__self__", None)
-    return kernel.__call__ if record is None else record.alive[0]
+    cell = getattr(kernel.__call__, "__self__", None)
+    return kernel.__call__ if cell is None else cell.cell_contents.alive[0]
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
@@ -141,10 +142,10 @@ def test_addresses_are_read_or_asked_for(monkeypatch):
 
 def of_machine_code(call):
     """The words it reads, by name."""
-    record = getattr(call.__call__, "__self__", None)
-    if record is None:
+    cell = getattr(call.__call__, "__self__", None)
+    if cell is None:
         pytest.skip("this Python's arrays are not read by machine code")
-    return record, {name: at for at, name in enumerate(RECORD)}
+    return cell.cell_contents, {name: at for at, name in enumerate(RECORD)}
 
 
 @pytest.mark.parametrize("makes", [False, True])
@@ -188,6 +189,39 @@ def test_machine_code_takes_calls_like_the_one_before(makes):
     assert len(asked) == 1 and len(asked[0][1]) == 1
 
 
+def test_what_machine_code_knows_never_changes():
+    """Another thread may be reading it: calls that look otherwise bring a record of their own."""
+    made = add(T.dynamic("n"), out_idx=-1)
+    few, many = three(8)[:2], three(64)[:2]
+    records = []
+    for given in (few, many, few, many):
+        for _ in range(3):
+            assert made(*given).tolist() == [2.0] * len(given[0])
+        record, _ = of_machine_code(made)
+        records.append((record, record.copy()))
+    assert records[0][0] is records[2][0] is not records[1][0] is records[3][0]
+    assert all((record == before).all() for record, before in records)
+
+
+def test_machine_code_asks_how_many_threads_there_may_be(monkeypatch):
+    @T.prim_func
+    def copy(A: T.Tensor((4096,), "float32"), B: T.Tensor((4096,), "float32")):
+        with T.Kernel(64, threads=32) as block:
+            for i in T.Parallel(64):
+                B[block * 64 + i] = A[block * 64 + i]
+
+    monkeypatch.setattr("tilewright.targets.cpu.kernel._WORTH_SHARING", 0)
+    kernel = tw.compile(copy, target="cpu")
+    a, b = np.zeros(4096, np.float32), np.zeros(4096, np.float32)
+    for count in ("1", "2", "3", "1"):
+        monkeypatch.setenv("TILEWRIGHT_NUM_THREADS", count)
+        for _ in range(3):
+            kernel(a, b)
+        record, at = of_machine_code(kernel)
+        assert record[at["chunk"]] == {"1": 0, "2": 4, "3": 2}[count]
+        assert record[at["setting"]] == id(os.environ._data[b"TILEWRIGHT_NUM_THREADS"])
+
+
 def test_machine_code_raises_what_making_the_result_raises():
     made = add(T.dynamic("n"), out_idx=-1)
     a, b, _ = three()
@@ -214,11 +248,12 @@ def test_machine_code_lends_its_memory_to_one_call():
     for _ in range(3):
         made(a, b)
     of_machine_code(made)
-    address, threads.pool.cell.value = threads.pool.cell.value, 0
-    assert address
-    assert made(a, b).tolist() == [2.0] * 64
-    threads.pool.cell.value = address
-    assert made(a, b).tolist() == [2.0] * 64 and threads.pool.cell.value == address
+    words = threads.pool.words
+    address, words[FREE] = words[FREE], 0
+    assert address == words[LENT]
+    assert made(a, b).tolist() == [2.0] * 64 and not words[FREE]
+    words[FREE] = address
+    assert made(a, b).tolist() == [2.0] * 64 and words[FREE] == address
 
 
 def test_machine_code_counts_references():
@@ -260,8 +295,8 @@ def test_a_checked_call_costs_little():
     kernel(a, b, c)
     (launch,) = kernel.executable.launches
     block = (ctypes.c_int64 * 8)(*(x.ctypes.data for x in (a, b, c)))
-    address, place, entry = ctypes.addressof(block), arena(launch.arena_bytes), launch.entry
-    bare = additions(lambda: entry(address, place, 0, 1))
+    address, arena, entry = ctypes.addressof(block), Memory(launch.arena_bytes), launch.entry
+    bare = additions(lambda: entry(address, arena.address, 0, 1))
     assert additions(lambda: kernel(a, b, c)) - bare < LITTLE
     made = add(out_idx=-1)
     assert additions(lambda: made(a, b)) - bare < LITTLE

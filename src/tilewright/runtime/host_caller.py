@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
+from types import CellType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Var
 from tilewright.runtime.launch import Call, Launcher
 from tilewright.runtime.outputs import torch_dtype
+from tilewright.support.env import NUM_THREADS
 from tilewright.support.errors import entry
 from tilewright.targets.arrays import torch_loaded
 from tilewright.targets.torch_tensors import (
@@ -80,14 +82,14 @@ def make_caller(launcher: Launcher, executable: Fixable) -> Callable[..., Any]:
     call = generated(made.text(), launcher.program.name, made.names)
     if made.scalars or not made.tensors or len(made.made) > 1 or not reads_arrays():
         return call
-    ranks = [p.rank for _, p in made.tensors]
-    function = python_function(call, ranks, len(made.pairs))
-    made.record = function.__self__  # type: ignore[attr-defined]
+    function = python_function(call)
+    made.cell = function.__self__  # type: ignore[attr-defined]
     return function
 
 
 class _Maker:
-    record: Record | None = None
+    cell: CellType | None = None  # of machine code
+    latest: Any = None  # of the calls that led there
 
     def __init__(self, launcher: Launcher, executable: Fixable) -> None:
         self.launcher, self.executable = launcher, executable
@@ -143,8 +145,8 @@ class _Maker:
         views = [call.views[p.name] for _, p in self.tensors]
         made = [m for _, p in self.made for m in (call.args[p.name].shape, kind(p.dtype))]
         apart = [views[i].apart(views[j]) for i, j in self.pairs]
-        if key is not None and self.record is not None and hasattr(run, "job"):
-            run = self._first_road(run, key, values, made, apart)
+        if key is not None and self.cell is not None and hasattr(run, "job"):
+            run = self._first_road(run, self.cell, values, made, apart)
         found = (run, *made, *(bound for pair in apart for bound in pair))
         if key is None:
             written = [v for v, (_, p) in zip(values, self.tensors, strict=True) if self._writes(p)]
@@ -152,11 +154,12 @@ class _Maker:
         kept[facts] = found
 
     def _first_road(
-        self, run: Fixed, key: Any, values: Sequence[Any], made: Sequence[Any], apart: Sequence[Any]
-    ) -> Callable[[bytes], None]:
+        self, run: Fixed, cell: CellType, values: Sequence[Any], made: Sequence[Any],
+        apart: Sequence[Any],
+    ) -> Callable[[bytes], None]:  # fmt: skip
         """`run`, after which machine code knows calls like this one. It does not measure, so there
         has been one such call before."""
-        from tilewright.targets.cpu.native import known
+        from tilewright.targets.cpu.native import MOST_WORDS, RECORD, record, where_kept
 
         places = self.launcher.inputs
         facts: list[int] = []
@@ -166,18 +169,29 @@ class _Maker:
             facts += [n for pair in zip(value.shape, value.strides, strict=True) for n in pair]
         for (i, j), bounds in zip(self.pairs, apart, strict=True):
             facts += [places[i], places[j], *bounds]
-        kinds, outline = [value.dtype for value in values], tuple(made)
+        kinds, outline, empty = [value.dtype for value in values], tuple(made), np.empty
+        makes = [id(empty), id(outline), self.launcher.outputs[0]] if made else [0, 0, 0]
+        environ, name = where_kept(NUM_THREADS)
+        alive, count = [kinds, outline, empty, run, environ, name], len(values)
+        chunk, slow = RECORD.index("chunk"), self.names["call"]
+        known: Record | None = None
 
         def first(head: bytes) -> None:
+            nonlocal known
             run(head)
-            kept, job = self.names["kept"], run.job()
-            if key in kept and not job[-1]:  # a shared one may have been slow that time
-                kept[key] = (run, *kept[key][1:])
-            if (block := run.words(head)) and self.record is not None:
-                makes = [id(np.empty), id(outline), self.launcher.outputs[0]] if made else [0, 0, 0]
-                words = [len(self.pairs), *job, len(block) // 8, *makes]
-                known(self.record, len(values), words, block, facts, [kinds, outline, run])
+            setting, block = environ.get(name), head + run.tail
+            # a shared launch may have been slow that time
+            if known is None or known[chunk] or known.alive[-1] is not setting:
+                job = [id(environ), id(name), id(setting) if setting else 0]
+                job += [len(self.pairs), *run.job(), len(block) // 8, *makes]
+                known = record(slow, count, job, block, facts, [*alive, setting])
+            if self.latest is first:  # calls that take turns need no other record each time
+                cell.cell_contents = known
+            self.latest = first
 
+        if 8 * len(self.params) + len(run.tail) > 8 * MOST_WORDS:
+            return run
+        self.latest = first
         return first
 
     def again(self, *values: Any) -> Any:

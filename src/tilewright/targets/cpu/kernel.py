@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,8 @@ from tilewright.targets.cpu.host import (
     target_machine,
     toolchain,
 )
-from tilewright.targets.cpu.native import MOST_WORDS
 from tilewright.targets.cpu.numbers import item_bytes
-from tilewright.targets.cpu.threads import ENTRY, arena, chunk_of, run_blocks
+from tilewright.targets.cpu.threads import ENTRY, chunk_of, give_arena, run_blocks, take_arena
 from tilewright.targets.entries import Kept
 
 if TYPE_CHECKING:
@@ -71,14 +71,16 @@ class _Launch:
             total = int(self.count(args))
         if total <= 0:
             return
-        first = 0
+        first, arena = 0, take_arena(self.arena_bytes)
         if self.seconds_per_block is None and total > 1:
-            self.entry(args, arena(self.arena_bytes), 0, first := 1)
+            self.entry(args, arena.address, 0, first := 1)
         started, done = perf_counter(), total - first
         if alone or not self.chunk(total):
-            self.entry(args, arena(self.arena_bytes), first, total)
+            self.entry(args, arena.address, first, total)
         else:
-            done = run_blocks(self.entry, args, first, total, self.arena_bytes)
+            size = self.arena_bytes
+            done = run_blocks(self.entry, args, first, total, arena.address, size)
+        give_arena(arena)
         self.seconds_per_block = (perf_counter() - started) / max(1, done)
 
     def chunk(self, total: int) -> int:
@@ -101,17 +103,13 @@ class Fixed:
     def __call__(self, head: bytes) -> None:
         self.launch.run(head + self.tail, total=self.total)
 
-    def words(self, head: bytes) -> bytes:
-        """The block of arguments, if machine code may pass it on."""
-        block = head + self.tail
-        return block if len(block) <= 8 * MOST_WORDS else b""
-
     def job(self) -> list[int]:
         """From `pool` to `chunk` in a `RECORD`."""
         launch, pool, total = self.launch, threads.pool, self.total or 0
         pool.lend(launch.arena_bytes)
-        places = pool.memory.address, ctypes.addressof(pool.cell)
-        return [*places, launch.arena_bytes, launch.address, total, launch.chunk(total)]
+        return [
+            pool.memory.address, launch.arena_bytes, launch.address, total, launch.chunk(total)
+        ]  # fmt: skip
 
 
 class CpuKernel:
@@ -140,7 +138,9 @@ class CpuKernel:
         ]
         self.pack = struct.Struct("<" + "".join(self.codes)).pack
         self._show = _SHOW(self._print)
-        self._troubles: list[BaseException] = []  # assertions that failed, lines not written
+        # assertions that failed, lines not written: of one launch at a time, whoever makes it
+        self._troubles: list[BaseException] = []
+        self._turn = RLock()
         # a kernel that prints does its blocks one by one, so that their lines stay apart
         self._says = any(watch.op.name == "print" for watch in code.watches)
         self.compile_seconds = perf_counter() - started
@@ -210,10 +210,17 @@ class CpuKernel:
             for each, total in plan:
                 each.run(block, alone=self._says, total=total)
                 if self._troubles:
-                    error, self._troubles = self._troubles[0], []
-                    raise error
+                    raise self._troubles[0]
 
-        return launch
+        def watched(head: bytes) -> None:
+            with self._turn:
+                before, self._troubles = self._troubles, []
+                try:
+                    launch(head)
+                finally:
+                    self._troubles = before
+
+        return watched if self.code.watches else launch
 
     def _print(self, which: int, table: Any) -> None:
         """Called from generated code, where nothing can be raised: the call raises it later."""

@@ -6,41 +6,49 @@ waits for one that is asleep. `call` is a function for Python whose arguments ar
 where all that was checked before is as it was (types, sizes, strides, flags), it makes the result
 and runs the kernel; all else goes to the Python function that checks.
 
-LLVM IR, compiled once and kept. Numbers `i` of a pool or of a record are words of 8 bytes.
+LLVM IR, compiled once and kept. Numbers `i` of a pool or of a record are words of 8 bytes. What a
+call reads before it lets go of the GIL belongs to no other thread meanwhile.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
+from types import CellType
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
 
 from tilewright.support.cache import default_store, digest
+from tilewright.support.env import Flag
+from tilewright.support.forks import free_in_children
 from tilewright.targets.cpu.host import LLVM_LOCK, Binary, link, object_file, optimize, toolchain
 from tilewright.targets.cpu.llvm_text import Function, Module
 
 # a pool's words; those that different threads spin on are 128 bytes apart
 DOOR, BUSY, ASLEEP, NEXT, WORK, ARGS, TOTAL, CHUNK, SIZE = 0, 16, 17, 32, 48, 49, 50, 51, 52
+# the arena that calls borrow, 0 while one has it, and which one that is: all with the GIL
+FREE, LENT = 53, 54
 POOL_WORDS = 64
 OPEN, TURN = 1 << 32, 33  # of the door, which counts the workers inside below, launches above
 
 # a record's words: what is compared with a call, and what it runs; then its block of arguments
 RECORD = (
-    "given", "slow", "type", "none", "facts", "pairs", "pool", "cell", "arena", "entry", "total",
-    "chunk", "words", "empty", "outline", "result",
+    "given", "slow", "type", "none", "facts", "environ", "name", "setting", "pairs", "pool",
+    "arena", "entry", "total", "chunk", "words", "empty", "outline", "result",
 )  # fmt: skip
 MOST_WORDS = 64  # of the arguments of a kernel
 FACTS = len(RECORD) + MOST_WORDS
 FACT = 5  # of an array: type, rank, flags, low bits that are 0, place; then sizes and strides
 # where NumPy's arrays have, in bytes: data, rank, sizes, strides, type, flags
 _ARRAY = (16, 24, 32, 40, 56, 64)
-_ONCE = threading.Lock()
+_CELL = 16  # and a cell what it holds
+_ONCE = free_in_children(threading.Lock())
 _found: list[Native] = []
 _SPINS = 2000  # that somebody waits for a worker before it lets others run
 
@@ -50,7 +58,7 @@ _PYTHON = {  # results and arguments
     "PyObject_Call": ("ptr", "ptr", "ptr", "ptr"),
     "PyObject_Vectorcall": ("ptr", "ptr", "ptr", "i64", "ptr"),
     "PyEval_SaveThread": ("ptr",), "PyEval_RestoreThread": ("void", "ptr"),
-    "Py_IncRef": ("void", "ptr"),
+    "Py_IncRef": ("void", "ptr"), "PyDict_GetItem": ("ptr", "ptr", "ptr"),
 }  # fmt: skip
 _WORK = "void %work(ptr %args, ptr %arena, i64 {}, i64 {})"
 
@@ -183,18 +191,18 @@ def _share(module: Module) -> None:
 
 
 def _call(module: Module) -> None:
-    """What Python calls: `self` is a record, an array of words."""
+    """What Python calls: `self` is a cell that holds a record, an array of words."""
     fn = _Code(module, "ptr @tw.call(ptr %self, ptr %args, i64 %given, ptr %names)", "nounwind")
     slowly = fn.label("slowly")
 
     def equal(a: str, b: str) -> None:
         fn.need(fn.value(f"icmp eq i64 {a}, {b}"), slowly)
 
-    rec = fn.get("%self", _ARRAY[0], "ptr", 1)
+    rec = fn.get(fn.get("%self", _CELL, "ptr", 1), _ARRAY[0], "ptr", 1)
     word = {name: fn.get(rec, i) for i, name in enumerate(RECORD)}
     place = {
         name: fn.value(f"inttoptr i64 {word[name]} to ptr")
-        for name in ("slow", "none", "facts", "pool", "cell", "entry", "empty", "outline")
+        for name in "slow none facts environ name pool entry empty outline".split()
     }
     block, fact = fn.alloca(f"[{MOST_WORDS} x i64]", align=64), fn.alloca("ptr")
     fn.need(fn.value("icmp eq ptr %names, null"), slowly)
@@ -232,25 +240,27 @@ def _call(module: Module) -> None:
         above = fn.value(f"icmp sgt i64 {far}, {low}")
         below = fn.value(f"icmp slt i64 {far}, {high}")
         equal(fn.value(f"zext i1 {fn.value(f'and i1 {above}, {below}')} to i64"), "0")
+    with fn.when(fn.value(f"icmp sgt i64 {word['total']}, 1")):  # which threads may share
+        there = ("ptr", place["environ"]), ("ptr", place["name"])
+        setting = fn.call("ptr", "PyDict_GetItem", *there)
+        equal(fn.value(f"ptrtoint ptr {setting} to i64"), word["setting"])
     many = fn.value(f"icmp sgt i64 {word['chunk']}, 0")
     asleep = fn.value(f"icmp sgt i64 {fn.watch(place['pool'], ASLEEP, 'monotonic')}, 0")
     wakes = fn.value(f"and i1 {many}, {asleep}")
     fn.need(fn.value(f"xor i1 {wakes}, true"), slowly)
 
     # an arena, unless another thread has it; its size is before it
-    borrowed = fn.swap("xchg", place["cell"], 0, 0, "acquire")
+    borrowed = fn.get(place["pool"], FREE)
     fn.need(fn.value(f"icmp ne i64 {borrowed}, 0"), slowly)
     arena = fn.value(f"inttoptr i64 {borrowed} to ptr")
-    give_back = partial(
-        fn.line, f"store atomic i64 {borrowed}, ptr {place['cell']} release, align 8"
-    )
-    enough = fn.value(f"icmp sge i64 {fn.get(arena, -1)}, {word['arena']}")
-    room, small = fn.label("room"), fn.label("small")
-    fn.branch(enough, room, small)
-    fn.start(small)
-    give_back()
-    fn.jump(slowly)
-    fn.start(room)
+    fn.need(fn.value(f"icmp sge i64 {fn.get(arena, -1)}, {word['arena']}"), slowly)
+    fn.put(place["pool"], FREE, "0")
+
+    def give_back() -> None:
+        """Unless there is a larger one by now."""
+        lent = fn.get(place["pool"], LENT)
+        with fn.when(fn.value(f"icmp eq i64 {lent}, {borrowed}")):
+            fn.put(place["pool"], FREE, borrowed)
 
     result = fn.alloca("ptr")
     fn.put(result, 0, place["none"], "ptr")
@@ -273,8 +283,8 @@ def _call(module: Module) -> None:
         fn.value(f"call i64 @tw.share({job})")
 
     fn.choose(many, shared, lambda: fn.line(f"call void {what[0][4:]}({what[1]}, {what[2]})"))
-    give_back()
     fn.call("void", "PyEval_RestoreThread", ("ptr", state))
+    give_back()
     back = fn.get(result, 0, "ptr")
     with fn.when(fn.value(f"xor i1 {makes}, true")):
         fn.call("void", "Py_IncRef", ("ptr", back))
@@ -339,9 +349,24 @@ def _made() -> Native:
 
 
 class Record(np.ndarray):
-    """The words that `call` reads; `alive` is what they point to, and what it needs."""
+    """The words that `call` reads, which never change; `alive` is what they point to."""
 
-    alive: list[Any]
+    alive: Sequence[Any]
+
+
+def record(
+    slow: Callable[..., Any], given: int = -1, run: Sequence[int] = (), block: bytes = b"",
+    facts: Sequence[int] = (), alive: Sequence[Any] = (),
+) -> Record:  # fmt: skip
+    """Says that calls of so many arrays with these `facts` run at once. `run`: the words of
+    `RECORD` from `environ` on; without them all goes to `slow`."""
+    made = np.zeros(FACTS + len(facts), np.int64).view(Record)
+    start = given, id(slow), id(np.ndarray), id(None), made.ctypes.data + 8 * FACTS
+    words = np.frombuffer(block, np.int64)
+    for first, part in ((0, (*start, *run)), (len(RECORD), words), (FACTS, facts)):
+        made[first : first + len(part)] = part
+    made.alive = [slow, native(), *alive]
+    return made
 
 
 class _Method(ctypes.Structure):
@@ -352,55 +377,40 @@ class _Method(ctypes.Structure):
 
 
 _KEYWORDS = 0x82  # METH_FASTCALL | METH_KEYWORDS
+_methods: dict[str, _Method] = {}  # for good: a function that dies with others reads its own last
 
 
-def python_function(
-    slow: Callable[..., Any], ranks: Sequence[int], pairs: int
-) -> Callable[..., Any]:
-    """`slow`, for arrays of these ranks, until its record says what calls look like: `known`."""
-    length = FACTS + sum(FACT + 2 * rank for rank in ranks) + 4 * pairs
-    record = np.zeros(length, np.int64).view(Record)
-    method = _Method(slow.__name__.encode(), native().call, _KEYWORDS, None)
-    facts = record.ctypes.data + 8 * FACTS
-    record[:5] = (-1, id(slow), id(np.ndarray), id(None), facts)
-    record.alive = [slow, method, native()]
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype, make.argtypes = (
-        ctypes.py_object,
-        (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p),
-    )
-    found: Callable[..., Any] = make(ctypes.addressof(method), record, None)
+def python_function(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """`slow`, but for calls that the `Record` in its cell describes."""
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    make = kind(("PyCFunction_NewEx", ctypes.pythonapi))
+    name = slow.__name__
+    method = _methods.setdefault(name, _Method(name.encode(), native().call, _KEYWORDS, None))
+    found: Callable[..., Any] = make(ctypes.addressof(method), CellType(record(slow)), None)
     return found
 
 
-def known(
-    record: Record, given: int, run: Sequence[int], block: bytes, facts: Sequence[int],
-    alive: Sequence[Any],
-) -> None:  # fmt: skip
-    """From now on calls of so many arrays with these `facts` run at once. `run`: the words of
-    `RECORD` from `pairs` on."""
-    record[0] = -1
-    words = np.frombuffer(block, np.int64)
-    record.alive[3:] = alive
-    first = RECORD.index("pairs")
-    record[first : len(RECORD)] = run
-    record[len(RECORD) : len(RECORD) + len(words)] = words
-    record[FACTS:] = facts
-    record[0] = given
+def where_kept(flag: Flag) -> tuple[dict[bytes, bytes], bytes]:
+    """The dictionary that has an environment variable, and its name there."""
+    environ: Any = os.environ
+    return environ._data, environ.encodekey(flag.name)
 
 
 @cache
 def reads_arrays() -> bool:
-    """Whether arrays have their fields where `call` reads them: a trial."""
+    """Whether what `call` reads is where it looks: a trial."""
     if sys.implementation.name != "cpython" or object.__basicsize__ != _ARRAY[0]:
         return False
     base = np.arange(24, dtype=np.int16).reshape(4, 6)
     base.flags.writeable = False
-    return np.ndarray.__basicsize__ >= _ARRAY[-1] + 4 and all(
+    cell, word = CellType(base), ctypes.c_size_t.from_address
+    is_known = type(getattr(os.environ, "_data", None)) is dict
+    is_known &= word(id(cell) + _CELL).value == id(base)
+    return is_known and np.ndarray.__basicsize__ >= _ARRAY[-1] + 4 and all(
         _fields(a) == [
             a.__array_interface__["data"][0], a.ndim, a.shape, a.strides, id(a.dtype),
             a.flags.num,
-        ] and ctypes.c_size_t.from_address(id(a) + 8).value == id(type(a))
+        ] and word(id(a) + 8).value == id(type(a))
         for a in (base, base[1:], base[::-1, 2:].copy(), base.T, np.array(1.0), np.empty((0, 3)))
     )  # fmt: skip
 

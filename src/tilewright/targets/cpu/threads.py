@@ -16,7 +16,18 @@ from time import perf_counter
 from typing import Any
 
 from tilewright.targets.cpu.host import thread_count
-from tilewright.targets.cpu.native import ASLEEP, DOOR, NEXT, OPEN, POOL_WORDS, TOTAL, TURN, native
+from tilewright.targets.cpu.native import (
+    ASLEEP,
+    DOOR,
+    FREE,
+    LENT,
+    NEXT,
+    OPEN,
+    POOL_WORDS,
+    TOTAL,
+    TURN,
+    native,
+)
 
 # (arguments, arena, first block, last block)
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -38,12 +49,15 @@ class Memory:
         ctypes.c_int64.from_address(self.address - 8).value = self.size
 
 
-def arena(size: int) -> int:
-    """The address of this thread's arena, at least `size` bytes."""
-    held: Memory | None = getattr(_local, "arena", None)
-    if held is None or held.size < size:
-        held = _local.arena = Memory(size)
-    return held.address
+def take_arena(size: int) -> Memory:
+    """This thread's, at least `size` bytes, or another one while that is in use: a kernel may call
+    Python, and Python another kernel."""
+    held: Memory | None = _local.__dict__.pop("arena", None)
+    return Memory(size) if held is None or held.size < size else held
+
+
+def give_arena(memory: Memory) -> None:
+    _local.arena = memory
 
 
 @cache
@@ -66,13 +80,12 @@ class _Worker(threading.Thread):
         self.until = 0.0  # when it gives up
         self.ready = threading.Lock()
         self.ready.acquire()
-        self.start()
 
     def run(self) -> None:
-        serve, place, spins, room = native().serve, self.pool.memory.address, _spins(), _LEAST
+        serve, place, spins, arena = native().serve, self.pool.memory.address, _spins(), Memory(0)
         while True:
-            if more := serve(place, arena(room), room, spins):
-                room = more
+            if more := serve(place, arena.address, arena.size, spins):
+                arena = Memory(more)
                 continue
             with self.pool.lock:
                 if not self._may_sleep():
@@ -91,23 +104,33 @@ class _Worker(threading.Thread):
 
 
 class Pool:
-    """The workers, the memory by which launches reach them, and an arena that calls without Python
-    borrow: `cell` has its address while nobody does."""
+    """The workers, the memory by which launches reach them, and arenas that calls without Python
+    borrow."""
 
     def __init__(self) -> None:
         self.memory = Memory(8 * POOL_WORDS)
         self.words = (ctypes.c_int64 * POOL_WORDS).from_address(self.memory.address)
-        self.cell = ctypes.c_int64()
         self.lent: list[Memory] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """A forked child has none of the threads; calls know where this memory is."""
+        ctypes.memset(self.memory.address, 0, 8 * POOL_WORDS)
+        self.words[FREE] = self.words[LENT] = self.lent[-1].address if self.lent else 0
         self.workers: list[_Worker] = []
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finalizer may launch, too
 
     def wake(self, count: int) -> None:
         """So many workers: a launch comes at once."""
-        turn, until = self.words[DOOR] >> TURN, perf_counter() + _LATE
         with self.lock:
             while len(self.workers) < count:
-                self.workers.append(_Worker(self))
+                self.workers.append(worker := _Worker(self))
+                try:
+                    worker.start()
+                except RuntimeError:  # no more threads: those that are there do it
+                    self.workers.remove(worker)
+                    break
+            turn, until = self.words[DOOR] >> TURN, perf_counter() + _LATE
             for worker in self.workers[:count]:
                 worker.expects, worker.until = turn, until
                 if not worker.awake:
@@ -116,26 +139,17 @@ class Pool:
                     worker.ready.release()
 
     def lend(self, size: int) -> None:
-        """Have at least `size` bytes to borrow."""
+        """Have at least `size` bytes to borrow. Smaller ones do not come back."""
         with self.lock:
             if not self.lent or self.lent[-1].size < size:
-                self.lent.append(Memory(size))
-            elif not self.cell.value:  # a call has it
-                return
-            self.cell.value = self.lent[-1].address  # not one before, which a call gave back
+                self.lent.append(Memory(1 << (size - 1).bit_length()))
+                self.words[FREE] = self.words[LENT] = self.lent[-1].address
 
 
 pool = Pool()
 
-
-def _forget() -> None:
-    """A forked child has this module's names but none of its threads."""
-    global pool
-    pool = Pool()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=pool.forget)
 
 
 def chunk_of(total: int) -> int:
@@ -144,15 +158,14 @@ def chunk_of(total: int) -> int:
     return max(1, total // (count * _PARTS)) if count > 1 else 0
 
 
-def run_blocks(work: Any, args: Any, first: int, total: int, size: int) -> int:
-    """Run `work`, an `ENTRY`, over blocks first … total-1, in this thread and in the workers; says
-    how many this one ran. A kernel launched while another runs does its own blocks."""
+def run_blocks(work: Any, args: Any, first: int, total: int, arena: int, size: int) -> int:
+    """Run `work`, an `ENTRY`, over blocks first … total-1, in this thread, with `size` bytes at
+    `arena`, and in the workers; says how many this one ran. A kernel launched while another runs
+    does its own blocks."""
     count, chunk = min(thread_count(), total - first), chunk_of(total - first)
     if not chunk:
-        work(args, arena(size), first, total)
+        work(args, arena, first, total)
         return total - first
     pool.wake(count - 1)
-    done: int = native().share(
-        pool.memory.address, work, args, arena(size), size, first, total, chunk
-    )
+    done: int = native().share(pool.memory.address, work, args, arena, size, first, total, chunk)
     return done
