@@ -236,16 +236,17 @@ class Jit:
         launch, now = _LAUNCH.get(), settings()
         if launch is not None:
             return in_shapes(launch(self, tuple(in_shapes(args, inputs)), {}), results)
-        if self._again[0] != now or len(self._again[1]) >= KEPT:
-            self._again = now, {}
-        found = self._again[1].get(key)
+        kept = self._again  # another thread may change settings
+        if kept[0] != now or len(kept[1]) >= KEPT:
+            kept = self._again = now, {}
+        found = kept[1].get(key)
         if found is None:
             bound = self.calls.bind(tuple(in_shapes(args, inputs)), {})
             known, names = self.calls.known(bound), [*bound]
             places = [names.index(n) for n in known.arguments]
             shapes = [inputs[p] for p in places]
             call = known.kernel.in_shapes([args[p] for p in places], shapes, results)
-            found = self._again[1][key] = call, places
+            found = kept[1][key] = call, places
         call, places = found
         made = call(*[args[p] for p in places])
         return [made] if len(results) == 1 else made
