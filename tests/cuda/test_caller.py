@@ -377,6 +377,10 @@ def test_tensors_elsewhere_are_filled_in(torch, prepared, scratch):
     whole = torch.zeros(4 * 8 + 1, dtype=torch.bfloat16)
     with pytest.raises(LaunchError, match="start is not aligned"):
         call(found[0], whole[1:].view(4, 8), found[5], 1.0)
+    gone = torch.zeros(4, 8, dtype=torch.bfloat16)
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(LaunchError, match="A has no memory"):
+        call(gone, found[1], found[5], 1.0)
     assert len(api.launches) == before
     call(*places(torch, (8, 8), 3), 1.0)  # of another size
     assert struct.unpack("<I", api.launches[-1].params[4]) == (8,)

@@ -98,6 +98,21 @@ def test_tensors_too(checked):
     assert len(checked) == 4  # one tensor twice looks like two
 
 
+def test_tensors_whose_storage_was_freed():
+    """PyTorch looks at their types, shapes and strides alone."""
+    torch = pytest.importorskip("torch")
+    kernel, n = add(T.dynamic("n")), 64
+    for _ in range(2):
+        gone = torch.ones(n)
+        gone.untyped_storage().resize_(0)
+        for _ in range(2):
+            with pytest.raises(tw.LaunchError, match="B has no memory"):
+                kernel(torch.ones(n), gone, torch.ones(n))
+        kernel(torch.ones(n), torch.ones(n), torch.ones(n))
+    empty = torch.ones(0)
+    kernel(empty, empty, empty)
+
+
 def test_tensors_where_pytorch_has_no_guards(checked, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(host_caller, "guard_of", lambda *_: host_caller.never)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -154,15 +153,10 @@ def current_target() -> Target:
 
 def settings() -> tuple[Any, ...]:
     """What of the environment `resolve` depends on, in as little time as it takes."""
-    return tuple(map(_environment.get, _SETTINGS))
+    return tuple(map(env.ENVIRON.get, _SETTINGS))
 
 
-# the dictionary below `os.environ`, which encodes and decodes: six times as fast
-_environment: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
-_SETTINGS = [
-    getattr(os.environ, "encodekey", str)(flag.name)
-    for flag in (env.SANITIZE, env.TARGET, env.DIAGNOSTIC)
-]
+_SETTINGS = [flag.key for flag in (env.SANITIZE, env.TARGET, env.DIAGNOSTIC)]
 
 
 def _gpu() -> str | None:

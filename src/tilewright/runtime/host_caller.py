@@ -31,7 +31,7 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Var
 from tilewright.runtime.launch import Call, Launcher
 from tilewright.runtime.outputs import torch_dtype
-from tilewright.support.env import NUM_THREADS
+from tilewright.support.env import ENVIRON, NUM_THREADS
 from tilewright.support.errors import entry
 from tilewright.targets.arrays import torch_loaded
 from tilewright.targets.torch_tensors import (
@@ -159,7 +159,7 @@ class _Maker:
     ) -> Callable[[bytes], None]:  # fmt: skip
         """`run`, after which machine code knows calls like this one. It does not measure, so there
         has been one such call before."""
-        from tilewright.targets.cpu.native import MOST_WORDS, RECORD, record, where_kept
+        from tilewright.targets.cpu.native import MOST_WORDS, RECORD, record
 
         places = self.launcher.inputs
         facts: list[int] = []
@@ -171,18 +171,18 @@ class _Maker:
             facts += [places[i], places[j], *bounds]
         kinds, outline, empty = [value.dtype for value in values], tuple(made), np.empty
         makes = [id(empty), id(outline), self.launcher.outputs[0]] if made else [0, 0, 0]
-        environ, name = where_kept(NUM_THREADS)
-        alive, count = [kinds, outline, empty, run, environ, name], len(values)
+        name = NUM_THREADS.key
+        alive, count = [kinds, outline, empty, run, name], len(values)
         chunk, slow = RECORD.index("chunk"), self.names["call"]
         known: Record | None = None
 
         def first(head: bytes) -> None:
             nonlocal known
             run(head)
-            setting, block = environ.get(name), head + run.tail
+            setting, block = ENVIRON.get(name), head + run.tail
             # a shared launch may have been slow that time
             if known is None or known[chunk] or known.alive[-1] is not setting:
-                job = [id(environ), id(name), id(setting) if setting else 0]
+                job = [id(ENVIRON), id(name), id(setting) if setting else 0]
                 job += [len(self.pairs), *run.job(), len(block) // 8, *makes]
                 known = record(slow, count, job, block, facts, [*alive, setting])
             if self.latest is first:  # calls that take turns need no other record each time
@@ -238,6 +238,7 @@ class _Maker:
             unlike.append(f" or type({x}) not in types_{x}")
         facts = [f"{x}.{fact}" for x in tensors for fact in ("shape", "strides", "dtype")]
         facts += [f"{x}.flags.writeable" for x in written]
+        nothing = [f"not ({' and '.join(at)})"] if at else []  # as of storage that was freed
         pairs = [f"low{n} < {at[j]} - {at[i]} < high{n}" for n, (i, j) in enumerate(self.pairs)]
         parts = [part for a in made for part in (f"shape{a[1:]}", f"kind{a[1:]}")]
         parts += [b for n in range(len(pairs)) for b in (f"low{n}", f"high{n}")]
@@ -275,7 +276,7 @@ def call({takes}*rest, **named):
         if found is None:
             return slow(({values}), {{}}, None)
         {"; ".join(by_torch)}
-    if {" or ".join([*self._aligned_text(), *pairs]) or False}:
+    if {" or ".join([*nothing, *self._aligned_text(), *pairs]) or False}:
         return slow(({values}), {{}}, None)
     try:
         head = pack({words})

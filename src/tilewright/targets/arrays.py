@@ -478,6 +478,13 @@ class ProgramCheck:
                 got=str(view.dtype),
                 fix=f"convert it to {dtype}, or declare {name} as {view.dtype}",
             )
+        if not view.address and 0 not in view.shape:
+            raise LaunchError(
+                f"{name} has no memory",
+                expected="an array whose elements are somewhere",
+                got="an address of 0, as of a PyTorch tensor whose storage was freed",
+                fix=f"fill {name} before the call",
+            )
         unit = self.align.get(name, max(dtype.bits // 8, 1))
         if view.address % unit:
             raise misaligned(name, unit, view.address)

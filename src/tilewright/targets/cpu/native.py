@@ -13,7 +13,6 @@ call reads before it lets go of the GIL belongs to no other thread meanwhile.
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from tilewright.support.cache import default_store, digest
-from tilewright.support.env import Flag
+from tilewright.support.env import ENVIRON
 from tilewright.support.forks import free_in_children
 from tilewright.targets.cpu.host import LLVM_LOCK, Binary, link, object_file, optimize, toolchain
 from tilewright.targets.cpu.llvm_text import Function, Module
@@ -390,12 +389,6 @@ def python_function(slow: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-def where_kept(flag: Flag) -> tuple[dict[bytes, bytes], bytes]:
-    """The dictionary that has an environment variable, and its name there."""
-    environ: Any = os.environ
-    return environ._data, environ.encodekey(flag.name)
-
-
 @cache
 def reads_arrays() -> bool:
     """Whether what `call` reads is where it looks: a trial."""
@@ -404,8 +397,7 @@ def reads_arrays() -> bool:
     base = np.arange(24, dtype=np.int16).reshape(4, 6)
     base.flags.writeable = False
     cell, word = CellType(base), ctypes.c_size_t.from_address
-    is_known = type(getattr(os.environ, "_data", None)) is dict
-    is_known &= word(id(cell) + _CELL).value == id(base)
+    is_known = type(ENVIRON) is dict and word(id(cell) + _CELL).value == id(base)
     return is_known and np.ndarray.__basicsize__ >= _ARRAY[-1] + 4 and all(
         _fields(a) == [
             a.__array_interface__["data"][0], a.ndim, a.shape, a.strides, id(a.dtype),

@@ -51,8 +51,10 @@ class Prepared:
 
     def moved(self, given: dict[str, Any]) -> Prepared | None:
         """The same call with tensors at other addresses, as aligned as these, and with other
-        encoded scalars; None where tensors might overlap."""
+        encoded scalars; None where tensors might overlap, or lie nowhere."""
         if any(low < given[b] - given[a] < high for a, b, low, high in self.pairs):
+            return None
+        if not all(given[name] for name in self.views):
             return None
         found = copy.copy(self)
         found.given, found._steps = given, {}
