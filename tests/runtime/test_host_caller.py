@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import threading
 import time
 from operator import is_
 
@@ -403,3 +404,54 @@ def test_a_size_that_nothing_gives_is_refused(target):
 
     with pytest.raises(tw.LaunchError, match="no tensor's shape gives n"):
         tw.compile(main, target=target, out_idx=-1)()
+
+
+def test_calls_of_many_threads_at_many_sizes(monkeypatch):
+    """Each takes any of the roads, with any form of arguments; nothing around them is written."""
+    monkeypatch.setattr(host_caller, "KEPT", 16)
+    n, w = T.dynamic("n"), T.dynamic("w")
+
+    @T.prim_func
+    def add(
+        A: T.Tensor((n, w), "float32"), B: T.Tensor((n, w), "float32"),
+        C: T.Tensor((n, w), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(n, threads=32) as row:
+            for i in T.Parallel(w):
+                C[row, i] = A[row, i] + B[row, i]
+
+    kernel, made = tw.compile(add, target="cpu"), tw.compile(add, target="cpu", out_idx=-1)
+    wrong = []
+
+    def calls(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            rows, columns, form = (int(x) for x in rng.integers(0, (7, 30, 5)))
+            a, b = rng.integers(0, 9, (2, rows, columns)).astype(np.float32)
+            around = np.full(rows * columns + 32, 7, np.float32)
+            c = around[16 : 16 + rows * columns].reshape(rows, columns)
+            for _ in range(3):
+                c[:] = 0
+                kernel(a, b, c)
+                assert (c == a + b).all() and (around[:16] == 7).all() and (around[-16:] == 7).all()
+                assert np.array_equal(made(a, b), a + b)
+                other = [a, b[:-1], b.astype(int), b[None], b[:, ::-1]][form]
+                if form and b.size and columns > 1:
+                    with pytest.raises(tw.LaunchError):
+                        made(a, other)
+
+    def worker(seed):
+        try:
+            calls(seed)
+        except BaseException as error:
+            wrong.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    workers = [threading.Thread(target=worker, args=(seed,)) for seed in range(4)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    sys.setswitchinterval(before)
+    assert not wrong, wrong[0]
