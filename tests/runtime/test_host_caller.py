@@ -14,7 +14,7 @@ import tilewright as tw
 import tilewright.language as T
 from tilewright.runtime import host_caller
 from tilewright.runtime.launch import Launcher
-from tilewright.targets.cpu import threads
+from tilewright.targets.cpu import native, threads
 from tilewright.targets.cpu.native import FREE, LENT, RECORD
 from tilewright.targets.cpu.threads import Memory
 
@@ -147,8 +147,8 @@ def test_what_is_remembered_is_bounded(monkeypatch):
 
 
 def test_addresses_are_read_or_asked_for(monkeypatch):
-    assert host_caller._data_follows_head()
-    monkeypatch.setattr(host_caller, "_HEAD", 0)  # as where nothing is known of NumPy's arrays
+    assert native.reads_arrays()
+    monkeypatch.setattr(native, "reads_arrays", lambda: False)  # as where nothing is known of them
     kernel = add()
     for _ in range(3):
         a, b, c = three()

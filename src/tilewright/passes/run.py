@@ -37,7 +37,6 @@ from tilewright.ir.verify import Stage, verify
 from tilewright.passes.reasons import Reasons, counting, listening, merge
 from tilewright.support import env
 from tilewright.support.errors import Cost, Loc, TilewrightError, VerifyError, at
-from tilewright.support.forks import free_in_children
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ def _check(program: Program, stage: Stage, name: str) -> None:
 
 # ── TILEWRIGHT_DUMP ──────────────────────────────────────────────────────────────────────────
 
-_lock = free_in_children(threading.Lock())
+_lock = threading.Lock()
 _owners: dict[Path, Program] = {}  # whose folder it is, in this process
 
 

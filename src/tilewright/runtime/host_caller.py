@@ -19,7 +19,6 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from operator import attrgetter
 from types import CellType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -45,6 +44,7 @@ from tilewright.targets.torch_tensors import (
 
 KEPT = 1024  # checked calls that are remembered
 WRITEABLE = 0x400  # among the flags of NumPy's arrays
+DATA = 16  # bytes after which they have the address of their elements
 
 # the types that struct reads as the full check does
 _INTS = frozenset((int, bool, np.int64, np.int32, np.int16, np.int8))
@@ -78,9 +78,9 @@ def make_caller(launcher: Launcher, executable: Fixable) -> Callable[..., Any]:
     """The function for `launcher`'s parameters: it checks, runs, and returns what was made."""
     from tilewright.targets.cpu.native import python_function, reads_arrays  # and so LLVM
 
-    made = _Maker(launcher, executable)
+    made = _Maker(launcher, executable, reads_arrays())
     call = generated(made.text(), launcher.program.name, made.names)
-    if made.scalars or not made.tensors or len(made.made) > 1 or not reads_arrays():
+    if made.scalars or not made.tensors or len(made.made) > 1 or not made.reads:
         return call
     function = python_function(call)
     made.cell = function.__self__  # type: ignore[attr-defined]
@@ -91,8 +91,9 @@ class _Maker:
     cell: CellType | None = None  # of machine code
     latest: Any = None  # of the calls that led there
 
-    def __init__(self, launcher: Launcher, executable: Fixable) -> None:
-        self.launcher, self.executable = launcher, executable
+    def __init__(self, launcher: Launcher, executable: Fixable, reads: bool) -> None:
+        """`reads`: whether arrays have their fields where they are looked for."""
+        self.launcher, self.executable, self.reads = launcher, executable, reads
         self.params = launcher.params
         self.given = [(f"x{i}", self.params[i]) for i in launcher.inputs]
         self.tensors = [(x, p) for x, p in self.given if isinstance(p, Buffer)]
@@ -243,11 +244,11 @@ class _Maker:
         parts = [part for a in made for part in (f"shape{a[1:]}", f"kind{a[1:]}")]
         parts += [b for n in range(len(pairs)) for b in (f"low{n}", f"high{n}")]
         unpack = f"{', '.join(['run', *parts])}, = found"
-        by_numpy = [f"{a} = {_address_text(f'x{a[1:]}')}" for a in at] + [unpack]
+        by_numpy = [f"{a} = {self._address(f'x{a[1:]}')}" for a in at] + [unpack]
         by_torch = [unpack]
         for a in made:
             x, shape, kind = (f"{word}{a[1:]}" for word in ("x", "shape", "kind"))
-            by_numpy += [f"{x} = empty({shape}, {kind})", f"{a} = {_address_text(x)}"]
+            by_numpy += [f"{x} = empty({shape}, {kind})", f"{a} = {self._address(x)}"]
             by_torch += [f"{x} = torch_empty({shape}, dtype={kind}, device='cpu')"]
             by_torch += [f"{a} = {x}.data_ptr()"]
         results = ", ".join(x for x, _ in self.made)
@@ -298,26 +299,8 @@ def call({takes}*rest, **named):
             return f"a{i}"
         return f"encode({i}, x{i})" if self.executable.codes[i] == "8s" else f"x{i}"
 
-
-# ── facts and words ──────────────────────────────────────────────────────────────────────────
-
-
-def _address_text(x: str) -> str:
-    if _HEAD and _data_follows_head():
-        return f"word(id({x}) + {_HEAD}).value"
-    return f'{x}.__array_interface__["data"][0]'
-
-
-_HEAD = object.__basicsize__ if sys.implementation.name == "cpython" else 0
-
-
-@cache
-def _data_follows_head() -> bool:
-    """NumPy's arrays begin with the object's head and the address of their data, which is part of
-    its binary interface; reading it there takes a seventh of the time that asking takes."""
-    base = np.arange(24, dtype=np.int16).reshape(4, 6)
-    tries = [base, base[1:], base[::-1, 2:], base.T, np.array(1.0), np.empty((0, 3))]
-    return np.ndarray.__basicsize__ >= _HEAD + 8 and all(
-        ctypes.c_size_t.from_address(id(a) + _HEAD).value == a.__array_interface__["data"][0]
-        for a in tries
-    )
+    def _address(self, x: str) -> str:
+        """Of NumPy's array: where it has it is read in a seventh of the time that asking takes."""
+        if self.reads:
+            return f"word(id({x}) + {DATA}).value"
+        return f'{x}.__array_interface__["data"][0]'
