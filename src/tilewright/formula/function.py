@@ -388,15 +388,16 @@ class Made:
         if not self.formula.sizes:
             return None, self._shapes
         key = tuple([a.shape for a in arrays])
-        if key not in self._by_shapes:
+        found = self._by_shapes.get(key)
+        if found is None:
             if len(self._by_shapes) >= KEPT:
                 self._by_shapes.clear()
             sizes = self._sizes(arrays)
-            self._by_shapes[key] = [
+            found = self._by_shapes[key] = [
                 [None if shape is None else at_shape(shape, sizes) for shape in side]
                 for side in self._shapes
             ]
-        return key, self._by_shapes[key]
+        return key, found
 
     def shaped(self, arrays: list[Any]) -> list[Any]:
         used = arrays if all(self._used) else [*compress(arrays, self._used)]
