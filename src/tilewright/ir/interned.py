@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from threading import RLock
 from typing import Any
 from weakref import _remove_dead_weakref, ref  # type: ignore[attr-defined]
 
-from tilewright.support.forks import free_in_children
+from tilewright.support.forks import fork_lock
 
 
 class _Kept(ref[Any]):
@@ -31,7 +30,7 @@ class Interned(type):
     """Constructing an equal expression again returns the object that exists."""
 
     # of two threads that construct the same, one would keep an object of its own
-    _lock = free_in_children(RLock())
+    _lock = fork_lock()
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # one key however it is written: Var("i"), Var("i", INT32) and Var("i", dtype=INT32)

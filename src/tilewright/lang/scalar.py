@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, NamedTuple, NoReturn
 
 from tilewright.ir import arith
 from tilewright.ir.core import *
 from tilewright.lang.where import ORIGINS, by_theirs
-from tilewright.support.forks import free_in_children
+from tilewright.support.forks import fork_lock
 
 OPERATORS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift "
@@ -298,7 +297,7 @@ _INNER = ("ours", "nobody")
 # some kernel is traced.
 _PLAIN = {Expr: object.__hash__, Load: Load.__hash__, Read: Read.__hash__}
 _GUARDED = {kind: _hash(plain) for kind, plain in _PLAIN.items()}
-_lock = free_in_children(Lock())
+_lock = fork_lock()
 _watchers = 0
 
 

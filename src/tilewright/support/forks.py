@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol, TypeVar
+from contextlib import AbstractContextManager
+from threading import RLock
 
 
-class _Lock(Protocol):
-    def acquire(self) -> bool: ...
-
-    def release(self) -> None: ...
-
-
-LockT = TypeVar("LockT", bound=_Lock)
-
-
-def free_in_children(lock: LockT) -> LockT:
-    """The lock, which no forked child finds taken: a fork waits for who holds it. One that is taken
-    while this one is held is passed here before it."""
+def fork_lock() -> AbstractContextManager[bool]:
+    """A lock that no forked child finds taken: a fork waits for the thread that holds it. Of two
+    that are held at once, the outer one is made last."""
+    lock = RLock()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
             before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release

@@ -6,7 +6,6 @@ import ctypes
 import ctypes.util
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from llvmlite.binding.newpassmanagers import NewPassManager
 from tilewright.ir.buffer import Buffer
 from tilewright.support.env import NUM_THREADS
 from tilewright.support.errors import CompileError
-from tilewright.support.forks import free_in_children
+from tilewright.support.forks import fork_lock
 from tilewright.targets.entries import Json, from_json, to_json
 
 # One LLVM context serves all compilations, and it is not safe to enter it twice.
-LLVM_LOCK = free_in_children(threading.Lock())
+LLVM_LOCK = fork_lock()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import CellType
@@ -25,7 +24,7 @@ import numpy as np
 
 from tilewright.support.cache import default_store, digest
 from tilewright.support.env import ENVIRON
-from tilewright.support.forks import free_in_children
+from tilewright.support.forks import fork_lock
 from tilewright.targets.cpu.host import LLVM_LOCK, Binary, link, object_file, optimize, toolchain
 from tilewright.targets.cpu.llvm_text import Function, Module
 
@@ -47,7 +46,7 @@ FACT = 5  # of an array: type, rank, flags, low bits that are 0, place; then siz
 # where NumPy's arrays have, in bytes: data, rank, sizes, strides, type, flags
 _ARRAY = (16, 24, 32, 40, 56, 64)
 _CELL = 16  # and a cell what it holds
-_ONCE = free_in_children(threading.Lock())
+_ONCE = fork_lock()
 _found: list[Native] = []
 _SPINS = 2000  # that somebody waits for a worker before it lets others run
 
