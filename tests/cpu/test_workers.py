@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.cpu.common import compiled
-from tilewright.support.errors import RunError
+from tilewright.support.errors import LaunchError, RunError
 from tilewright.targets.cpu import threads
 from tilewright.targets.cpu.kernel import _Launch
 from tilewright.targets.cpu.native import ASLEEP, FREE, LENT
@@ -114,6 +114,12 @@ def test_workers_sleep_soon_and_come_back():
     assert time.process_time() - before < 0.1
     meet = threading.Barrier(4)
     run(lambda *_: meet.wait(timeout=30), 0, 4)
+
+
+def test_a_number_of_threads_is_a_number(monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_NUM_THREADS", "all")
+    with pytest.raises(LaunchError, match="TILEWRIGHT_NUM_THREADS must be a number, not 'all'"):
+        run(lambda *_: None, 0, 4)
 
 
 def test_nobody_waits_for_a_worker_that_does_not_come(monkeypatch):

@@ -18,7 +18,7 @@ from llvmlite.binding.newpassmanagers import NewPassManager
 
 from tilewright.ir.buffer import Buffer
 from tilewright.support.env import NUM_THREADS
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, LaunchError
 from tilewright.support.forks import fork_lock
 from tilewright.targets.entries import Json, from_json, to_json
 
@@ -217,7 +217,13 @@ def thread_count() -> int:
     """Worker threads, the caller included."""
     text = NUM_THREADS()
     if text:
-        return max(1, int(text))
+        try:
+            return max(1, int(text))
+        except ValueError:
+            raise LaunchError(
+                f"{NUM_THREADS.name} must be a number, not {text!r}",
+                fix="set it to how many threads there may be, or not at all",
+            ) from None
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return max(1, os.cpu_count() or 1)
