@@ -100,7 +100,7 @@ def test_launches_from_several_threads():
 
 def sleeping():
     for _ in range(200):
-        if threads.pool.words[ASLEEP] == len(threads.pool.workers):
+        if not any(worker.awake for worker in threads.pool.workers):
             return True
         time.sleep(0.01)
     return False
@@ -122,11 +122,31 @@ def test_a_number_of_threads_is_a_number(monkeypatch):
         run(lambda *_: None, 0, 4)
 
 
+def test_workers_that_are_too_many_stay_outside(monkeypatch):
+    spins = threads._spins() * 1000  # a tenth of a second
+    monkeypatch.setattr(threads, "_spins", lambda: spins)
+    monkeypatch.setattr(threads, "pool", threads.Pool())
+    inside, most = [], []
+
+    def work(place, start, stop):
+        inside.append(start)
+        most.append(len(inside))
+        time.sleep(1e-3)
+        inside.pop()
+
+    for count in (4, 2, 3):
+        monkeypatch.setenv("TILEWRIGHT_NUM_THREADS", str(count))
+        most.clear()
+        run(work, 0, 64)
+        assert 1 <= max(most) <= count
+    assert sleeping() and threads.pool.words[ASLEEP] == 2
+
+
 def test_nobody_waits_for_a_worker_that_does_not_come(monkeypatch):
     """The launch is over when its blocks are done; a late worker finds the door closed."""
     run(lambda *_: None, 0, 4)
     assert sleeping()
-    monkeypatch.setattr(threads.Pool, "wake", lambda self, count: None)
+    monkeypatch.setattr(threads.Pool, "wake", lambda self, *_: None)
     seen = []
     assert run(lambda _, a, b: seen.extend(range(a, b)), 0, 64) == 64
     assert seen == list(range(64))
@@ -223,10 +243,12 @@ def test_an_arena_comes_back_once():
 
 
 FORKED = """
-import ctypes, gc, os, threading, time
+import ctypes, gc, os, time
+from threading import Event, Thread
 import numpy as np
 import tilewright as tw
 import tilewright.language as T
+from tilewright.targets.cpu import threads
 from tilewright.targets.cpu.host import LLVM_LOCK
 
 n = T.dynamic("n")
@@ -252,8 +274,8 @@ def compiles():
         begun.set()
         time.sleep(0.1)
 
-begun = threading.Event()
-threading.Thread(target=compiles).start()
+begun = Event()
+Thread(target=compiles).start()
 begun.wait()
 child = os.fork()
 if not child:
@@ -269,6 +291,7 @@ for count in "1", "4":
         taken = [ctypes.c_int64(0x4141414141414141) for _ in range(100_000)]
         calls()
         assert all(number.value == 0x4141414141414141 for number in taken)
+        assert len(threads.pool.workers) == int(count) - 1
         os._exit(0)
     calls()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -30,6 +30,7 @@ from tilewright.targets.cpu.llvm_text import Function, Module
 
 # a pool's words; those that different threads spin on are 128 bytes apart
 DOOR, BUSY, ASLEEP, NEXT, WORK, ARGS, TOTAL, CHUNK, SIZE = 0, 16, 17, 32, 48, 49, 50, 51, 52
+MOST = 1  # workers that may be inside
 # the arena that calls borrow, 0 while one has it, and which one that is: all with the GIL
 FREE, LENT = 53, 54
 POOL_WORDS = 64
@@ -126,6 +127,8 @@ def _serve(module: Module) -> None:
     turn = fn.value(f"lshr i64 {door}, {TURN}")
     fn.need(fn.value(f"icmp ne i64 {fn.value(f'and i64 {door}, {OPEN}')}, 0"), wait)
     fn.need(fn.value(f"icmp ne i64 {turn}, {fn.get(seen)}"), wait)
+    inside = fn.value(f"and i64 {door}, {OPEN - 1}")
+    fn.need(fn.value(f"icmp slt i64 {inside}, {fn.watch('%pool', MOST, 'monotonic')}"), wait)
     more = fn.value(f"add i64 {door}, 1")
     pair = fn.value(f"cmpxchg ptr %pool, i64 {door}, i64 {more} acq_rel monotonic")
     fn.need(fn.value(f"extractvalue {{ i64, i1 }} {pair}, 1"), look)

@@ -21,6 +21,7 @@ from tilewright.targets.cpu.native import (
     DOOR,
     FREE,
     LENT,
+    MOST,
     NEXT,
     OPEN,
     POOL_WORDS,
@@ -91,7 +92,7 @@ class _Worker(threading.Thread):
                 if not self._may_sleep():
                     continue
                 self.awake = False
-                self.pool.words[ASLEEP] += 1
+                self.pool.count()
             self.ready.acquire()
 
     def _may_sleep(self) -> bool:
@@ -117,12 +118,18 @@ class Pool:
         """A forked child has none of the threads; calls know where this memory is."""
         ctypes.memset(self.memory.address, 0, 8 * POOL_WORDS)
         self.words[FREE] = self.words[LENT] = self.lent[-1].address if self.lent else 0
+        self.words[ASLEEP] = 1  # the next launch makes its own
         self.workers: list[_Worker] = []
         self.lock = threading.RLock()  # a finalizer may launch, too
 
-    def wake(self, count: int) -> None:
-        """So many workers: a launch comes at once."""
+    def count(self) -> None:
+        """Those that launches have to wake."""
+        self.words[ASLEEP] = sum(not w.awake for w in self.workers[: self.words[MOST]])
+
+    def wake(self, count: int, most: int) -> None:
+        """So many workers of those that there may be: a launch comes at once."""
         with self.lock:
+            self.words[MOST] = most
             while len(self.workers) < count:
                 self.workers.append(worker := _Worker(self))
                 try:
@@ -135,8 +142,8 @@ class Pool:
                 worker.expects, worker.until = turn, until
                 if not worker.awake:
                     worker.awake = True
-                    self.words[ASLEEP] -= 1
                     worker.ready.release()
+            self.count()
 
     def lend(self, size: int) -> None:
         """Have at least `size` bytes to borrow. Smaller ones do not come back."""
@@ -162,10 +169,10 @@ def run_blocks(work: Any, args: Any, first: int, total: int, arena: int, size: i
     """Run `work`, an `ENTRY`, over blocks first … total-1, in this thread, with `size` bytes at
     `arena`, and in the workers; says how many this one ran. A kernel launched while another runs
     does its own blocks."""
-    count, chunk = min(thread_count(), total - first), chunk_of(total - first)
+    most, chunk = thread_count() - 1, chunk_of(total - first)
     if not chunk:
         work(args, arena, first, total)
         return total - first
-    pool.wake(count - 1)
+    pool.wake(min(most, total - first - 1), most)
     done: int = native().share(pool.memory.address, work, args, arena, size, first, total, chunk)
     return done
