@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ import pytest
 
 from tilewright import machine
 from tilewright.ir.dtype import DType
-from tilewright.ir.op import Program
+from tilewright.ir.op import Program, walk_ops
 from tilewright.ir.target import ARCHITECTURES, Target
+from tilewright.passes.run import Trace
 from tilewright.runtime.backends import BACKENDS
-from tilewright.support.errors import CompileError, LaunchError, RunError
+from tilewright.support.errors import CompileError, LaunchError, Loc, RunError
 from tilewright.targets.cuda.backend import lower
 from tilewright.targets.cuda.kernel import CudaKernel
 
@@ -32,13 +34,21 @@ AMPERE = HOPPER.like("sm_80")
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
+@lru_cache(maxsize=32)
+def _lowered(program: Program, target: Target, places: tuple[Loc | None, ...]) -> Trace:
+    """Kernels are run with several sizes, on several roads: the passes see each program once.
+    `places`: equal programs of other lines are told from it, which errors name."""
+    return lower(program, target)
+
+
 class ThreadCode:
     """The program as thread code, one interpreted thread for each of the GPU's."""
 
     source = ""
 
     def __init__(self, program: Program, target: Target) -> None:
-        self.trace = lower(program, replace(target, kind="cuda"))
+        places = (program.loc, *(op.loc for each in program.kernels for op in walk_ops(each)))
+        self.trace = _lowered(program, replace(target, kind="cuda"), places)
 
     def __call__(self, args: Any) -> None:
         machine.run_threads(self.trace.result, dict(args), seed=1)
