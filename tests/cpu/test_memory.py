@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
+import tests.roads  # noqa: F401  (cuda_threads)
 import tilewright as tw
 import tilewright.language as T
 
@@ -63,6 +64,25 @@ def test_code_lives_as_long_as_it_can_be_called(monkeypatch):
     del call
     gc.collect()
     assert binary() is None
+
+
+@pytest.mark.parametrize("target", ["interp -sanitize", "cuda_threads", "cuda -arch=sm_90a"])
+def test_nothing_waits_for_garbage_to_be_collected(target):
+    """Programs, what passes leave and the memory of runs go with the last who holds them."""
+
+    def used():
+        kernel = tw.compile(scaled(4.0), target=target)
+        if "arch" not in target:
+            kernel(np.ones(64, np.float32))
+
+    used()
+    gc.collect()
+    gc.disable()
+    try:
+        used()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_kernels_of_jit_stay():

@@ -66,13 +66,12 @@ def map_operands(
             return expr(value)
         if isinstance(value, Region):
             return region(map_region(value, expr, buffer))
-        if isinstance(value, Buffer) and buffer is not None:
-            return buffer(value)
-        if isinstance(value, tuple):
-            return _each(value, one)
-        return value
+        return buffer(value) if isinstance(value, Buffer) and buffer is not None else value
 
-    return rebuild(op, **{f.name: one(getattr(op, f.name)) for f in marked(op, "arg")})
+    given = {f.name: getattr(op, f.name) for f in marked(op, "arg")}
+    return rebuild(
+        op, **{n: _each(v, one) if isinstance(v, tuple) else one(v) for n, v in given.items()}
+    )
 
 
 def map_exprs(op: OpT, fn: Callable[[Expr], Expr]) -> OpT:

@@ -347,41 +347,44 @@ def _check_map(loop: Map) -> None:
     if any(is_const(extent, 0) for extent in loop.extents):
         return  # nothing runs
 
-    def visit(ops: Body, told: frozenset[Var], means: dict[Var, frozenset[Var]]) -> None:
-        def mentioned(*exprs: Expr) -> frozenset[Var]:
-            if any(x.buffer.is_local for e in exprs for x in loads(e)):
-                return frozenset(wide)  # an iteration's own variable may hold anything
-            found = {v for e in exprs for v in variables(e)}
-            return frozenset(found).union(*(means.get(v, frozenset()) for v in found))
+    _check_stores(loop.body, frozenset(wide), frozenset(), {})
 
-        for op in ops:
-            if isinstance(op, Let):
-                means = {**means, op.var: mentioned(op.value)}
-            elif isinstance(op, Store) and not op.buffer.is_local:
-                missing = wide - told - mentioned(*op.indices)
-                if missing:
-                    names = ", ".join(sorted(v.name for v in missing))
-                    raise CompileError(
-                        f"iterations of T.Parallel write the same element of {op.buffer.name}",
-                        loc=op.loc,
-                        expected=f"a place that depends on {names}",
-                        fix="loop over the other indices only, store under an `if` that picks one "
-                        "iteration, or use T.reduce_sum or T.atomic_add",
-                        code="parallel-conflict",
-                    )
-            elif isinstance(op, If):
-                inside = told | mentioned(op.cond)
-                visit(op.then, inside, means)
-                visit(op.orelse, inside, means)
-            elif isinstance(op, For):
-                visit(op.body, told, {**means, op.var: mentioned(op.start, op.stop)})
-            elif isinstance(op, While):
-                visit(op.body, told | mentioned(op.cond), means)
-            elif bound(op):
-                # what an atomic or a shuffle yields may differ in every iteration
-                means = {**means, **{v: frozenset(wide) for v in bound(op)}}
 
-    visit(loop.body, frozenset(), {})
+def _check_stores(
+    ops: Body, wide: frozenset[Var], told: frozenset[Var], means: dict[Var, frozenset[Var]]
+) -> None:
+    def mentioned(*exprs: Expr) -> frozenset[Var]:
+        if any(x.buffer.is_local for e in exprs for x in loads(e)):
+            return wide  # an iteration's own variable may hold anything
+        found = {v for e in exprs for v in variables(e)}
+        return frozenset(found).union(*(means.get(v, frozenset()) for v in found))
+
+    for op in ops:
+        if isinstance(op, Let):
+            means = {**means, op.var: mentioned(op.value)}
+        elif isinstance(op, Store) and not op.buffer.is_local:
+            missing = wide - told - mentioned(*op.indices)
+            if missing:
+                names = ", ".join(sorted(v.name for v in missing))
+                raise CompileError(
+                    f"iterations of T.Parallel write the same element of {op.buffer.name}",
+                    loc=op.loc,
+                    expected=f"a place that depends on {names}",
+                    fix="loop over the other indices only, store under an `if` that picks one "
+                    "iteration, or use T.reduce_sum or T.atomic_add",
+                    code="parallel-conflict",
+                )
+        elif isinstance(op, If):
+            inside = told | mentioned(op.cond)
+            _check_stores(op.then, wide, inside, means)
+            _check_stores(op.orelse, wide, inside, means)
+        elif isinstance(op, For):
+            _check_stores(op.body, wide, told, {**means, op.var: mentioned(op.start, op.stop)})
+        elif isinstance(op, While):
+            _check_stores(op.body, wide, told | mentioned(op.cond), means)
+        elif bound(op):
+            # what an atomic or a shuffle yields may differ in every iteration
+            means = {**means, **dict.fromkeys(bound(op), wide)}
 
 
 # ── values that iterations of T.Parallel hand on ─────────────────────────────────────────────────

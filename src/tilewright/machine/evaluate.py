@@ -194,7 +194,7 @@ class _Writer:
         result = self.emit(expr, {}, "    ", index)
         source = "\n".join(["def evaluate(fr):", *self.lines, f"    return {result}"])
         exec(_code_of(source), self.names)
-        evaluate: Eval = self.names["evaluate"]
+        evaluate: Eval = self.names.pop("evaluate")  # which knows the others
         return evaluate
 
     def fresh(self) -> str:

@@ -248,7 +248,9 @@ def run_kernel(launch: Launch, compiled: Compiled, rng: random.Random) -> None:
         rng.shuffle(order)
     launch.races = Conflicts("block", prod(grid))
     for number in order:
-        run_cluster(_cluster(launch, compiled, _unravel(number, counts), shape, grid), rng)
+        cluster = _cluster(launch, compiled, _unravel(number, counts), shape, grid)
+        run_cluster(cluster, rng)
+        cluster.forget()
     for memory in launch.memories.values():
         memory.storage.accesses.clear()  # the end of a kernel is the end of all that it began
 

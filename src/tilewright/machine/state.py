@@ -180,6 +180,9 @@ class Agent:
         fr.bufs.update(launch.memories)
         fr.watches = compiled.watches(self)
 
+    def forget(self) -> None:
+        del self.frame, self.current, self.flow
+
     def tick(self) -> int:
         """A moment later than all before, in this agent's life."""
         self._time += 1
@@ -263,6 +266,14 @@ class Block:
                     )
         self.exited = True
 
+    def forget(self) -> None:
+        for agent in self.agents:
+            agent.forget()
+        for memory in self.memories.values():
+            memory.storage.owner = None
+        for known in (self.agents, self.memories, self.cells, self.incoming):
+            known.clear()
+
     def require_alive(self, name: str) -> None:
         if self.exited:
             raise RunError(
@@ -287,6 +298,13 @@ class Cluster:
     def where(self) -> Loc | None:
         """The op that runs, to which errors point."""
         return None if self.running is None else self.running.current.loc()
+
+    def forget(self) -> None:
+        """The end: memory, and who knows each other, waits for no collection of garbage."""
+        self.running = None
+        for block in self.blocks:
+            block.forget()
+        self.blocks.clear()
 
     def block(self, rank: int) -> Block:
         if not 0 <= rank < len(self.blocks):

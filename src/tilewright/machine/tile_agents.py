@@ -86,6 +86,10 @@ class TileAgent(Agent):
             return
         raise self.divergent(fr, op)
 
+    def forget(self) -> None:
+        super().forget()
+        del self._all
+
     def groups_in(self, unit: str) -> Groups:
         if unit not in self.groups:
             entity, reads = self.clocks.entity(), self.clocks.entity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from weakref import ref
 
 from tilewright.ir.analysis.effects import check_deterministic
 from tilewright.ir.buffer import Space
@@ -86,23 +87,30 @@ class CompiledKernel:
         return f"<kernel {print_signature(self.program)} for {self.target}>"
 
     def _caller(self) -> Callable[..., Any]:
-        if self.target.kind == "cuda":
-            return self._first_launch
-        if self.target.kind == "cpu":
-            return self._first_call
-        return self._run
+        """What does not hold the kernel, which would live until garbage is collected."""
+        launcher, executable, this = self.launcher, self.executable, ref(self)
 
-    @entry
-    def _first_call(self, *args: Any, **named: Any) -> Any:
-        """The generated function takes longer to make than code to load: some are never called."""
-        self.__call__ = make_caller(self.launcher, cast("Fixable", self.executable))
-        return self.__call__(*args, **named)
+        def first_launch(*args: Any, **named: Any) -> Any:
+            kernel = this()
+            assert kernel is not None, "whoever calls a kernel holds it"
+            return kernel._first_launch(*args, **named)
 
-    @entry
-    def _run(self, *args: Any, **named: Any) -> Any:
-        call = self.launcher.prepare(args, named)
-        self.executable(call.args)
-        return call.finish()
+        @entry
+        def first_call(*args: Any, **named: Any) -> Any:
+            """The generated function takes longer to make than code to load: some are never
+            called."""
+            call = make_caller(launcher, cast("Fixable", executable))
+            if (kernel := this()) is not None:
+                kernel.__call__ = call
+            return call(*args, **named)
+
+        @entry
+        def run(*args: Any, **named: Any) -> Any:
+            call = launcher.prepare(args, named)
+            executable(call.args)
+            return call.finish()
+
+        return {"cuda": first_launch, "cpu": first_call}.get(self.target.kind, run)
 
     def _first_launch(self, *args: Any, **named: Any) -> Any:
         """On a GPU the executable checks device arrays itself. A kernel for `auto` that has not run

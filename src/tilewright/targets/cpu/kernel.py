@@ -6,9 +6,9 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from threading import RLock
 from time import perf_counter
@@ -137,10 +137,11 @@ class CpuKernel:
             for p in program.params
         ]
         self.pack = struct.Struct("<" + "".join(self.codes)).pack
-        self._show = _SHOW(self._print)
         # assertions that failed, lines not written: of one launch at a time, whoever makes it
         self._troubles: list[BaseException] = []
         self._turn = RLock()
+        # knows of the kernel what it needs: a method of it would keep it until garbage is collected
+        self._show = _SHOW(partial(_print, code.watches, self._troubles))
         # a kernel that prints does its blocks one by one, so that their lines stay apart
         self._says = any(watch.op.name == "print" for watch in code.watches)
         self.compile_seconds = perf_counter() - started
@@ -214,20 +215,22 @@ class CpuKernel:
 
         def watched(head: bytes) -> None:
             with self._turn:
-                before, self._troubles = self._troubles, []
+                before = self._troubles[:]
+                self._troubles.clear()
                 try:
                     launch(head)
                 finally:
-                    self._troubles = before
+                    self._troubles[:] = before
 
         return watched if self.code.watches else launch
 
-    def _print(self, which: int, table: Any) -> None:
-        """Called from generated code, where nothing can be raised: the call raises it later."""
-        try:
-            say(self.code.watches[which], table)
-        except BaseException as error:
-            self._troubles.append(error)
+
+def _print(watches: Sequence[Any], troubles: list[BaseException], which: int, table: Any) -> None:
+    """Called from generated code, where nothing can be raised: the call raises it later."""
+    try:
+        say(watches[which], table)
+    except BaseException as error:
+        troubles.append(error)
 
 
 def compile_program(program: Program, target: Target) -> CpuKernel:
