@@ -9,7 +9,7 @@ import tempfile
 # Many tests start Python: without bytecode each of them compiles the package again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-gc.set_threshold(500_000, 20, 20)
+gc.set_threshold(5_000_000, 20, 20)  # within a test; see pytest_runtest_logfinish
 
 
 def pytest_configure(config):
@@ -25,3 +25,11 @@ def pytest_collection_finish():
     """Tests and modules stay: collecting garbage leaves them out."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_logfinish(nodeid):
+    """Between tests, when most of what they made is gone, what is left is looked at once and then
+    left out too: a test that collects garbage would look at gigabytes of compiled kernels."""
+    if gc.get_count()[0] > 200_000:
+        gc.collect(1)
+        gc.freeze()
