@@ -117,6 +117,7 @@ nightly: $(DEV) ## 10,000 random schedules, mutants, wrong kernels, the zoo for 
 	$(call step,mutants,$(PY) -m tests.derived.run --jobs $(JOBS),)
 	$(call step,chips,$(PY) -m devtools chips --jobs $(JOBS),)
 	$(call step,sources on the host,$(PY) -m devtools extremes,)
+	$(call step,ops,OPS_SIZES=3 $(PY) -m pytest -q -n $(JOBS) tests/ops/test_ops.py,Rerun one test with: OPS_SIZES=3 $(PY) -m pytest path::name)
 	$(call step,wrong kernels,$(PY) -m devtools mutants,What is missed is listed with its line.)
 
 # A GPU machine brings its own Python with PyTorch and CUDA; nothing is installed there. A shard or a
