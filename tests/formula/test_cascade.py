@@ -354,10 +354,10 @@ def test_notes():
 def test_derivations_are_quick():
     took = {}
     for case in CASES:
-        start = time.perf_counter()
+        start = time.process_time()
         with suppress(Refused):
             derived.__wrapped__(case)
-        took[case.name] = time.perf_counter() - start
+        took[case.name] = time.process_time() - start
     slowest = max(took, key=took.get)
     print(f"slowest: {slowest}, {took[slowest] * 1e3:.1f} ms")
     assert sorted(took.values())[len(took) // 2] < 0.05
