@@ -110,6 +110,23 @@ def test_unused_tiles_take_nothing():
     assert shared[0] == shared[1]
 
 
+@pytest.mark.parametrize("loop", [T.serial, T.Parallel, T.Pipelined])
+def test_loops_over_nothing_do_nothing(loop):
+    @T.prim_func
+    def main(Y: T.Tensor((4,), "int32")):
+        with T.Kernel(4, threads=32) as b:
+            for _ in loop(4):
+                for _ in T.Parallel(8):
+                    pass
+            for _ in loop(8):
+                T.alloc_var("int32", init=b)
+            Y[b] = 1
+
+    y = np.zeros(4, np.int32)
+    machine.run_threads(lower(main.program, CUDA).result, {"Y": y})
+    assert y.all()
+
+
 def test_what_variables_begin_with_is_used():
     @T.prim_func
     def main(X: T.Tensor((4,), "int32"), Y: T.Tensor((4,), "int32")):

@@ -141,10 +141,12 @@ def widened(e: Expr) -> Expr:
 # ── rules ────────────────────────────────────────────────────────────────────────────────────
 
 
-@rule(Map)
-def _drop_empty(op: Map, at: Facts) -> Body | None:
-    """A map without iterations does nothing."""
-    return () if any(isinstance(e, Const) and e.value == 0 for e in op.extents) else None
+@rule(Map, For)
+def _drop_empty(op: Map | For, at: Facts) -> Body | None:
+    """A map without iterations does nothing, nor does one, or a loop, over nothing."""
+    extents = op.extents if isinstance(op, Map) else ()
+    none = not op.body or any(isinstance(e, Const) and e.value == 0 for e in extents)
+    return () if none else None
 
 
 @rule(Alloc, Hint)
@@ -154,7 +156,9 @@ def _drop_unused(op: Alloc | Hint, at: Facts) -> Body | None:
 
 
 def drop_unused(program: Any, target: Target) -> Any:
-    return _drop_unused(_drop_empty(program, target), target)
+    for each in (_drop_empty, _drop_unused, _drop_empty):  # of unused tiles, nothing is left
+        program = each(program, target)
+    return program
 
 
 @rule(Copy)

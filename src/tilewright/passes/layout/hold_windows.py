@@ -118,9 +118,10 @@ def _nest(op: For) -> tuple[list[For], Map | None]:
     inner: Op = op
     while isinstance(inner, For):
         loops.append(inner)
-        *lets, inner = inner.body
-        if not all(isinstance(each, Let) for each in lets):
+        *lets, last = inner.body or (inner,)
+        if last is inner or not all(isinstance(each, Let) for each in lets):
             return loops, None
+        inner = last
     if not isinstance(inner, Map) or not all(isinstance(each, (Let, Store)) for each in inner.body):
         return loops, None
     into = [each.buffer for each in inner.body if isinstance(each, Store)]
