@@ -166,7 +166,7 @@ def by_threads(program: Any, *given: Array) -> list[Array]:
     made = [np.zeros([int(n) for n in t.shape], t.dtype.numpy) for t in program.tensors]
     names = [t.name for t in program.tensors]
     arrays = dict(zip(names, [*given, *made[len(given) :]], strict=True))
-    machine.run(lower(program, Target.parse(HOPPER)).result, arrays)
+    machine.run_threads(lower(program, Target.parse(HOPPER)).result, arrays)
     return [arrays[name] for name in names[len(given) :]]
 
 

@@ -22,7 +22,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
 from tilewright.machine import meaning
-from tilewright.machine.run import ThreadKernel
+from tilewright.machine.run import ThreadKernel, is_thread_ir
 from tilewright.machine.thread_async import operand_addresses, swizzled
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
@@ -44,6 +44,12 @@ def same(program, args, seeds=range(2)):
         for name, value in want.items():
             if isinstance(value, np.ndarray):
                 np.testing.assert_array_equal(got[name], value, err_msg=f"{name}, seed {seed}")
+
+
+@pytest.mark.parametrize("name", ["bulk_row", "settle", "load_shared", "ballot"])
+def test_thread_code_is_seen_by_what_only_it_has(name):
+    text = f"program p {{\nkernel k grid bx in 1 threads tx in 32 {{\nintrinsic {name}\n}}\n}}"
+    assert is_thread_ir(parse_program(text, "p.tw")) == (name != "ballot")
 
 
 # ── hand schedules ───────────────────────────────────────────────────────────────────────────

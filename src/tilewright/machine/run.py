@@ -155,20 +155,13 @@ class CompiledKernel(Compiled):
         return tuple(found)
 
 
-# what only programs at stage THREAD contain
-_LOWERED = frozenset(
-    "warp_index elect descriptor wgmma mma ldmatrix stmatrix bulk_load bulk_store store_remote "
-    "store_cluster load_across fold_pair atomic atomic_of_warp "
-    "load_shared store_shared load_global store_global store_packed wait_cluster".split()
-)
-
-
 _STORES = frozenset("store_global store_packed atomic atomic_of_warp".split())
 
 
 def is_thread_ir(program: Program) -> bool:
-    """Whether tile ops of `program` have become thread code."""
-    return any(op.name in _LOWERED for k in program.kernels for op in walk_ops(k, Intrinsic))
+    """Whether tile ops of `program` have become thread code: some have a meaning there alone."""
+    found = (op.name for k in program.kernels for op in walk_ops(k, Intrinsic))
+    return any(name in THREADS and name not in TILES for name in found)
 
 
 def _parts(role: Role) -> int:
