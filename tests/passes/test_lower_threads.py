@@ -241,6 +241,10 @@ def test_what_is_computed_under_a_product_is_done_before_its_wait():
     last = len(order) - order[::-1].index("WaitGroup") - 1
     # old went into sum, s was folded into sum: sum alone stands for all of it
     assert order[last - 2 :] == ["pin s", "settle sum", "WaitGroup", "pin s", "pin o"]
+    # what a loop computes for itself has no name behind it
+    frag = "frag{tile=(64) tv=((4,8,4),2):((0,1,16),8)}"
+    inner = f'alloc w: float32[64] fragment layout="{frag}"\nmap r in 64 {{ w[r] = sum[r] }}'
+    assert "settle w" not in _order(f"for k in 0 .. 3 {{ {inner} }}")
 
 
 COPY_BACK = """

@@ -294,7 +294,8 @@ class Lowering:
         prefers to wait first, and the work that the instructions were to hide is then in the
         open."""
         for buffer in self.fresh:
-            if buffer.dtype.bits == 32 and int(self.flat(buffer).shape[0]) <= MOST_SETTLED:
+            is_word = buffer.dtype.bits == 32 and buffer.name in self.seen
+            if is_word and int(self.flat(buffer).shape[0]) <= MOST_SETTLED:
                 yield pin(self, buffer, "settle")
         self.fresh.clear()
 
