@@ -329,6 +329,9 @@ def test_integers_and_types(target):
             x, y = T.load(X[n]), T.load(Y[n])
             assert T.maximum(y, y).dtype == "bfloat16" and (y + y).dtype == "float32"
             assert (x + x).dtype == "int32" and (x / x).dtype == "float32"
+            assert T.where(x > 0, 5, x).dtype == "int8" and T.where(x > 0, 300, x).dtype == "int32"
+            assert T.where(x > 0, 2, x > 1).dtype == "int32"
+            assert T.where(x > 0, 0.5, x > 1).dtype == T.where(x > 0, x, 0.5).dtype == "float32"
             wide[n], ratio[n], sums[n], kept[n] = x * 100, x / 2, x + y, T.maximum(y, -y)
         return wide, ratio, sums, kept
 
@@ -338,6 +341,33 @@ def test_integers_and_types(target):
     assert ratio.tolist() == (x / 2).tolist()
     assert sums.tolist() == (x + wide(y)).tolist()
     assert wide(kept).tolist() == np.abs(wide(y)).tolist()
+
+
+@each_target
+def test_words_with_a_destination_fold_no_padding_of_values(target):
+    @tw.jit(target=target)
+    def kernel(X):
+        M, N = T.const("M, N")
+        X: T.Tensor((M, N), "float16")
+        low, gram, flags = T.empty((N,)), T.empty((N, N)), T.empty((2,), "int32")
+        for _ in T.tile():
+            least, c = T.alloc_fragment((N,), "float32"), T.alloc_fragment((N, N), "float32")
+            some, every = T.full((), 0, "int32"), T.full((), 0, "int32")
+            T.fill(least, 100)
+            T.clear(c)
+            for m in T.tile(M, size=16):
+                x = T.cast(X[m, :] + 3, "float16")
+                T.reduce_min(T.cast(x, "float32")[None, :, :], least, dim=1, clear=False)
+                T.gemm(x.T, x, c)
+                some += T.any_of(x == 3)
+                every += T.all_of(x != 0)
+            low[:], gram[:, :], flags[0], flags[1] = least[:], c[:, :], some, every
+        return low, gram, flags
+
+    x = np.random.default_rng(0).integers(1, 5, (21, 16)).astype(np.float16)
+    low, gram, flags = kernel(x)
+    assert low.tolist() == (x + 3).min(0).tolist() and flags.tolist() == [0, 2]
+    assert (gram == wide(x + 3).T @ wide(x + 3)).all()
 
 
 @each_target

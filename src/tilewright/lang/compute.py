@@ -10,6 +10,7 @@ from typing import Any
 from tilewright.lang.builder import precision_of
 from tilewright.lang.check import check_dim, check_gemm, check_reduce, shape_text
 from tilewright.lang.core import *
+from tilewright.lang.handles import Handle
 from tilewright.lang.types import GemmWarpPolicy, named
 
 
@@ -59,7 +60,7 @@ def _gemm(
     meta: Any = None,
 ) -> None:
     builder = current_block()
-    a, b, c = region_of(A), region_of(B), written_region(C)
+    a, b, c = region_of(A, "sum"), region_of(B, "sum"), written_region(C)
     for flag, name in ((transpose_A, "transpose_A"), (transpose_B, "transpose_B")):
         if isinstance(flag, Expr):
             raise CompileError(
@@ -197,7 +198,7 @@ def reduce(
     builder = current_block()
     fix = "a mean is a sum that is divided afterwards" if kind in ("mean", "avg") else ""
     op = one_of(kind, KINDS, f"T.{word()}: unknown kind", fix)
-    frm, to = region_of(src), written_region(dst)
+    frm, to = region_of(src, op), written_region(dst)
     at = _axis(src, frm, dim)
     check_reduce(frm, to, at)
     if op in ("and", "or", "xor") and not (frm.dtype.is_int or frm.dtype.is_bool):
@@ -224,7 +225,17 @@ def reduce(
 def _axis(src: Any, region: Region, dim: int) -> int:
     """The dimension of the buffer that dimension `dim` of `src` is."""
     at = static_int(dim, f"dim of T.{word()}")
-    return int(src.axes[check_dim(at, len(src.axes), region.buffer.name)])
+    at = check_dim(at, len(src.axes), region.buffer.name)
+    if isinstance(src, Handle):
+        return int(src.axes[at])
+    if src.axes[at].key is None:
+        raise CompileError(
+            f"T.{word()} along a dimension of 1",
+            got=f"dim={dim} of {src!r}",
+            fix="there is nothing to fold: take its element, dst[:] = x[:, 0]",
+            code="arguments",
+        )
+    return sum(axis.key is not None for axis in src.axes[:at])  # memory has no dimensions of 1
 
 
 def _kind(kind: str, shown: str) -> Callable[..., None]:
@@ -272,7 +283,7 @@ reduce_bitxor = _kind("bitxor", "0 -64 0")
 
 def scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
     builder = current_block()
-    frm = region_of(src) if dst is not None else written_region(src)
+    frm = written_region(src) if dst is None else region_of(src, kind)
     to = frm if dst is None else written_region(dst)
     at = _axis(src, frm, dim)
     if not fits(frm.tile, to.tile):
@@ -294,7 +305,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     """Whether any (all) elements are true, as one bool for the block."""
     name = f"{kind}_of"
     builder = current_kernel()
-    frm = region_of(src)
+    frm = region_of(src, kind)
     check_regions(frm)
     extents = [int(e) for e in frm.extents]
     if frm.buffer.is_local or builder.in_map:

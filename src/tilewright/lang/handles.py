@@ -501,13 +501,14 @@ def store(target: Access, value: Any) -> None:
     builder.emit_once(made, target.buffer)
 
 
-def region_of(value: Any) -> Region:
-    """A tile or region as a `Region`; an element is a region of one."""
+def region_of(value: Any, op: str = "") -> Region:
+    """A tile or region as a `Region`; an element is a region of one. A fold by `op` of a value sees
+    no padding."""
     if isinstance(value, Handle):
         usable(value)
         return value.region  # type: ignore[no-any-return]
     if hasattr(value, "tile_value"):
-        return WORDS["region"](value)  # type: ignore[no-any-return]
+        return WORDS["region"](value, op)  # type: ignore[no-any-return]
     not_lost(value)
     raise CompileError(
         f"T.{word()} needs a tensor, a tile or a region of one",

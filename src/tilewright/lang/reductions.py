@@ -111,6 +111,16 @@ def masked(x: Value, op: str, reduced: Sequence[Axis]) -> Value:
     return x
 
 
+def _region(x: Any, op: str) -> Region:
+    """A value as a tile that other words read; where they fold it by `op`, without padding."""
+    current().uncut.add(current().number)
+    value = value_of(x)
+    return whole((masked(value, op, value.axes) if op else value).hold())
+
+
+WORDS["region"] = _region
+
+
 def _selected(x: Value, counted: Sequence[Axis], unit: Expr) -> Value:
     return Value(
         x.axes,

@@ -588,12 +588,3 @@ def axis_of(dim: Any) -> Axis:
 def again(value: Value) -> Value:
     """The value as it is now, under no name yet."""
     return Value(value.axes, value.kind, value.element, (value,))
-
-
-def _region(x: Any) -> Region:
-    """A value as a tile that other words read."""
-    current().uncut.add(current().number)
-    return whole(value_of(x).hold())
-
-
-WORDS["region"] = _region
