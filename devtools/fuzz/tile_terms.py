@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from random import Random
 
-from devtools.fuzz.tile_model import DTYPES, INT32, promote, wide
+from devtools.fuzz.tile_model import DTYPES, INT32, fits, promote, wide
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 21)
 TILES = (1, 2, 3, 4, 5, 7, 8, 8, 16, 16, 32)
@@ -370,7 +370,9 @@ class Terms:
         a = self.expr(dims, depth - 1, kind, exact)
         b = self.expr(self.narrower(dims), depth - 1, kind, exact)
         if self.chance(0.3):
-            b = Term(str(r.randint(0 if a.dtype[0] == "u" else -2, 2)), dims, a.dtype)
+            n = r.choice((-2, -1, 0, 1, 2, 200 if kind == "i" else 2))
+            dtype = a.dtype if kind == "f" or fits(n, DTYPES[a.dtype]) else "int32"
+            b = Term(str(n), dims, dtype, abs(n))
         dtype = str(promote(DTYPES[a.dtype], DTYPES[b.dtype]))
         bound, is_exact = max(a.bound, b.bound), a.exact and b.exact
         if self.chance(0.5) and dims:

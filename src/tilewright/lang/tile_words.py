@@ -172,17 +172,9 @@ def where(cond: Any, a: Any, b: Any) -> Any:
         Y[:, :] = T.where(x > 1, x, 0)
         # Y[0]: 0 0 2 3
     """
-
-    def choose(c: Any, x: Any, y: Any) -> Expr:
-        kinds = [each.dtype for each in (x, y) if isinstance(each, Expr)]
-        kind = functools.reduce(promote, kinds) if kinds else None
-        if kind is not None and kind.is_int and _any(isinstance(e, float) for e in (x, y)):
-            kind = FLOAT32
-        return select(c, *(cast(wrap(e, kind), kind) if kind else wrap(e) for e in (x, y)))
-
     if not _any(map(is_tile, (cond, a, b))):
         return math.if_then_else(cond, a, b)
-    return lift(choose, cond, a, b, what="T.where")
+    return lift(select, cond, a, b, what="T.where")
 
 
 def _extreme(choose: Callable[..., Any], keep_nan: bool) -> Callable[..., Any]:
