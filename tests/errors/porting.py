@@ -974,7 +974,7 @@ def list_for_a_kernel():
 #+  scale(np.array([1.0, 2.0], np.float32))
 
 
-@case(CompileError, "T.empty inside a kernel", "before `with T.Kernel`")
+@case(CompileError, "T.empty inside a kernel", "before the kernel begins")
 def output_inside_the_kernel():
     @tw.jit(target="interp")
     def double(A):

@@ -19,6 +19,7 @@ from tests.errors import (
     control,
     declarations,
     launching,
+    parts,
     porting,
     sanitizing,
     targets,
@@ -33,7 +34,7 @@ from tilewright.support.errors import Loc
 PACKAGE = str(Path(tilewright.__file__).parent) + os.sep
 MODULES = (
     tiles, control, threads, declarations, launching, sanitizing, porting, targets, bombs,
-    values,
+    values, parts,
 )  # fmt: skip
 # before 3.11 Python keeps lines only
 HAS_COLUMNS = sys.version_info >= (3, 11)

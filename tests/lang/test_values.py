@@ -672,6 +672,29 @@ def test_a_range_whose_end_lies_before_its_start_is_empty(target):
     assert (np.asarray(run(triangle, target, {"m": 8, "n": 8, "k": 4}, x)) == x @ x).all()
 
 
+@pytest.mark.parametrize("target", [*TARGETS, "cuda_threads"])
+@pytest.mark.parametrize("size", [2, 3, 9])
+def test_a_grid_of_an_empty_range_does_nothing(target, size):
+    @tw.jit
+    def kernel(A):
+        N = T.const("N")
+        A: T.Tensor((N, N), "float16")
+        C = T.empty((N, N), "float32")
+        for m, n in T.tile(N, N):
+            C[m, n] = 1
+        for m, n in T.tile((3, N), N):
+            acc = T.zeros((m, n))
+            for k in T.tile((4, N)):  # in a product, too
+                acc += A[m, k] @ A[k, n]
+            C[m, n] = acc
+        return C
+
+    a = np.random.default_rng(0).integers(-3, 4, (size, size)).astype(np.float16)
+    want = np.ones((size, size), np.float32)
+    want[3:] = wide(a)[3:, 4:] @ wide(a)[4:]
+    assert (np.asarray(kernel.on(target)(a)) == want).all()
+
+
 def test_a_loop_over_two_axes_of_which_one_is_empty():
     @tw.jit(target="interp")
     def kernel(X):

@@ -181,6 +181,12 @@ def broadcast(shapes: Sequence[tuple[Axis, ...]], what: str) -> tuple[Axis, ...]
             if what.strip("`") in CMP_OPS:
                 fix = "line the axes up: m.index[:, None] < n.index; and choose elements by it "
                 fix += "with T.where(cond, a, b): an `if` takes one number"
+            part = next((axis for axis in wide if axis.name.isdigit()), None)
+            if part is not None and all(isinstance(axis.key, tuple) for axis in wide):
+                fix = f"take the same part of both: x[:, 0:{part.name}] and v[0:{part.name}]"
+            twice = [a.name for each in shapes for k, a in enumerate(each) if a in each[:k]]
+            if any(name.isidentifier() for name in twice):
+                fix = "read an element for each index: X[{0}.index, L[{0}]]".format(twice[0])
             if len(shapes) == 2 and shapes[0] == shapes[1][::-1]:
                 fix = "transpose one: x.T"
             if len({*said}) < len(said):

@@ -17,7 +17,7 @@ from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
 from tilewright.ir.target import Target
 from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads
-from tilewright.lang.where import locate
+from tilewright.lang.where import locate, what_runs
 from tilewright.support import limits
 from tilewright.support.errors import word
 
@@ -439,9 +439,8 @@ class Builder:
     def require_kernel(self, name: str = "") -> Kernel:
         """The kernel; `name` is the word that needs it where none runs."""
         if self.kernel is None:
-            said = name or word()
             raise CompileError(
-                f"{'a tile value' if said.startswith('__') else f'T.{said}'} outside a kernel",
+                f"{what_runs(name)} outside a kernel",
                 fix="put it inside a `for … in T.tile(…):` loop, or `with T.Kernel(...) as ...:`",
                 code="outside-kernel",
             )
@@ -452,9 +451,10 @@ class Builder:
         kernel = self.require_kernel(name)
         if self.in_map:
             raise CompileError(
-                f"T.{name or word()} inside T.Parallel: it works on whole tiles, with all threads "
+                f"{what_runs(name)} inside T.Parallel: it works on whole tiles, with all threads "
                 "together",
-                fix="move it out of the T.Parallel loop, or use T.serial around it",
+                fix="move it out of the T.Parallel loop, or use T.serial around it; an element of "
+                "a tile is X[m.start + i, j]",
                 code="inside-parallel",
             )
         return kernel

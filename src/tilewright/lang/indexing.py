@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math as numbers
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -36,7 +37,9 @@ def box_of(tile: Tile, keys: Sequence[Any]) -> Box:
             raise CompileError(
                 f"an index of {buffer.name} must be an integer",
                 got=f"a value of type {value.kind}",
-                fix='cast it: T.cast(x, "int32")',
+                fix="choose elements instead: Y[m, n] = T.where(cond, x, Y[m, n])"
+                if value.kind.is_bool
+                else 'cast it: T.cast(x, "int32")',
                 code="not-integer",
             )
     joint = broadcast([v.axes for v in gathers], f"the indices of {buffer.name}")
@@ -190,6 +193,16 @@ def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]
             fix=f"negative indices do not wrap: write {size} - {-first} as the start",
             code="index",
         )
+    if isinstance(end := wrap(stop), Const) and end.value <= first:
+        raise CompileError(
+            f"a slice of {tile.name} has no elements",
+            expected=f"an end behind the start, {first}",
+            got=str(end.value),
+            fix=f"negative indices do not wrap: write {size} - {-end.value} as the end"
+            if end.value < 0
+            else "leave it out, or write where it ends",
+            code="index",
+        )
     axis = extent_axis(stop if first == 0 else int(wrap(stop)) - first)
     return axis.start + first, axis
 
@@ -208,6 +221,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
     builder = current_block()
     box = box_of(tile, keys)
     buffer, loc = box.buffer, locate()
+    fill = fill if is_zero(fill) else number_of(fill, buffer.dtype)
 
     def at(places: Places) -> Expr:
         if is_zero(fill):
@@ -245,7 +259,17 @@ def fill_outside(element: Expr, buffer: Buffer, indices: Places, fill: Any) -> E
     for index, size in zip(indices, buffer.shape, strict=True):
         low = compare("<=", const(0), index)
         inside = logical_and(inside, logical_and(low, compare("<", index, size)))
-    return select(inside, element, cast(wrap(fill, buffer.dtype), buffer.dtype))
+    return select(inside, element, number_of(fill, buffer.dtype))
+
+
+def number_of(value: Any, kind: DType) -> Expr:
+    """A number as one of the type. A literal has to be one; -1 has the bits of unsigned ones, and
+    infinity is the largest."""
+    expr = wrap(value, kind)
+    if not kind.is_int or not isinstance(expr, Const) or abs(expr.value) == numbers.inf:
+        return cast(expr, kind)
+    low = -(1 << kind.bits - 1)
+    return cast(expr if low <= expr.value < 0 else const(expr.value, kind), kind)
 
 
 def read_with_ones(tile: Tile, keys: tuple[Any, ...]) -> Value:
@@ -406,11 +430,15 @@ def sliced(value: Value, keys: tuple[Any, ...]) -> Any:
         current().undivided.add(current().number)
         if isinstance(key, slice):
             size = axis.total or axis.size
-            start, stop = (0 if key.start is None else key.start, key.stop or size)
-            if not has_places(axis) or key.step is not None or not 0 <= start < stop <= size:
+            start = 0 if key.start is None else key.start
+            stop = size if key.stop is None else key.stop
+            whole_axis = has_places(axis)
+            if not whole_axis or key.step is not None or not 0 <= start < stop <= size:
                 raise CompileError(
                     f"a slice of a value along {axis.name}",
-                    expected=f"constant bounds between 0 and {size}, of a whole dimension",
+                    expected=f"constant bounds between 0 and {size}"
+                    if whole_axis
+                    else "a whole dimension, not a tile of it",
                     got=_said(key),
                     fix="slice or index what it was read from: X[m, 2 * T.arange(n)]; or choose "
                     "with T.where",

@@ -458,7 +458,9 @@ def _bad_call(message: str, name: str, function: Any) -> CompileError:
     if wrong:
         other = wrong.group(1)
         meant = _SYNONYMS.get(other, "")
-        if meant in parameters:
+        if other in parameters:
+            fix = f"pass {other} without its name"
+        elif meant in parameters:
             fix, repair = f"did you mean {meant!r}?", swap(other, meant)
         else:
             fix, repair = suggest(other, parameters, f"leave {other} out")

@@ -270,7 +270,7 @@ def empty(*shape: Any, dtype: Any = None, partial: bool = False) -> Tile:
     """
     builder = current()
     if builder.kernel is not None:
-        raise CompileError("T.empty inside a kernel", fix="call it before `with T.Kernel`")
+        raise CompileError("T.empty inside a kernel", fix="call it before the kernel begins")
     given = list(shape)
     if dtype is None and len(given) > 1 and isinstance(given[-1], (str, DType)):
         dtype = given.pop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from tilewright.ir.core import *
@@ -12,7 +13,7 @@ from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.lang import math, move
 from tilewright.lang.alloc import scalar_value
 from tilewright.lang.handles import Access
-from tilewright.lang.indexing import fill_outside, is_zero, read
+from tilewright.lang.indexing import fill_outside, is_zero, number_of, read
 from tilewright.lang.types import named
 from tilewright.lang.values import *
 
@@ -69,6 +70,13 @@ def load(source: Any, *more: Any, fill: Any = 0, cache: str | None = None) -> An
             "reads as fill=",
             code="arguments",
         )
+    if is_tile(fill):
+        raise CompileError(
+            "fill= of T.load is a number",
+            got=repr(fill),
+            fix="choose elements by their index: T.where(m.index + 1 < M, X[m + 1], other)",
+            code="arguments",
+        )
     made: Any
     if isinstance(source, Tiles):
         made = source = read(source.tile, source.keys, fill)
@@ -95,6 +103,7 @@ def load(source: Any, *more: Any, fill: Any = 0, cache: str | None = None) -> An
 
 def _filled(value: Value, box: Box, fill: Any) -> Value:
     """What was read there, `fill` outside the tensor."""
+    fill = number_of(fill, box.buffer.dtype)
 
     def at(places: Places) -> Expr:
         return fill_outside(value.element(places), box.buffer, box.indices(places), fill)
@@ -120,7 +129,7 @@ def full(shape: Any, value: Any, dtype: Any = "float32") -> Any:
     dims = shape if isinstance(shape, (tuple, list)) else (shape,)
     if not dims:
         return scalar_value(dtype, value)
-    number = current_block().snapshot(cast(wrap(value, kind), kind))
+    number = current_block().snapshot(number_of(value, kind))
     made = Value(tuple(map(axis_of, dims)), kind, lambda _: number)
     made.is_formula = False  # mostly where a sum starts
     return made
@@ -264,10 +273,22 @@ def reshape(src: Any, *shape: Any) -> Any:
         return move.reshape(src, *shape)
     dims = shape_tuple(shape[0]) if len(shape) == 1 and not hasattr(shape[0], "axis") else shape
     axes = tuple(map(axis_of, dims))
-    changed = [a for a in (*src.axes, *axes) if a not in src.axes or a not in axes]
-    if changed:
+    old, new = [*src.real], [axis for axis in axes if axis is not ONE]
+    for end in (0, -1):  # what stays where it is
+        while old and new and old[end].key == new[end].key:
+            del old[end], new[end]
+    if old or new:
         current().undivided.add(current().number)
-    if not _all(has_places(a) for a in changed):
+    counts = [prod(axis.total or axis.size for axis in each) for each in (old, new)]
+    if _all(has_places(a) for a in (*old, *new)) and counts[0] != counts[1]:
+        raise CompileError(
+            "T.reshape keeps all elements",
+            expected=f"sizes whose product is {counts[0]}",
+            got=f"{shape_text(new)}, whose product is {counts[1]}",
+            fix="compute one size from the others: T.reshape(x, (m, N // 4, 4))",
+            code="shape",
+        )
+    if not _all(has_places(a) for a in (*old, *new)):
         raise CompileError(
             "T.reshape of a tile whose size is open, or whose end may be ragged",
             got=f"{shape_text(src.axes)} as {shape_text(axes)}",

@@ -25,6 +25,13 @@ class Each:
 
     count: Any
 
+    def __iter__(self) -> Iterator[Any]:
+        raise CompileError(
+            "T.each is an axis of T.tile",
+            fix="write `for m in T.tile(T.each(M))`",
+            code="arguments",
+        )
+
 
 def each(n: Any) -> Each:
     """An axis of `T.tile` that is taken one index at a time, a scalar.
@@ -226,7 +233,7 @@ def _made(builder: Builder, name: str, span: _Range, count: Expr, from_end: bool
         builder.pinned |= {found.axis.key} if span.is_pinned else set()
         length = span.high - span.low
         if isinstance(length, Const):
-            builder.lengths[found.axis.key] = int(length.value)
+            builder.lengths[found.axis.key] = max(1, int(length.value))  # it may be empty
         else:
             builder.spans[found.axis.key] = length
     return found
@@ -241,7 +248,9 @@ def _grid(
     ]
     if _is_known(builder):
         return
-    counts = [span.trips for span in spans]
+    trips = [span.trips for span in spans]
+    is_empty = any(isinstance(n, Const) and n.value < 1 for n in trips)
+    counts = [const(1)] * len(trips) if is_empty else trips  # a launch has a block
     # the last axis is the fastest; a grid has three, and only that one may be long
     lead = max(len(counts) - 2, 1)
     if any(isinstance(n, Const) and n.value > MOST_BLOCKS for n in _folded(counts, lead)[:-1]):
@@ -284,6 +293,8 @@ def _grid(
         if builder.sizes.clusters.get(number, 1) > 1:
             builder.emit(Hint("cluster", detail=(builder.sizes.clusters[number],)))
         depth = len(builder.bodies)
+        if is_empty:
+            builder.skip_unless(FALSE)
         yield indices[0] if len(indices) == 1 else tuple(indices)
         drop_rest(builder, depth, loc)
         builder.close_skipped(depth, loc)
@@ -330,6 +341,13 @@ def _sequential(
     loc: Loc | None,
 ) -> Iterator[Any]:
     builder.require_block("tile")
+    if not axes:
+        raise CompileError(
+            "T.tile() is a grid of one block, and this is inside a kernel",
+            loc=loc,
+            fix="leave the loop out",
+            code="arguments",
+        )
     spans = [
         _aligned(builder, name, _range(builder, name, axis, size, loc))
         for name, axis, size in zip(names, axes, pinned, strict=True)

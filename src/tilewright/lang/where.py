@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 
 from tilewright.support.definitions import ByCode, nested
-from tilewright.support.errors import Loc, is_own, locate_calls
+from tilewright.support.errors import Loc, is_own, locate_calls, word
 
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Code objects made by rewriting a user's function, with the column where each line's first
@@ -130,6 +130,13 @@ def _chain(spans: list[Loc]) -> Loc | None:
     if len(kept) == 1:
         return first
     return Loc(first.file, first.line, first.column, first.end_column, tuple(kept[1:]))
+
+
+def what_runs(name: str) -> str:
+    """The word of the language that runs; what runs the kernel is none."""
+    name = name or word()
+    by_text = name.startswith("__") or name in ("prim_func", "macro")
+    return "a tile value" if by_text else f"T.{name}"
 
 
 def locate() -> Loc | None:
