@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilewright.lang import scalar
 from tilewright.lang.alloc import scalar_value
-from tilewright.lang.builder import TracedAgain
+from tilewright.lang.builder import TracedAgain, in_kernel
 from tilewright.lang.handles import Variable
 from tilewright.lang.logic import Binding, Frame
 from tilewright.lang.products import Product
-from tilewright.lang.scalar import Scalar, is_number
+from tilewright.lang.scalar import Number, Scalar, is_number
 from tilewright.lang.values import *
 
 
@@ -77,12 +78,20 @@ def carry(name: str, old: Value, new: Any) -> Value:
 # ── numbers ──
 
 
+def over_tiles() -> bool:
+    """Whether a kernel over tiles is traced, outside nests over elements."""
+    builder = current() if in_kernel() else None
+    return builder is not None and builder.number in builder.tiled and not builder.in_map
+
+
+scalar.widens = over_tiles
+
+
 def carry_scalar(builder: Builder, name: str, old: Binding, value: Any) -> None:
     """`name` is a number that the kernel computed, and a loop or a branch gives it another one: it
     has memory from the start, when the text is traced again. Elsewhere that is `T.alloc_var`."""
-    over_tiles = builder.kernel is not None and len(builder.kernels) in builder.tiled
-    computed = isinstance(old.value, Expr) and not old.loop and is_number(value)
-    if over_tiles and computed and not builder.in_map and name not in builder.carried_scalars:
+    computed = isinstance(old.value, (Expr, Number)) and not old.loop and is_number(value)
+    if over_tiles() and computed and name not in builder.carried_scalars:
         builder.carried_scalars.add(name)
         raise TracedAgain
 

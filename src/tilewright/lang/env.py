@@ -24,7 +24,16 @@ from tilewright.lang.logic import KINDS, Binding, Branch, Frame, Logic, PythonWo
 from tilewright.lang.loops import Loop, serial
 from tilewright.lang.math import OPERATORS
 from tilewright.lang.params import declare_argument
-from tilewright.lang.scalar import Lost, is_number, is_runtime, not_lost, quoting, reads
+from tilewright.lang.scalar import (
+    Lost,
+    Number,
+    as_number,
+    is_number,
+    is_runtime,
+    not_lost,
+    quoting,
+    reads,
+)
 from tilewright.lang.types import ScalarType, TensorType
 from tilewright.lang.values import TileIndex, Value, again, value_of
 
@@ -327,12 +336,13 @@ class Env(Logic, PythonWords):
             return value
         if isinstance(value, Access) and value.buffer.space is Space.BARRIER:
             return value
+        value = value.expr if isinstance(value, Number) else value
         if name in self.builder.carried_scalars and isinstance(value, (Variable, Access, Expr)):
             return scalar_memory(value)
         if isinstance(value, (Variable, Access)):
-            return self.builder.let(value.as_expr(), name)
+            return as_number(self.builder.let(value.as_expr(), name))
         if isinstance(value, Expr):
-            return self.builder.snapshot(value, name)
+            return as_number(self.builder.snapshot(value, name))
         if type(value) is Tiles and self._is_read(value):
             value = value_of(value)
         elif type(value) is Tiles:

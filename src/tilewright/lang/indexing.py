@@ -15,7 +15,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.lang.builder import TracedAgain
 from tilewright.lang.joined import check_joined, seen_joined
 from tilewright.lang.products import Product
-from tilewright.lang.scalar import concrete
+from tilewright.lang.scalar import as_number, concrete
 from tilewright.lang.values import *
 
 
@@ -230,7 +230,7 @@ def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:
         return fill_outside(Load(buffer, indices, loc), buffer, indices, fill)
 
     if not box.axes:
-        return builder.let(at(()))  # type: ignore[return-value]
+        return as_number(builder.let(at(())))  # type: ignore[no-any-return]
     value = Value(box.axes, buffer.dtype, at, box.parts)
     value.source, value.writes = buffer, builder.writes(buffer)
     number = builder.number

@@ -46,15 +46,41 @@ class Scalar:
         return repr(self)
 
 
+# set by the builder: whether numbers are computed with as tile values are
+widens: Callable[[], bool] = bool
+_KEEPS = frozenset("pos abs lt le gt ge bool index float".split())
+
+
 def _delegate(name: str) -> Callable[..., Any]:
     def operator(self: Scalar, *other: Any) -> Any:
-        return getattr(self.as_expr(), name)(*other)
+        expr = self.as_expr()
+        if expr.dtype.bits < 32 and name not in _KEEPS and not expr.dtype.is_bool and widens():
+            expr = cast(expr, FLOAT32 if expr.dtype.is_float else INT32)
+        return getattr(expr, f"__{name}__")(*other)
 
     return operator
 
 
 for _name in OPERATORS:
-    setattr(Scalar, f"__{_name}__", _delegate(f"__{_name}__"))
+    setattr(Scalar, f"__{_name}__", _delegate(_name))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Number(Scalar):
+    """A number of a narrow type in a kernel over tiles."""
+
+    expr: Expr
+
+    def as_expr(self) -> Expr:
+        return self.expr
+
+    dtype = property(lambda self: self.expr.dtype)
+
+
+def as_number(expr: Expr) -> Any:
+    """A number as the text has it: what is computed with it is not narrow over tiles."""
+    narrow = expr.dtype.bits < 32 and not expr.dtype.is_bool
+    return Number(expr) if narrow and widens() else expr
 
 
 @dataclass(eq=False, repr=False)

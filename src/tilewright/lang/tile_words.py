@@ -10,10 +10,11 @@ from typing import Any
 
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.lang import math, move
+from tilewright.lang import math, move, scalar
 from tilewright.lang.alloc import scalar_value
 from tilewright.lang.handles import Access
 from tilewright.lang.indexing import fill_outside, is_zero, number_of, read
+from tilewright.lang.scalar import Scalar, as_number
 from tilewright.lang.types import named
 from tilewright.lang.values import *
 
@@ -34,6 +35,10 @@ def elementwise(function: Callable[..., Any], keeps: bool = False) -> Callable[.
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if _any(map(is_tile, args)):
             return lift(lambda *each: compute_one(*each, **kwargs), *args, what=f"T.{word()}")
+        if scalar.widens():
+            args = tuple(x.as_expr() if isinstance(x, Scalar) else x for x in args)
+            found = compute_one(*args, **kwargs)
+            return as_number(found) if isinstance(found, Expr) else found
         return function(*args, **kwargs)
 
     return wrapper
@@ -83,12 +88,13 @@ def load(source: Any, *more: Any, fill: Any = 0, cache: str | None = None) -> An
     elif isinstance(source, Tile):
         made = source = read(source, [slice(None)] * source.ndim, fill)
     elif is_zero(fill):
-        made = source if isinstance(source, Value) else current("T.load").let(wrap(source))
+        whole = isinstance(source, Value)
+        made = source if whole else as_number(current("T.load").let(wrap(source)))
     elif isinstance(source, Value) and source.box is not None:
         made = _filled(source, source.box, fill)
     elif isinstance(source, Access):
         found = fill_outside(source.as_expr(), source.buffer, source.indices, fill)
-        made = current("T.load").let(found)
+        made = as_number(current("T.load").let(found))
     else:
         raise CompileError(
             "T.load fills what it reads outside a tensor, and this was read or computed before",
@@ -182,7 +188,8 @@ def where(cond: Any, a: Any, b: Any) -> Any:
         # Y[0]: 0 0 2 3
     """
     if not _any(map(is_tile, (cond, a, b))):
-        return math.if_then_else(cond, a, b)
+        found = math.if_then_else(cond, a, b)
+        return as_number(found) if isinstance(found, Expr) else found
     return lift(select, cond, a, b, what="T.where")
 
 
