@@ -331,6 +331,8 @@ def test_integers_and_types(target):
             assert (x + x).dtype == "int32" and (x / x).dtype == "float32"
             assert T.where(x > 0, 5, x).dtype == "int8" and T.where(x > 0, 300, x).dtype == "int32"
             assert T.where(x > 0, 2, x > 1).dtype == "int32"
+            bits = T.cast(x, "uint32")
+            assert (bits & 15).dtype == (bits * 3 ^ 0xFFFFFFFF).dtype == (bits | 1).dtype == "uint32"
             assert T.where(x > 0, 0.5, x > 1).dtype == T.where(x > 0, x, 0.5).dtype == "float32"
             wide[n], ratio[n], sums[n], kept[n] = x * 100, x / 2, x + y, T.maximum(y, -y)
         return wide, ratio, sums, kept

@@ -43,7 +43,7 @@ def logical(op: str) -> Callable[[Any, Any], Any]:
             if op == "^":
                 return compare("!=", x, y)
             return binary({"&": "and", "|": "or"}[op], x, y)
-        return wrap(OPERATORS[op](*_computed(x, y)))
+        return wrap(OPERATORS[op](*_computed(a, b)))  # a literal takes the other's type
 
     return compute
 

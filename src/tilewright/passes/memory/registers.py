@@ -387,7 +387,7 @@ def fit_registers(kernel: Kernel, target: Target) -> Kernel:
                 loc=loc,
                 expected=f"at most {room} registers{role}",
                 got=f"{taken} that live at once: {names}",
-                fix="use smaller tiles, or more threads",
+                fix="use smaller tiles, more threads, or for k in T.tile(K) in place of `:`",
                 code="registers",
             )
     return kernel
