@@ -72,6 +72,11 @@ def test_reported(kind, body, line):
     assert e.value.loc is not None and e.value.loc.line == FIRST + line
 
 
+def test_an_element_that_one_access_holds_twice_is_named():
+    with pytest.raises(SanitizerError, match=r"^\S+ parallel-conflict: A\[7\] is written"):
+        run(kernel("map i in 2 { A[7 - i // 2] = float32(i) }"), args(), sanitize=True)
+
+
 GOOD = [
     "intrinsic warp_reduce_max (tx) result=m: int32\nif tx < 32 { N[0] = m }",
     "if tx > 100 { N[0] = tx }",

@@ -19,7 +19,7 @@ def _first(mem: Memory, where: Where, wrong: Any) -> str:
         wrong = wrong.any(axis=-1)
     flags = np.zeros(mem.lead + mem.shape, np.bool_)
     if wrong.shape == np.shape(flags[where]):
-        flags[where] = wrong
+        np.logical_or.at(flags, where, wrong)  # it may hold one element several times
     else:
         flags[where] = True
     at = np.unravel_index(int(np.argmax(flags)), flags.shape) if flags.shape else ()
