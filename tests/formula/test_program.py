@@ -157,6 +157,20 @@ def test_dimensions_that_are_read_as_one_index_are_one(dims):
     assert "//" not in f.tile(x) and f.tile(x).count("X[i, :]") == 1
 
 
+@pytest.mark.parametrize("kinds", ["f2 f4", "f2 f8", "f4 f8", "f2 f4 f2", "f4 f2 f4 f2 f4"])
+def test_a_store_does_not_undo_what_casts_round(kinds):
+    def rounded(x):
+        for kind in kinds.split():
+            x = tm.astype(x, np.dtype(kind))
+        return x
+
+    x, want = (np.random.default_rng(6).standard_normal(9) for _ in "ab")
+    for kind in kinds.split():
+        want = want.astype(kind)
+    np.testing.assert_array_equal(tw.math(rounded)(x), want)
+    np.testing.assert_array_equal(tw.math(rounded)(x.astype("f4")), want)
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 def test_the_text_of_a_chain_grows_with_its_length(kind):
     """What a comparison and a choice both read has one name, rounded in between or not."""

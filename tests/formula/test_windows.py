@@ -46,6 +46,12 @@ def normalized(x):
     return tm.softmax(largest(x), axis=-1)
 
 
+def beside_its_sum(x, i):
+    """Elements that are read at places that data say, and what they sum to: no window."""
+    picked = tm.take_along_axis(x, i, axis=1)
+    return picked + tm.sum(picked, axis=1, keepdims=True)
+
+
 def windows(x, size, stride=(1, 1)):
     found = np.lib.stride_tricks.sliding_window_view(x, size, axis=(1, 2))
     return found[:, :: stride[0], :: stride[1]]
@@ -57,11 +63,14 @@ def softmax(x):
 
 
 W = RNG.standard_normal((3, 3, 3)).astype(np.float32)
+AT = RNG.integers(0, 37, (13, 5))
+PICKED = np.take_along_axis(X[0], AT, 1)
 PADDED = np.pad(X, ((0, 0), (1, 1), (1, 1)))
 MEANT = {
     "depthwise": (depthwise, (X, W), np.einsum("chwpq,cpq->chw", windows(X, (3, 3)), W)),
     "average": (average, (X,), windows(PADDED, (3, 3), (2, 2)).mean((3, 4))),
     "largest": (largest, (X,), windows(X, (2, 5), (2, 1)).max((3, 4))),
+    "beside": (beside_its_sum, (X[0], AT), PICKED + PICKED.sum(1, keepdims=True)),
     "normalized": (normalized, (X,), softmax(windows(X, (2, 5), (2, 1)).max((3, 4)))),
 }  # fmt: skip
 

@@ -196,7 +196,7 @@ def _kernel_of(roots: list[Array], folds: list[Array], normal: Normal) -> Kernel
     _check_kept(outputs, folds)
     largest = max(outputs, key=lambda a: len(a.axes))
     sizes = normal.formula.sizes
-    roles, stream = _roles(largest, folds, sizes)
+    roles, stream = _roles(largest, outputs, folds, sizes)
     for f in folds:
         _check_square(f, own, roles)
         whole = [x.extent for x in (*f.axes, *f.over) if roles.get(x.var) == "whole"]
@@ -426,7 +426,7 @@ def _tiled(axes: list[Axis], sizes: tuple[Dim, ...]) -> int:
 
 
 def _roles(
-    output: Array, folds: list[Array], sizes: tuple[Dim, ...]
+    output: Array, outputs: tuple[Array, ...], folds: list[Array], sizes: tuple[Dim, ...]
 ) -> tuple[dict[Var, str], tuple[Axis, ...]]:
     products = {f.name: p for f in folds if (p := product_of(f)) is not None}
     stream, inner = _stream(folds, products, sizes)
@@ -454,7 +454,7 @@ def _roles(
             tiles = [x for x in tiles if x in plain] or [x for x in plain if x.var in lines][-1:]
         for axis in output.axes:
             roles.setdefault(axis.var, "tile" if axis in tiles else "each")
-        return as_windows(roles, folds), stream
+        return as_windows(roles, list(dict.fromkeys((*folds, *outputs)))), stream
     batch = frozenset[Var].intersection(*(p.batch for p in products.values()))
     needed = {v for f in folds if f.name in inner for v in f.vars}
     sides = {v for p in products.values() for v in (*p.rows[-1:], *p.columns[-1:])}

@@ -434,12 +434,14 @@ def _check_combined(kernel: KernelPlan) -> None:
 
 
 def _stored_body(a: Array, results: dict[str, Expr]) -> Expr:
-    """What an output is, of what the loop left; a store rounds."""
+    """What an output is, of what the loop left; a store rounds, and numbers that were made wider
+    are those that it stores."""
     body: Expr = a.element
     if a.is_pointwise:
-        body = a.body
+        body, kind = a.body, a.buffer.dtype
         while isinstance(body, Cast) and body.a.dtype.is_float and body.dtype.is_float:
-            if a.buffer.dtype not in (body.dtype, body.a.dtype):
+            was = body.a.dtype
+            if kind != body.dtype and (kind != was or body.dtype.bits <= was.bits):
                 break
             body = body.a
 

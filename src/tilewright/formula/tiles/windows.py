@@ -41,12 +41,13 @@ def _is_kept(f: Array) -> bool:
     return kind.is_float and (kind.bits >= 32 or f.monoid in ("max", "min"))
 
 
-def as_windows(roles: dict[Var, str], folds: Sequence[Array]) -> dict[Var, str]:
-    """`roles`, where the folds over windows that some tile reads are loops over places."""
+def as_windows(roles: dict[Var, str], arrays: Sequence[Array]) -> dict[Var, str]:
+    """`roles`, where the folds over windows that some tile reads are loops over places, along
+    which none of the kernel's other `arrays` has elements."""
     found = dict(roles)
-    for f in folds:
+    for f in arrays:
         tiled = any(roles.get(v) == "tile" for v in f.vars)
-        others = {v for g in folds if g is not f for v in vars_of(g.domain)}
+        others = {v for g in arrays if g is not f for v in vars_of(g.domain)}
         if tiled and is_window(f) and others.isdisjoint(vars_of(f.over)):
             found |= dict.fromkeys(vars_of(f.over), ROLE)
     return found
