@@ -171,6 +171,18 @@ def test_a_store_does_not_undo_what_casts_round(kinds):
     np.testing.assert_array_equal(tw.math(rounded)(x.astype("f4")), want)
 
 
+def test_what_is_not_a_constant_is_known():
+    """Text that computes with Python's constants would have another `~`."""
+
+    def choices(x):
+        yes, zero = tm.full(x.shape, True, dtype=tm.bool), tm.full(x.shape, 0, dtype=tm.int64)
+        return tm.where(~yes, 1.0, x), tm.where((zero > 9) | ~((zero >= 0) & (zero < 4)), 2.0, x)
+
+    x = np.arange(3, dtype=np.float32)
+    for found in tw.math(choices)(x):
+        np.testing.assert_array_equal(found, x)
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 def test_the_text_of_a_chain_grows_with_its_length(kind):
     """What a comparison and a choice both read has one name, rounded in between or not."""
