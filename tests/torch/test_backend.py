@@ -77,14 +77,16 @@ def test_no_group_waits_for_another_that_waits_for_it():
         table = x * 2
         other = table[j] * 2
         k = i + 1
-        return table + 1 + torch.zeros(6).scatter(0, k, y), other + y.index_select(0, k)
+        return table + 1 + torch.zeros(6).scatter_reduce(0, k, y, "sum"), other + y.index_select(
+            0, k
+        )
 
     x, y, i = torch.randn(6), torch.randn(3), torch.tensor([1, 0, 1])
     check(function, x, y, i, i)
 
 
 def test_what_nobody_reads_is_not_computed():
-    x, i = torch.randn(6), torch.tensor([1, 4])
+    x, i = torch.randn(6), torch.tensor([1, 4] * 5)
     groups, kept = operators(check(torch.func.grad(lambda x: x.sin().sum()), x))
     assert (groups, kept) == ([["cos", "mul"]], {})
 
@@ -172,8 +174,76 @@ def test_the_type_of_three():
 
 def test_integers_at_their_ends():
     x = torch.tensor([0, 1, 5, -128, 127, -7], dtype=torch.int8)
-    found = check(lambda x: (x.fmod(3), x.fmod(-3), x % -3, x << 3, x >> 2), x)
+    by = torch.tensor([0, 1, -1, 3, 7, 9], dtype=torch.int8)
+    found = check(
+        lambda x, by: (x.fmod(3), x.fmod(-3), x % -3, x << 3, x >> 2, 7 % by, x << by, x >> by,
+                       (x & 127) >> by, x.to(torch.uint8) >> by.to(torch.uint8), x << 8, x >> -1),
+        x, by * 1 + (by == 0),
+    )  # fmt: skip
     assert not operators(found)[1]
+
+
+def test_casts_round_where_they_are():
+    x = torch.tensor([1.3, -7.7, 300.2, -1000.4])
+    for dtype in (torch.float16, torch.bfloat16):
+        check(lambda x, dtype=dtype: (x.to(dtype).float(), x.to(dtype).float() - x), x)
+    check(lambda x: (x.to(torch.uint8), (x / 100).to(torch.int8).float()), x)
+
+
+def test_floors_of_special_quotients():
+    inf, nan = float("inf"), float("nan")
+    a = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, nan, inf, -inf])
+    b = torch.tensor([2.0, -2.0, 0.3, inf, -inf, 0.0, -0.0, nan, 1.0])
+    a, b = a.repeat(9), b.repeat_interleave(9)
+
+    def function(a, b):  # quotients have the sign of zeros
+        found = a // b, *(a // n for n in (2, -2, 0.3, inf, -inf, 0.0))
+        return *found, *(1 / x for x in found)
+
+    check(function, a, b)
+    check(function, a.double(), b.double())
+
+
+def test_few_writes_are_compared():
+    """And an index outside of a row leaves NaN."""
+
+    def function(x, i, y):
+        return x.scatter(1, i, y), x.scatter_add(0, i[:2], y), x.scatter(1, i[:1], 2.5)
+
+    x, y, i = torch.randn(4, 9), torch.randn(4, 2), torch.tensor([[1, 0], [1, 1], [2, 3], [0, 3]])
+    assert not operators(check(function, x, i, y))[1]
+    found = torch.compile(function, backend="tilewright")(x, i - 1, y)[0]
+    assert found[0].isnan().all() and not found[2].isnan().any()
+    x.requires_grad_()
+    report = tilewright.torch.explain(lambda x: x.max(1)[0] + x.topk(2)[0].sum(1), x)
+    assert not any(graph.kept for graph in report.graphs), report
+
+
+def test_gradients_of_distances():
+    """Rows that are equal have none."""
+    x, y = torch.randn(2, 5, 3, requires_grad=True), torch.randn(4, 3)
+    y[1] = x[0, 2].detach()
+
+    def function(x):
+        return sum(torch.cdist(x, y, p).sin() for p in (0.0, 1.0, 1.5, 2.0, 3.0, float("inf")))
+
+    report = tilewright.torch.explain(function, x)
+    assert not any(graph.kept for graph in report.graphs), report
+    fast = torch.compile(function, backend="tilewright")
+    compare(*(torch.autograd.grad(f(x).sum(), x) for f in (fast, function)))
+
+
+def test_samples_of_a_grid():
+    """Far outside, and at corners."""
+    x, grid = torch.randn(2, 3, 5, 6), torch.randn(2, 4, 4, 2) * 2
+    grid[0, 0] = torch.tensor([[-1, -1], [1, 1], [1e9, 0], [-1e9, 3]])
+    for mode in ("bilinear", "nearest"):
+        for pad in ("zeros", "border"):
+            found = check(
+                lambda x, grid, how=(mode, pad): (F.grid_sample(x, grid, *how, False),
+                                                  F.grid_sample(x, grid, *how, True)), x, grid,
+            )  # fmt: skip
+            assert not operators(found)[1]
 
 
 def test_numbers_along_axes():

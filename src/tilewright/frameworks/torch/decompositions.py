@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,14 +18,14 @@ _WHOLE = """
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
     nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
     embedding_dense_backward _softmax_backward_data _log_softmax_backward_data _safe_softmax
-    _fused_rms_norm
+    _fused_rms_norm roll
 """.split()
 # and these it keeps, though their parts are what formulas say
 _APART = """
     _native_batch_norm_legit_functional _native_batch_norm_legit native_batch_norm
     cudnn_batch_norm native_group_norm_backward native_batch_norm_backward
     cudnn_batch_norm_backward _adaptive_avg_pool2d_backward elu leaky_relu hardtanh index_select
-    linalg_vector_norm
+    linalg_vector_norm dist ldexp.Tensor
 """.split()
 
 
@@ -35,7 +36,7 @@ def decompositions() -> dict[Any, Any]:
 
     aten = torch.ops.aten
     table = dict(core_aten_decompositions())
-    apart = [getattr(aten, name) for name in _APART if hasattr(aten, name)]
+    apart = [attrgetter(name)(aten) for name in _APART if hasattr(aten, name.partition(".")[0])]
     table |= get_decompositions(apart)
     table = {op: rule for op, rule in table.items() if _opname(op) not in _WHOLE}
     return table | random.DECOMPOSITIONS | _OWN
@@ -107,7 +108,26 @@ def _full_like(x: Any, value: Any, *, dtype: Any = None, device: Any = None, **m
     return torch.full(x.shape, value, dtype=dtype or x.dtype, device=device or x.device)
 
 
+def _cdist(x: Any, y: Any, p: float, _mode: int | None) -> Any:
+    off = x.unsqueeze(-2) - y.unsqueeze(-3)
+    return torch.linalg.vector_norm(off, p, -1) if off.numel() else off.sum(-1)
+
+
+def _cdist_backward(grad: Any, x: Any, y: Any, p: float, found: Any) -> Any:
+    """Rows that are equal have none, nor has an element that does not differ."""
+    if p == 0:
+        return torch.zeros_like(x)
+    off, found = x.unsqueeze(-2) - y.unsqueeze(-3), found.unsqueeze(-1)
+    if p == math.inf:
+        slope = off.sign() * (off.abs() == found)
+    else:
+        slope = off.sign() * (off.abs() / found) ** (p - 1)
+    return torch.where(off == 0, 0, grad.unsqueeze(-1) * slope).sum(-2)
+
+
 _OWN: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._cdist_forward.default: _cdist,
+    torch.ops.aten._cdist_backward.default: _cdist_backward,
     torch.ops.aten.full_like.default: _full_like,
     torch.ops.aten._native_multi_head_attention.default: _attention,
     torch.ops.aten._transformer_encoder_layer_fwd.default: _encoder_layer,

@@ -6,18 +6,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.frameworks.torch.lowerings.shapes import inside
+from tilewright.formula.front.values import same
+from tilewright.frameworks.torch.lowerings.shapes import all_of, inside
 from tilewright.frameworks.torch.lowerings.table import ALONE, GATHER, POINTWISE, lower
 from tilewright.frameworks.torch.lowerings.words import tm
 from tilewright.support.errors import CompileError
+
+FEW = 8  # that each element is compared with
+_NO_NAN = "elements that are no floats have no NaN for indices outside"
 
 
 def _checked(x: Any, found: Any, bounds: Sequence[tuple[Any, int]]) -> Any:
     """What was read; NaN where an index lies outside, which PyTorch's own kernels refuse."""
     if not x.dtype.is_float:
-        raise CompileError(
-            "elements that are no floats have no NaN for indices outside", fix="index floats"
-        )
+        raise CompileError(_NO_NAN, fix="index floats")
     return tm.where(inside(*zip(*bounds, strict=True)), found, math.nan)
 
 
@@ -54,6 +56,72 @@ def gather(x: Any, dim: int, indices: Any, *, sparse_grad: bool = False, out: An
     parts = tuple(slice(None) if d == along else slice(0, n) for d, n in enumerate(indices.shape))
     found = tm.take_along_axis(x[parts], indices, axis=along)
     return _checked(x, found, [(indices, x.shape[along])])
+
+
+@lower("scatter.src scatter.value scatter_add.default", POINTWISE)
+def scatter(x: Any, dim: int, indices: Any, source: Any, *, out: Any) -> Any:
+    """Where few are written along an axis, each element looks which of them is its own."""
+    along = dim % x.ndim
+    count = indices.shape[along]
+    if not isinstance(count, int) or count > FEW:
+        raise CompileError(
+            "it writes at places that data say, which no formula does", fix="write fewer"
+        )
+    if not x.dtype.is_float:
+        raise CompileError(_NO_NAN, fix="write floats")
+    sums = "add" in out.name
+    pairs = enumerate(zip(indices.shape, x.shape, strict=True))
+    part = [d for d, (a, b) in pairs if d != along and not same(a, b)]
+
+    def element(*i: Any) -> Any:
+        found = x[i]
+        for n in range(count):
+            at = (*i[:along], n, *i[along + 1 :])
+            place = tm.item(indices, at)
+            new = tm.item(source, at) if hasattr(source, "dtype") else source
+            new = found + new if sums else new
+            new = tm.where(inside([place], [x.shape[along]]), new, math.nan)
+            own = tm.equal(place, i[along]) | ~inside([place], [x.shape[along]])
+            own = all_of([own, *(i[d] < indices.shape[d] for d in part)])
+            found = tm.where(own, new, found)
+        return found
+
+    return tm.array(x.shape, element)
+
+
+@lower("grid_sampler_2d.default", GATHER)
+def grid_sampler(
+    x: Any, grid: Any, mode: int, padding: int, align_corners: bool, *, out: Any
+) -> Any:
+    """Between the four places around each point of the grid, or at the nearest one. Places outside
+    are zero, or those at the border."""
+    if mode > 1 or padding > 1:
+        raise CompileError("cubes, or what the border reflects", fix="sample linearly")
+
+    def along(n: Any, h: Any, w: Any, axis: int, size: Any) -> list[tuple[Any, Any]]:
+        """Two places, and by how much each counts."""
+        at = tm.astype(tm.item(grid, (n, h, w, axis)), _wide(x)) + 1
+        at = at * ((size - 1) / 2) if align_corners else (at * size - 1) / 2
+        at = tm.clip(at, *((0, size - 1) if padding else (-2, size + 1)))
+        if mode:
+            return [(tm.astype(tm.round(at), "int32"), 1)]
+        low = tm.floor(at)
+        place = tm.astype(low, "int32")
+        return [(place, 1 - (at - low)), (place + 1, at - low)]
+
+    def element(n: Any, c: Any, h: Any, w: Any) -> Any:
+        rows, columns = (along(n, h, w, axis, x.shape[3 - axis]) for axis in (1, 0))
+        found: Any = 0
+        for i, by in rows:
+            for j, part in columns:
+                found = found + tm.item(x, (n, c, i, j)) * (by * part)
+        return found
+
+    return tm.array(out.shape, element)
+
+
+def _wide(x: Any) -> str:
+    return "float64" if x.dtype.bits == 64 else "float32"
 
 
 # ── the loss of classes ──────────────────────────────────────────────────────────────────────

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tilewright.frameworks.torch.lowerings.table import CONSTANT, POINTWISE, lower, lower_all
 from tilewright.frameworks.torch.lowerings.words import tm
-from tilewright.support.errors import CompileError
 
 _SAME = (
     "acos acosh asin asinh atan atanh ceil cos cosh erf exp expm1 floor isinf isnan log "
@@ -33,10 +33,14 @@ for _name in _TWO.split():
     lower(f"{_name}.default {_name}.Tensor {_name}.Scalar", POINTWISE)(getattr(tm, _name))
 
 
-def _places(x: Any, by: int) -> int:
-    if not x.dtype.is_int or not 0 <= by < x.dtype.bits:
-        raise CompileError(f"{x.dtype} shifted by {by}", fix="multiply by a power of two")
-    return by
+def _shifted(x: Any, by: Any, word: str) -> Any:
+    """Nothing but the sign is left where `by` is negative, or as many bits as a number has."""
+    last, number = x.dtype.bits - 1, not hasattr(by, "dtype")
+    kept = min(max(by, 0), last) if number else tm.clip(by, 0, last)
+    found = x << kept if word == "left" else x >> kept
+    gone = x >> last if word == "right" and x.dtype.kind == "int" else x ^ x
+    beyond = (by < 0) | (by > last)
+    return (gone if beyond else found) if number else tm.where(beyond, gone, found)
 
 
 def _scaled(word: str) -> Callable[..., Any]:
@@ -49,11 +53,13 @@ def _extreme(word: str) -> Callable[..., Any]:
     return lambda a, b: tm.where(tm.isnan(a), b, tm.where(tm.isnan(b), a, getattr(tm, word)(a, b)))
 
 
+for _word in ("left", "right"):
+    _names = f"__{_word[0]}shift__.Scalar __{_word[0]}shift__.Tensor bitwise_{_word}_shift.Tensor "
+    lower(_names + f"bitwise_{_word}_shift.Tensor_Scalar", POINTWISE)(partial(_shifted, word=_word))
+
 lower_all(
     POINTWISE,
     {
-        "__lshift__.Scalar bitwise_left_shift.Tensor_Scalar": lambda x, by: x << _places(x, by),
-        "__rshift__.Scalar bitwise_right_shift.Tensor_Scalar": lambda x, by: x >> _places(x, by),
         "add.Tensor add.Scalar": _scaled("add"),
         "sub.Tensor sub.Scalar": _scaled("subtract"),
         "mul.Tensor mul.Scalar": tm.multiply,
@@ -61,6 +67,7 @@ lower_all(
             tm.sqrt(a) if isinstance(b, float) and b == 0.5 else tm.pow(a, b)
         ),
         "prims.fma.default": lambda a, b, c: tm.add(tm.multiply(a, b), c),
+        "remainder.Scalar_Tensor": tm.remainder,
         "exp2.default": lambda x: tm.pow(2.0, x),
         "clamp.default clamp.Tensor": lambda x, min=None, max=None: tm.clip(x, min, max),
         "fmax.default": _extreme("maximum"),
@@ -91,9 +98,13 @@ def floor_divide(a: Any, b: Any) -> Any:
     """From the remainder, as PyTorch has it: a rounded quotient may be the next integer."""
     if not (_is_float(a) or _is_float(b)):
         return tm.floor_divide(a, b)
-    rest = tm.remainder(a, b)
-    return tm.where(tm.equal(b, 0) if hasattr(b, "dtype") else rest != rest, tm.divide(a, b),
-                    tm.round(tm.divide(tm.subtract(a, rest), b)))  # fmt: skip
+    rest, exact = fmod(a, b), tm.divide(a, b)
+    if not hasattr(b, "dtype") and b == 0:
+        return exact
+    found = tm.divide(tm.subtract(a, rest), b)
+    found = tm.where(tm.not_equal(rest, 0) & ((rest < 0) ^ (b < 0)), found - 1, found)
+    found = tm.copysign(tm.round(found), exact)
+    return tm.where(tm.equal(b, 0), exact, found) if hasattr(b, "dtype") else found
 
 
 @lower("fmod.Tensor fmod.Scalar", POINTWISE)
@@ -121,6 +132,8 @@ def sign(x: Any) -> Any:
 )
 def copied(x: Any, source: Any = None, *, out: Any, **_: Any) -> Any:
     given = source if hasattr(source, "ndim") else x
+    if given.dtype.is_float and str(out.dtype) == "uint8":
+        given = tm.astype(given, "int64")  # what is negative wraps
     return tm.astype(tm.broadcast_to(given, out.shape), out.dtype)
 
 

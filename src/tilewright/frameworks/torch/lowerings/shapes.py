@@ -55,6 +55,14 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1, *, out: Any)
     return x.view(out.shape, indices)
 
 
+@lower("unfold.default", VIEW)
+def unfold(x: Any, dimension: int, size: int, step: int, *, out: Any) -> Any:
+    if not x.ndim:
+        return tm.reshape(x, out.shape)
+    d = dimension % x.ndim
+    return x.view(out.shape, lambda *i: (*i[:d], i[d] * step + i[-1], *i[d + 1 : -1]))
+
+
 def _cat(arrays: Sequence[Any], dim: int = 0) -> Any:
     ndim = max(x.ndim for x in arrays)
     return tm.concat([x for x in arrays if x.ndim == ndim], axis=dim % ndim)
@@ -67,6 +75,7 @@ lower_all(
         "flip.default": lambda x, dims: (
             tm.flip(x, axis=tuple(d % x.ndim for d in dims)) if dims else x
         ),
+        "roll.default": lambda x, shifts, dims=(): tm.roll(x, shifts, axis=tuple(dims) or None),
         "repeat.default": lambda x, repeats: tm.tile(x, tuple(repeats)),
     },
 )
