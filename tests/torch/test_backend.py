@@ -558,6 +558,14 @@ def test_sizes_that_a_formula_does_not_take_are_one_kernel_each():
     assert special and all(len(r.kernels.by_sizes) == 2 for r in special)
 
 
+def test_sizes_that_no_lowering_takes_are_pytorchs():
+    with pytest.warns(UserWarning, match="PyTorch computes .*scatter_add"):
+        (found,) = counted(
+            lambda x: (x * 2).scatter_add(0, x.long() * 0, x), [(n,) for n in (4, 20)], dynamic=True
+        )
+    assert not found.facts.stays
+
+
 # ── what is said of it ───────────────────────────────────────────────────────────────────────
 
 

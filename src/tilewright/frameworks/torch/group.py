@@ -139,7 +139,7 @@ class Runner:
             return self._eagerly(tensors, extra)
         try:
             return self._run(tensors, given[last:])
-        except TilewrightError as error:
+        except (TilewrightError, Unsaid) as error:  # also of sizes that this call has
             self.kernels.refused = _first_line(error)
             warnings.warn(
                 f"PyTorch computes {', '.join(n.name for n in self.members)[:200]}: "
