@@ -198,6 +198,20 @@ def test_what_lacks_sizes_is_left_out_and_told(tmp_path):
     assert "left out: softmax: call it in the file, or pass --sizes" in done.stderr
 
 
+def test_sizes_of_one_formula_are_not_all_of_another(tmp_path):
+    file = tmp_path / "two.py"
+    file.write_text(
+        "import tilewright as tw\n\n\n@tw.math\ndef scaled(x, w):\n    return x * w\n\n\n"
+        "@tw.math\ndef picked(x, i):\n    return x[i]\n"
+    )
+    sizes = [f"x='float32[5]', {each}" for each in ("w='float32[5]'", "i='int64[3]'")]
+    given = [word for each in sizes for word in ("--sizes", each)]
+    done = tilewright("export", file, "--target", "cpu", *given, "-o", tmp_path / "a")
+    assert done.returncode == 0 and "left out" not in done.stderr
+    header = (tmp_path / "a" / "two.h").read_text()
+    assert header.count("two_scaled") == header.count("two_picked") > 0
+
+
 def test_the_header_is_c(folder, tmp_path):
     file = tmp_path / "user.c"
     file.write_text('#include "programs.h"\nint main(void) { return programs_message() == 0; }\n')

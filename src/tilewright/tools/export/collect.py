@@ -94,9 +94,11 @@ def _kernels(value: Any, chosen: dict[str, Any], target: str) -> tuple[list[Comp
     if isinstance(value, CompiledKernel):
         return [_again(value, target)], ""
     if isinstance(value, MathFunction):
-        given = {n: v for n, v in chosen.items() if n in value.signature.parameters}
+        known = value.signature.parameters
+        given = {n: v for n, v in chosen.items() if n in known}
+        lacks = any(p.default is p.empty and n not in given for n, p in known.items())
         why = value.try_with(given)
-        if given and not why:
+        if given and not lacks and not why:
             return [value.kernel_like(target, **given)], ""
         return value.kernels_for(target), why
     value = value.jitted if isinstance(value, Autotuned) else value
