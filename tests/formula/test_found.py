@@ -220,6 +220,28 @@ def square_of_a_symmetric_sum(x, y):
     return tm.einsum("ij,ik->kj", y / 6, a @ a)
 
 
+@found(((40, 9), "float32"))
+def tanh_of_what_is_no_softplus(x):
+    """Beyond 20 it is another number than the logarithm."""
+    y = x * 30
+    return [tm.tanh(tm.where(y > 20, z, tm.log1p(tm.exp(z)))) for z in (y, -y, y * 0.01)]
+
+
+@found(((9, 12), "float32"))
+def entropy_of_what_a_mask_leaves(x):
+    """Where no power is, its logarithm is infinite."""
+    i, j = tm.indices(x)
+    s = tm.where(j <= i + 2, x, -tm.inf)
+    s = s - tm.logsumexp(s, axis=-1, keepdims=True)
+    return tm.sum(tm.where(j <= i + 2, tm.exp(s) * s, 0), axis=-1)
+
+
+@found(((4, 8), "float32"), ((8, 16), "float32"))
+def joined_where_the_row_says(x, y):
+    i, j = tm.indices(s := x @ y)
+    return tm.max(tm.where(j + i < 7, s, x[:, :1]), axis=-1)
+
+
 def in_chunks(*masks):
     """Attention whose masks compare quotients of the indices, or bound one from its right side."""
 

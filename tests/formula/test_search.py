@@ -261,6 +261,9 @@ def test_operands_in_odd_rows_are_padded():
         (lambda x, y: x @ tm.matrix_transpose(y) + 1, ((2, 16, 27), (2, 24, 27))),
         (lambda x: x @ tm.matrix_transpose(x), ((45, 27),)),
         (lambda x: x @ x, ((27, 27),)),
+        (lambda x, y: x[:, :30] @ y[:30], ((20, 36), (36, 28))),  # of the last eight none counts
+        (lambda x, y: x[:, :32] @ y[:32], ((20, 36), (40, 24))),
+        (lambda x, y: x[:, :30] @ y, ((20, 36), (30, 24))),
     ],
 )
 def test_padded_operands_give_the_same(function, shapes):

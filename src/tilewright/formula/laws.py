@@ -10,7 +10,7 @@ from math import inf
 
 from tilewright.formula.factors import common_divisors, exchanged_sums, factors_behind_sums
 from tilewright.formula.long_folds import split_long_folds
-from tilewright.formula.masks import known_without
+from tilewright.formula.masks import is_zero_without
 from tilewright.formula.matrices import product_of
 from tilewright.formula.parts import folds_of_joined
 from tilewright.formula.views import ranges_of
@@ -37,7 +37,7 @@ def masks_once(formula: Formula) -> Formula:
     def rule(node: Expr) -> Expr | None:
         match node:
             case Select(cond=cond, a=a, b=Const(value=0)) if a.dtype.is_float:
-                return a if known_without(cond, a) == 0 else None
+                return a if is_zero_without(cond, a) else None
         return None
 
     return formula.rewritten(rule)
@@ -186,7 +186,7 @@ def _without_choice(softplus: Expr) -> Expr:
         case Select(
             cond=Cmp(op=">", a=x, b=Const(value=k)), a=a,
             b=Call(name="log1p", args=(Call(name="exp", args=(exponent,)),)) as b,
-        ) if exponent == a and x in (a, *a.children) and k >= 10:  # fmt: skip
+        ) if exponent == a and a in (x, cast(x, a.dtype)) and k >= 10:  # fmt: skip
             return b
     return softplus
 

@@ -79,10 +79,37 @@ def known_without(cond: Expr, expr: Expr) -> float | None:
     0.0
     """
 
+    return _known(_without(cond, expr))
+
+
+def _without(cond: Expr, expr: Expr) -> Expr:
     def outside(node: Expr) -> Expr | None:
         return node.b if isinstance(node, Select) and node.cond is cond else None
 
-    return _known(transform(expr, outside))
+    return transform(expr, outside)
+
+
+def is_zero_without(cond: Expr, expr: Expr) -> bool:
+    """Whether `expr` is computed as 0 where `cond` is false: nothing infinite meets that zero.
+
+    >>> x, c = Var("x", FLOAT32), Var("i") < 3
+    >>> score = select(c, x, const(-inf, FLOAT32))
+    >>> p = Call("exp", (score,), FLOAT32)
+    >>> is_zero_without(c, p * x), is_zero_without(c, p * score)
+    (True, False)
+    """
+    found = _without(cond, expr)
+    return _known(found) == 0 and not _has_infinity(found)
+
+
+def _has_infinity(expr: Expr) -> bool:
+    """Whether a part of the value that is no exponential is infinite."""
+    match expr:
+        case Const(value=value):
+            return value in (inf, -inf)
+        case Call(name="exp" | "exp2" | "exp10"):
+            return False
+    return any(map(_has_infinity, expr.children))
 
 
 def _known(expr: Expr) -> float | None:

@@ -81,7 +81,8 @@ def _end(f: Array, folds: set[str], sizes: tuple[Dim, ...]) -> Expr | None:
                 both = names_in(x), names_in(y)
                 end = simplify(b - simplify(a - axis.var))
                 inside = prove(end > 0, known) and prove(end < axis.extent, known)
-                if inside and all(both) and folds & (both[0] | both[1]):
+                same = variables(end) <= {size.var for size in sizes}  # for all rows
+                if inside and same and all(both) and folds & (both[0] | both[1]):
                     return end
     return None
 

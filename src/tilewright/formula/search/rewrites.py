@@ -311,29 +311,31 @@ def padded_operands(normal: Normal, name: str) -> tuple[Normal, list[str]] | Non
     if f is None or p is None or name not in paddable(formula):
         return None
     reads = [read for side in (p.left, p.right) if (read := _read_plainly(side)) is not None]
-    longer: dict[Expr, int] = {}  # by axis: its length with zeros behind it
-    for read in reads:
-        last, each = extents(read.buffer)[-1], 128 // read.dtype.bits
-        if isinstance(last, int) and last % each:
-            longer[read.indices[-1]] = -(-last // each) * each
+    places = [[v for v in read.indices if isinstance(v, Var)] for read in reads]
+    # of what is folded a part may be all that counts
+    known = [{v: n for v, n in zip(at, extents(read.buffer), strict=True) if isinstance(n, int)}
+             | {x.var: x.extent for x in f.over if x.var in at and isinstance(x.extent, int)}
+             for at, read in zip(places, reads, strict=True)]  # fmt: skip
+    longer: dict[Var, int] = {}  # by axis: its length with zeros behind it
+    for read, at, ends in zip(reads, places, known, strict=True):
+        if not has_whole_rows(read.buffer):
+            last, each = at[-1], 128 // read.dtype.bits
+            longer[last] = max(-(-ends[last] // each) * each, longer.get(last, 0))
     names = Names(x.name for x in formula.buffers)
-    made: dict[tuple[Buffer, tuple[int, ...]], Array] = {}
+    made: dict[tuple[Buffer, tuple[tuple[int, int], ...]], Array] = {}
     instead: dict[Expr, Expr] = {}
-    for side, read in zip(SIDES, reads, strict=True):
-        places = [v for v in read.indices if isinstance(v, Var)]
-        known = [n for n in extents(read.buffer) if isinstance(n, int)]
-        last = places[-1]
-        ends = tuple(longer[v] if v in longer and (v is last or v in f.folded) else n
-                     for v, n in zip(places, known, strict=True))  # fmt: skip
-        inside = [v < n for v, n, end in zip(places, known, ends, strict=True) if end > n]
-        if not inside:
+    for side, read, at, ends in zip(SIDES, reads, places, known, strict=True):
+        new = {v: longer.get(v, n) if v is at[-1] or v in f.folded else n for v, n in ends.items()}
+        inside = [v < n for v, n in ends.items() if new[v] > n]
+        if not inside and has_whole_rows(read.buffer):
             continue
-        if (read.buffer, ends) not in made:
-            body = select(reduce(logical_and, inside), read, const(0, read.dtype))
-            made[read.buffer, ends] = array(
-                names.fresh(f"{name}_{side}"), tuple(map(Axis, places, ends)), body, loc=f.loc
-            )
-        instead[read] = Load(made[read.buffer, ends].buffer, read.indices)
+        key = read.buffer, tuple((n, new[v]) for v, n in ends.items())
+        if key not in made:
+            zero = const(0, read.dtype)
+            body = select(reduce(logical_and, inside), read, zero) if inside else read
+            axes = tuple(Axis(v, new[v]) for v in at)
+            made[key] = array(names.fresh(f"{name}_{side}"), axes, body, loc=f.loc)
+        instead[read] = Load(made[key].buffer, read.indices)
     over = tuple(Axis(x.var, longer.get(x.var, x.extent)) for x in f.over)
     padded = replace(f, body=transform(f.body, instead.get), over=over)
     arrays = [y for a in formula.arrays for y in ((*made.values(), padded) if a is f else (a,))]
