@@ -5,12 +5,12 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from tilewright.ir.op import For, Map, Sync, walk_ops
+from tilewright.ir.op import Alloc, For, Map, Sync, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.machine.run import run
-from tilewright.passes.canonicalize.fuse_maps import absorb_loops, fuse_maps
+from tilewright.passes.canonicalize.fuse_maps import absorb_loops, forget_tiles, fuse_maps
 from tilewright.passes.canonicalize.rules import expand_copies
 from tilewright.passes.lower.split_at_barriers import split_at_barriers
 from tilewright.support.errors import CompileError
@@ -27,6 +27,7 @@ def on_kernels(step):
 
 
 fuse, absorb = on_kernels(fuse_maps), on_kernels(absorb_loops)
+forget = on_kernels(forget_tiles)
 
 
 def program(body, params, threads="tx in 64", grid="bx in 2"):
@@ -143,6 +144,52 @@ def test_nests_that_meet_at_one_place_fuse():
           C[i, j] = u[i, j] + t[i, j]
         }"""
     )
+
+
+def test_tiles_of_one_nest_are_registers():
+    before = program(
+        """
+        alloc t: float16[8, 16] fragment
+        map (i, j) in (8, 16) {
+          t[i, j] = float16(A[i, j])
+          if j < 9 { t[i, j] = t[i, j] + t[i, j] }
+          C[i, j] = float32(t[i, j])
+        }
+        """,
+        ["A: float32[8, 16]", "C: float32[8, 16]"],
+        grid="bx in 1",
+    )
+    assert body_of(keeps_meaning(before, forget)) == dedent(
+        """\
+        map (i, j) in (8, 16) {
+          alloc t: float16 local
+          t = float16(A[i, j])
+          if j < 9 {
+            t = t + t
+          }
+          C[i, j] = float32(t)
+        }"""
+    )
+
+
+@pytest.mark.parametrize("body", [
+    "map (i, j) in (8, 16) { t[i, j] = A[i, j]\nC[i, j] = t[i, 0] }",  # of another point
+    "map (i, j) in (8, 16) { t[i, 0] = A[i, j]\nC[i, j] = A[i, j] }",  # of several
+    "map (i, j) in (8, 16) { if i < 4 { t[i, j] = A[i, j] }\nC[i, j] = t[i, j] }",  # from before
+    "map (i, j) in (8, 16) { t[i, j] = A[i, j] + t[i, j]\nC[i, j] = t[i, j] }",
+    "map (i, j) in (8, 16) { t[i, j] = A[i, j]\nC[i, j] = t[i, j] }\ncopy t -> C",  # for later
+    "view v: float32[128] shared of t\nmap (i, j) in (8, 16) { t[i, j] = A[i, j] }\n"
+    "map k in 128 { C[k // 16, k % 16] = v[k] }",
+    "map (i, j) in (8, 16) { t[i, j] = A[i, j]\natomic add t[i, j] value=1.0\nC[i, j] = t[i, j] }",
+])  # fmt: skip
+def test_tiles_that_others_see_stay(body):
+    before = program(
+        f"alloc t: float32[8, 16] shared\n{body}",
+        ["A: float32[8, 16]", "C: float32[8, 16]"],
+        grid="bx in 1",
+    )
+    after = forget(expand_copies(before, CPU), CPU)
+    assert any(op.buffer.name == "t" and op.buffer.rank for op in walk_ops(after.kernels, Alloc))
 
 
 @pytest.mark.parametrize("second", [

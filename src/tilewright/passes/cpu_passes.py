@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.passes.canonicalize.fuse_maps import (
     absorb_loops,
+    forget_tiles,
     forward_copies,
     fuse_maps,
     split_edges,
@@ -25,5 +26,6 @@ PIPELINE = (
     Pass(split_at_barriers, "threads become maps too: what follows sees all there are"),
     Pass(simplify_indices, "on the indices that maps will really have"),
     Pass(absorb_loops, "before fusing, which compares boxes"),
-    Pass(fuse_maps, "last: what is written and read at one point stays in registers"),
+    Pass(fuse_maps, "when boxes are known: fewer trips through memory"),
+    Pass(forget_tiles, "last: what one map writes and reads at one point stays in registers"),
 )

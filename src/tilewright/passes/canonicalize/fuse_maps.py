@@ -14,6 +14,8 @@ ends within its tile, products read what there is: the rest would be zeros.
 are independent: then the axis that is contiguous in memory can be the vector, whichever it is.
 
 `fuse_maps`: neighbouring maps over one box become one.
+
+`forget_tiles`: a tile that one map alone writes and reads, point by point, becomes a register.
 """
 
 from __future__ import annotations
@@ -418,3 +420,68 @@ def _meet(a: Places, b: Places, viewed: set[str]) -> bool:
 
 def _depends_on_memory(place: Place) -> bool:
     return any(isinstance(node, Load) for e in place for node in (e, *e.children))
+
+
+@kernel_pass
+def forget_tiles(at: Facts) -> Kernel:
+    """A tile that one map alone touches, at each point the element of that point after it was
+    written there, is a local of the point: nobody sees what would be left in memory.
+
+        map (i, j) in (16, 64) { a[i, j] = X[i, j]; Y[i, j] = exp(a[i, j]) }
+
+    writes half as much without `a`, and what of it lies outside Y is not needed.
+    """
+    uses = Counter(b.name for op in at.ops for b in named_buffers(op))
+    gone: set[Buffer] = set()
+
+    def visit(op: Op) -> Op | None:
+        if not isinstance(op, Map):
+            return None
+        mine = Counter(b.name for inner in walk_ops(op.body) for b in named_buffers(inner))
+        stored = dict.fromkeys(inner.buffer for inner in op.body if isinstance(inner, Store))
+        tiles = [
+            b
+            for b in stored
+            if b.space in _TILES and uses[b.name] == mine[b.name] + 1
+            if b.name not in at.viewed and _is_own(op, b)
+        ]
+        gone.update(tiles)
+        return _with_locals(op, tiles) if tiles else None
+
+    found = map_ops(at.kernel, visit)
+    for tile in gone:
+        because(at.kernel.name, tile.name, "no tile: one map has all of it, in registers")
+    return map_ops(found, lambda op: () if isinstance(op, Alloc) and op.buffer in gone else None)
+
+
+def _is_own(op: Map, tile: Buffer) -> bool:
+    """Whether each point touches one element of the tile, its own, and first writes it."""
+    place, *others = {place for place, _ in _accesses(op.body)[tile.name]}
+    sizes = dict(zip(op.vars, op.extents, strict=True))
+    own = [isinstance(i, Var) and sizes.get(i) == n for i, n in zip(place, tile.shape, strict=True)]
+    if others or not all(own):
+        return False
+    if any(r.buffer == tile for inner in walk_ops(op.body) for r in _regions_of(inner)):
+        return False
+    first = next(each for each in op.body if tile in dict(touched_within(each)))
+    return isinstance(first, Store) and first.buffer == tile and tile not in read_buffers(first)
+
+
+def _regions_of(op: Op) -> list[Region]:
+    return regions(op, reads=True) + regions(op, writes=True)
+
+
+def _with_locals(op: Map, tiles: list[Buffer]) -> Map:
+    """The map where each point has an element of these tiles to itself."""
+    own = {b: replace(b, shape=(), space=Space.LOCAL, layout=None) for b in tiles}
+
+    def element(e: Expr) -> Expr | None:
+        return Load(own[e.buffer], ()) if isinstance(e, Load) and e.buffer in own else None
+
+    def local(inner: Op) -> Op:
+        found = map_operands(inner, lambda e: transform(e, element), lambda b: own.get(b, b))
+        at_point = isinstance(inner, Store) and inner.buffer in own
+        return rebuild(found, indices=()) if at_point else found
+
+    moved = map_ops(op, local)
+    return replace(moved, body=(*map(Alloc, own.values()), *moved.body))
