@@ -58,7 +58,7 @@ class Maker:
     def statement(self, depth=2):
         r = self.r
         out = f"C[by * {self.bm} + i, bx * {self.bn} + j]"
-        kind = r.randrange(6 if depth else 2)
+        kind = r.randrange(7 if depth else 2)
         if kind < 2:
             return f"{out} = {self.value()}"
         if kind == 2:
@@ -69,6 +69,8 @@ class Maker:
         if kind == 3:
             return (f"alloc n{k}: float32 local init=0.0\nfor k{k} in 0 .. {r.randint(0, 4)} {{ "
                     f"n{k} = n{k} + {self.value(1)} * float32(k{k}) }}\n{out} = n{k}")  # fmt: skip
+        if kind == 6:  # a tile that no other nest has
+            return f"u[i, j] = {self.value(1)}\n{out} = u[i, j] * {self.value(1)} + u[i, j]"
         if kind == 4:
             return f"let x{k} = {self.value(1)}\n{out} = x{k} + {self.value(1)} + x{k}"
         return (f"alloc w{k}: float32[3] local\n"
@@ -85,6 +87,7 @@ class Maker:
         param C: float32[{self.m}, {self.n}] global
         kernel main grid (bx, by) in {grid} threads tx in 32 {{
           alloc t: float32[{self.bm}, {self.bn}] shared
+          alloc u: float32[{self.bm}, {self.bn}] fragment
           copy A[by * {self.bm}:+{self.bm}, bx * {self.bn}:+{self.bn}] -> t
           map (i, j) in ({self.bm}, {self.bn}) {{
             {body}

@@ -49,10 +49,16 @@ class _Bound:
 RowFold = Callable[[list[str], int], AbstractContextManager[Callable[[str], None]]]
 
 
+def _power(n: int) -> int:
+    """The largest power of two up to `n`."""
+    return 1 << (max(1, n).bit_length() - 1)
+
+
 class NestEmitter(ExprEmitter):
     """`Map`, for bodies of statements that `ops` can emit."""
 
     holds: frozenset[Expr] = frozenset()
+    viewed: Collection[str] = ()
 
     def ops(self, body: Body) -> None:
         raise NotImplementedError
@@ -127,7 +133,7 @@ class NestEmitter(ExprEmitter):
         size = int(extent.value)
         most = 4 if host().vector_registers >= 32 else 2
         choices = [n for n in (most * native, 2 * native, native, native // 2) if 2 <= n <= size]
-        return next((n for n in choices if size % n == 0), choices[0] if choices else 1)
+        return min(choices, key=lambda n: size % n, default=1)  # what is left comes one by one
 
     def _vectorizable(self, body: Body, var: Var) -> bool:
         """Straight-line code and loops whose bounds all lanes share."""
@@ -162,6 +168,14 @@ class NestEmitter(ExprEmitter):
         }
         return list(found.values())
 
+    def _repeats(self, body: Body) -> bool:
+        """Whether points may be done twice: nothing that is written is read."""
+        ops = list(walk_ops(body))
+        written = {op.buffer.name for op in ops if isinstance(op, Store) and not op.buffer.is_local}
+        read = {load.buffer.name for op in ops for load in op_loads(op)}
+        is_plain = all(isinstance(op, (Store, Let, Alloc, If)) for op in ops)
+        return is_plain and not written & read and not (written & {*self.viewed})
+
     # ── ranges of the innermost variable ─────────────────────────────────────────────────────
 
     def _limits(
@@ -172,22 +186,8 @@ class NestEmitter(ExprEmitter):
         assured: set[tuple[Expr, Expr]] = set()
         holds: set[Expr] = set()
         for touch in touches:
-            if touch.buffer.is_local:
-                continue
-            for idx, size in zip(touch.indices, touch.buffer.shape, strict=True):
-                step = stride_of(idx, var, touch.ranges)
-                if step not in (1, -1) or (idx, size) in assured:
-                    continue
-                kept, self.ranges = self.ranges, touch.ranges
-                low, high = self.in_range(idx, size)
-                self.ranges = kept
-                at = self._hoisted(idx, var, touch.ranges)
-                if (low and high) or at is None or not self._hoistable(size):
-                    continue
-                assured.add((idx, size))
-                up, add = step == 1, int(step == -1)
-                new = [_Bound(up, at, -step, add)] * (not low)
-                new += [_Bound(not up, at, -step, add, size)] * (not high)
+            for pair, new in self._index_bounds(touch, var):
+                assured.add(pair)
                 bounds.update(dict.fromkeys(new))
         ranges = self.ranges
         for inner in op.body:
@@ -198,6 +198,51 @@ class NestEmitter(ExprEmitter):
                     bounds[bound] = None
                     holds.add(cond)
         return list(bounds), frozenset(assured), frozenset(holds)
+
+    def _index_bounds(
+        self, touch: _Touch, var: Var
+    ) -> Iterator[tuple[tuple[Expr, Expr], list[_Bound]]]:
+        """The indices whose guards depend on `var`, with the sizes that they are compared with."""
+        for idx, size in (
+            () if touch.buffer.is_local else zip(touch.indices, touch.buffer.shape, strict=True)
+        ):
+            step = stride_of(idx, var, touch.ranges)
+            if step not in (1, -1):
+                continue
+            kept, self.ranges = self.ranges, touch.ranges
+            low, high = self.in_range(idx, size)
+            self.ranges = kept
+            at = self._hoisted(idx, var, touch.ranges)
+            if (low and high) or at is None or not self._hoistable(size):
+                continue
+            up, add = step == 1, int(step == -1)
+            new = [_Bound(up, at, -step, add)] * (not low)
+            new += [_Bound(not up, at, -step, add, size)] * (not high)
+            yield (idx, size), new
+
+    def _seen_bounds(
+        self, body: Body, var: Var, given: frozenset[_Bound] = frozenset()
+    ) -> set[frozenset[_Bound]]:
+        """By what anybody sees that a body does, the bounds on `var` outside of which it does
+        nothing; none of them where it may."""
+        found: set[frozenset[_Bound]] = set()
+        kept = self.ranges
+        for op in body:
+            if isinstance(op, If) and not op.orelse:
+                outside = self.ranges
+                bounds = [self._condition_bound(c, var, outside) for c in conjuncts(op.cond)]
+                self.ranges = scope.inside(op, "then", outside)
+                found |= self._seen_bounds(op.then, var, given.union(filter(None, bounds)))
+                self.ranges = outside
+            elif isinstance(op, Store) and not op.buffer.is_local:
+                touch = _Touch(op.buffer, op.indices, self.ranges)
+                own = (new for _, new in self._index_bounds(touch, var))
+                found.add(given.union(*own))
+            elif not isinstance(op, (Store, Let, Alloc)):
+                found.add(frozenset())
+            self.ranges = scope.after(op, self.ranges)
+        self.ranges = kept
+        return found
 
     def _hoistable(self, e: Expr) -> bool:
         return is_pure(e) and all(v in self.vars or v in self.counters for v in variables(e))
@@ -271,7 +316,11 @@ class NestEmitter(ExprEmitter):
                 single(at)
             return False
         bounds, assured, holds = self._limits(op, var, touches)
+        if bounds and isinstance(extent, Const):  # which may leave a part of the tile
+            lanes = max(min(lanes, host().lanes(32)), min(lanes, _power(int(extent.value) // 4)))
         low, high = self._range(bounds, stop)
+        seen = self._seen_bounds(op.body, var) if bounds else set()
+        start, stop = self._range([*seen.pop()], stop) if len(seen) == 1 else ("0", stop)
 
         def vector(first: str) -> None:
             with self.scope():
@@ -281,7 +330,9 @@ class NestEmitter(ExprEmitter):
                 self.holds = was
 
         if bounds or not isinstance(extent, Const) or int(extent.value) % lanes:
-            self._split_loop(var, stop, low, high, lanes, vector, single)
+            self._split_loop(
+                var, start, stop, low, high, lanes, self._repeats(op.body), vector, single
+            )
             return False
         row = [self.counters[v] for v in op.vars if v is not var]
         with (
@@ -296,39 +347,51 @@ class NestEmitter(ExprEmitter):
     def _split_loop(
         self,
         var: Var,
+        start: str,
         stop: str,
         low: str,
         high: str,
         lanes: int,
+        repeats: bool,
         vector: Callable[[str], None],
         single: Callable[[str], None],
     ) -> None:
-        """Vectors while v … v + lanes - 1 lie in low … high - 1, single elements otherwise."""
+        """From start to stop: vectors while v … v + lanes - 1 lie in low … high - 1, else single
+        elements. Where it `repeats`, the last vector ends at high - 1, and does some again."""
         fn, name = self.fn, var.name
         before, head, pick = (fn.label(f"{name}.{p}") for p in ("before", "head", "pick"))
         fast, slow, done = (fn.label(f"{name}.{p}") for p in ("vectors", "single", "done"))
         fast_end, slow_end = fn.label(f"{name}.vectors.end"), fn.label(f"{name}.single.end")
         at, wide, after_wide, after_one = (fn.name(name) for _ in range(4))
+
+        def both(a: str, b: str) -> str:
+            return fn.value(f"and i1 {a}, {b}")
+
         fn.start(before)
         fn.start(head)
         fn.line(
-            f"{at} = phi i64 [ 0, %{before} ], [ {after_wide}, %{fast_end} ], "
+            f"{at} = phi i64 [ {start}, %{before} ], [ {after_wide}, %{fast_end} ], "
             f"[ {after_one}, %{slow_end} ]"
         )
         fn.branch(fn.value(f"icmp slt i64 {at}, {stop}"), pick, done)
         fn.start(pick)
-        end = fn.value(f"add nsw i64 {at}, {lanes}")
-        fits = fn.value(f"icmp sle i64 {end}, {high}")
+        last = fn.value(f"sub nsw i64 {high}, {lanes}")
+        fits = fn.value(f"icmp sle i64 {at}, {last}")
+        first = at
+        if repeats:  # where there is room for a vector, and something is left
+            first = fn.intrinsic("llvm.smin.i64", "i64", ("i64", at), ("i64", last))
+            fits = both(
+                fn.value(f"icmp slt i64 {at}, {high}"), fn.value(f"icmp sge i64 {last}, {low}")
+            )
         if low != "0":
-            fits = fn.value(f"and i1 {fits}, {fn.value(f'icmp sge i64 {at}, {low}')}")
+            fits = both(fits, fn.value(f"icmp sge i64 {at}, {low}"))
         fn.branch(fits, fast, slow)
         fn.start(fast)
-        fn.line(f"{wide} = phi i64 [ {at}, %{pick} ], [ {after_wide}, %{fast_end} ]")
+        fn.line(f"{wide} = phi i64 [ {first}, %{pick} ], [ {after_wide}, %{fast_end} ]")
         vector(wide)
         fn.start(fast_end)
         fn.line(f"{after_wide} = add nsw i64 {wide}, {lanes}")
-        again = fn.value(f"add nsw i64 {after_wide}, {lanes}")
-        fn.branch(fn.value(f"icmp sle i64 {again}, {high}"), fast, head)
+        fn.branch(fn.value(f"icmp sle i64 {after_wide}, {last}"), fast, head)
         fn.start(slow)
         single(at)
         fn.start(slow_end)
