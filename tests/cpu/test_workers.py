@@ -15,7 +15,7 @@ from tests.cpu.common import compiled
 from tilewright.support.errors import LaunchError, RunError
 from tilewright.targets.cpu import threads
 from tilewright.targets.cpu.kernel import _Launch
-from tilewright.targets.cpu.native import ASLEEP, FREE, LENT
+from tilewright.targets.cpu.native import AWAKE, FREE, LENT
 
 MANY = 1 << 12
 
@@ -139,7 +139,7 @@ def test_workers_that_are_too_many_stay_outside(monkeypatch):
         most.clear()
         run(work, 0, 64)
         assert 1 <= max(most) <= count
-    assert sleeping() and threads.pool.words[ASLEEP] == 2
+    assert sleeping() and not threads.pool.words[AWAKE]
 
 
 def test_nobody_waits_for_a_worker_that_does_not_come(monkeypatch):

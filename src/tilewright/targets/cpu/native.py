@@ -29,8 +29,8 @@ from tilewright.targets.cpu.host import LLVM_LOCK, Binary, link, object_file, op
 from tilewright.targets.cpu.llvm_text import Function, Module
 
 # a pool's words; those that different threads spin on are 128 bytes apart
-DOOR, BUSY, ASLEEP, NEXT, WORK, ARGS, TOTAL, CHUNK, SIZE = 0, 16, 17, 32, 48, 49, 50, 51, 52
-MOST = 1  # workers that may be inside
+DOOR, BUSY, AWAKE, NEXT, WORK, ARGS, TOTAL, CHUNK, SIZE = 0, 16, 17, 32, 48, 49, 50, 51, 52
+MOST = 1  # workers that may be inside; `AWAKE`: how many of the first ones are awake
 # the arena that calls borrow, 0 while one has it, and which one that is: all with the GIL
 FREE, LENT = 53, 54
 POOL_WORDS = 64
@@ -246,9 +246,10 @@ def _call(module: Module) -> None:
         setting = fn.call("ptr", "PyDict_GetItem", *there)
         equal(fn.value(f"ptrtoint ptr {setting} to i64"), word["setting"])
     many = fn.value(f"icmp sgt i64 {word['chunk']}, 0")
-    asleep = fn.value(f"icmp sgt i64 {fn.watch(place['pool'], ASLEEP, 'monotonic')}, 0")
-    wakes = fn.value(f"and i1 {many}, {asleep}")
-    fn.need(fn.value(f"xor i1 {wakes}, true"), slowly)
+    with fn.when(many):
+        others = fn.value(f"sub i64 {word['total']}, 1"), fn.get(place["pool"], MOST)
+        needed = fn.intrinsic("llvm.smin.i64", "i64", *(("i64", n) for n in others))
+        fn.need(fn.value(f"icmp sge i64 {fn.get(place['pool'], AWAKE)}, {needed}"), slowly)
 
     # an arena, unless another thread has it; its size is before it
     borrowed = fn.get(place["pool"], FREE)

@@ -17,7 +17,8 @@ from typing import Any
 
 from tilewright.targets.cpu.host import thread_count
 from tilewright.targets.cpu.native import (
-    ASLEEP,
+    AWAKE,
+    BUSY,
     DOOR,
     FREE,
     LENT,
@@ -116,15 +117,15 @@ class Pool:
 
     def forget(self) -> None:
         """A forked child has none of the threads; calls know where this memory is."""
-        ctypes.memset(self.memory.address, 0, 8 * POOL_WORDS)
-        self.words[FREE] = self.words[LENT] = self.lent[-1].address if self.lent else 0
-        self.words[ASLEEP] = 1  # the next launch makes its own
+        self.words[DOOR] = self.words[BUSY] = self.words[AWAKE] = 0
+        self.words[FREE] = self.words[LENT]
         self.workers: list[_Worker] = []
         self.lock = threading.RLock()  # a finalizer may launch, too
 
     def count(self) -> None:
-        """Those that launches have to wake."""
-        self.words[ASLEEP] = sum(not w.awake for w in self.workers[: self.words[MOST]])
+        """The first workers, as far as they are awake."""
+        asleep = (n for n, worker in enumerate(self.workers) if not worker.awake)
+        self.words[AWAKE] = next(asleep, len(self.workers))
 
     def wake(self, count: int, most: int) -> None:
         """So many workers of those that there may be: a launch comes at once."""
