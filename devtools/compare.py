@@ -3,11 +3,14 @@ on a small chip. `tools.compare` says what is right."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from tilewright import machine
 from tilewright.ir.chips import CHIPS
@@ -15,6 +18,7 @@ from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.passes.cuda_passes import SCHEDULE
 from tilewright.passes.run import Trace
+from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
 from tilewright.targets.cuda.remedies import SHARED
@@ -65,6 +69,8 @@ def lowered(program: Program, target: str) -> Trace:
 def runs(program: Program, target: str) -> list[tuple[str, Run]]:
     """With choices of its own (`drawn`) the schedule of thread code, too, under two
     interleavings."""
+    if target == "cpu":
+        return [("", partial(_by_all_roads, CompiledKernel(program, target=target), program))]
     if target in THREADS or target.split()[0] not in THREADS:
         return compare.runs(program, target)
     trace = lowered(program, target)
@@ -74,6 +80,16 @@ def runs(program: Program, target: str) -> list[tuple[str, Run]]:
     if scheduled.params == program.params:  # elements of less than a byte become bytes
         ways += [(f"schedule {n}, ", partial(_schedule, scheduled, n)) for n in range(2)]
     return [*ways, ("", thread_code(trace.result))]
+
+
+def _by_all_roads(
+    kernel: CompiledKernel, program: Program, given: dict[str, Any]
+) -> Mapping[str, Any]:
+    """Calls like those before are checked less, and the fourth by machine code alone."""
+    for _ in range(3):
+        kernel(*[copy.copy(given[p.name]) for p in program.params])
+    kernel(*[given[p.name] for p in program.params])
+    return {name: array for name, array in given.items() if isinstance(array, np.ndarray)}
 
 
 def _schedule(program: Program, seed: int, given: dict[str, Any]) -> Mapping[str, Any]:
