@@ -389,6 +389,12 @@ class Model:
     def var(self, x: Val, *, dim: Any, keepdim: bool = False) -> Val:
         return Val(plain(x, np.float64).var(axis=dim, keepdims=keepdim).astype(real(x)))
 
+    def any_of(self, x: Val) -> Val:
+        return Val(x.a.any())
+
+    def all_of(self, x: Val) -> Val:
+        return Val(x.a.all())
+
     def any(self, x: Val, *, dim: Any, keepdim: bool = False) -> Val:
         return Val(x.a.any(axis=dim, keepdims=keepdim))
 

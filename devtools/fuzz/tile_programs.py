@@ -237,6 +237,9 @@ class Maker(Terms):
             names.append(self.r.choice(old))
         names = list(dict.fromkeys(names))
         test = self.condition((), 1)
+        if self.chance(0.2) and (dims := self.some_dims()):
+            word = self.r.choice(("any_of", "all_of"))
+            test = replace(test, text=f"T.{word}({self.condition(dims, 1).text})")
         found = [*starts, f"if {test.text}:", self.inner(names)]
         if self.chance(0.5):
             found += ["else:", self.inner(names)]

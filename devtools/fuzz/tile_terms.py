@@ -329,6 +329,7 @@ class Terms:
                 (
                     Term(f"({a.text} % {n})", dims, arithmetic(a), n),
                     Term(f"({a.text} // {n})", dims, arithmetic(a), a.bound),
+                    Term(f"({a.text} {r.choice('&|^')} {n})", dims, arithmetic(a), a.bound * 2 + 8),
                 )
             )
         if kind == "f" and not exact:
