@@ -432,7 +432,7 @@ class Env(Logic, PythonWords):
 
     def old(self, value: Any) -> Any:
         """A variable and what it holds before the right side of `name op= …` is evaluated."""
-        return Old(value, value.as_expr()) if isinstance(value, Variable) else value
+        return Old(value, as_number(value.as_expr())) if isinstance(value, Variable) else value
 
     def unpack(self, value: Any, count: int, star: bool) -> Any:
         """The parts of a tuple assignment, all read before any is assigned."""
@@ -454,7 +454,7 @@ class Env(Logic, PythonWords):
                 fix=f"write {len(parts)} names on the left",
             )
         return [
-            self.builder.let(p.as_expr())
+            as_number(self.builder.let(p.as_expr()))
             if isinstance(p, Access) or (isinstance(p, Variable) and p.named)
             else again(p)
             if isinstance(p, Value) and p.is_named

@@ -16,7 +16,7 @@ from tilewright.lang.builder import word_of
 from tilewright.lang.core import *
 from tilewright.lang.loops import Loop
 from tilewright.lang.operators import combine
-from tilewright.lang.scalar import concrete, is_number, is_runtime
+from tilewright.lang.scalar import Number, as_number, concrete, is_number, is_runtime
 from tilewright.lang.state import Watch, refuse_change
 from tilewright.lang.values import is_tile, is_value, lift
 from tilewright.lang.where import BEHALF, users_frame
@@ -170,7 +170,7 @@ class Logic(Scopes):
         sides = self.lazily(a, what), self.lazily(b, what)
         if any(map(is_tile, sides)):
             return lift(select, value, *sides, what="`a if c else b`")
-        return select(value, *sides)
+        return as_number(select(value, *sides))
 
     def boolean(self, op: str, *thunks: Callable[[], Any]) -> Any:
         """`and` / `or` as a condition: only the truth of a side counts."""
@@ -189,14 +189,15 @@ class Logic(Scopes):
             test = condition(known)
             if isinstance(test, Expr):
                 what = f"a later side of a run-time `{op}`"
-                return _decided(op, [known, *(self.lazily(t, what) for t in thunks[at + 1 :])])
+                sides = [known, *(self.lazily(t, what) for t in thunks[at + 1 :])]
+                return as_number(_decided(op, sides))
             if bool(test) == (op == "or"):
                 break
         return known
 
     def now(self, value: Any) -> Any:
         """The value of a variable before the other side of an operator is evaluated."""
-        return value.as_expr() if isinstance(value, Variable) else value
+        return as_number(value.as_expr()) if isinstance(value, Variable) else value
 
     def negate(self, value: Any) -> Any:
         return negated(condition(value))
@@ -388,6 +389,8 @@ class PythonWords(Scopes):
         if function in (builtins.tuple, builtins.list) and args and isinstance(args[0], range):
             _check_items(len(args[0]))
         runtime = any(is_runtime(a) for a in args)
+        if function is builtins.isinstance and isinstance(args[0], Number):
+            args = args[0].expr, *args[1:]
         if function is builtins.range and runtime:
             raise CompileError(
                 "a run-time range cannot be unrolled",

@@ -77,10 +77,11 @@ class Number(Scalar):
     dtype = property(lambda self: self.expr.dtype)
 
 
-def as_number(expr: Expr) -> Any:
+def as_number(value: Any) -> Any:
     """A number as the text has it: what is computed with it is not narrow over tiles."""
-    narrow = expr.dtype.bits < 32 and not expr.dtype.is_bool
-    return Number(expr) if narrow and widens() else expr
+    if not isinstance(value, Expr) or value.dtype.bits >= 32 or value.dtype.is_bool:
+        return value
+    return Number(value) if widens() else value
 
 
 @dataclass(eq=False, repr=False)

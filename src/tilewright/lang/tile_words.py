@@ -37,8 +37,7 @@ def elementwise(function: Callable[..., Any], keeps: bool = False) -> Callable[.
             return lift(lambda *each: compute_one(*each, **kwargs), *args, what=f"T.{word()}")
         if scalar.widens():
             args = tuple(x.as_expr() if isinstance(x, Scalar) else x for x in args)
-            found = compute_one(*args, **kwargs)
-            return as_number(found) if isinstance(found, Expr) else found
+            return as_number(compute_one(*args, **kwargs))
         return function(*args, **kwargs)
 
     return wrapper
@@ -188,8 +187,7 @@ def where(cond: Any, a: Any, b: Any) -> Any:
         # Y[0]: 0 0 2 3
     """
     if not _any(map(is_tile, (cond, a, b))):
-        found = math.if_then_else(cond, a, b)
-        return as_number(found) if isinstance(found, Expr) else found
+        return as_number(math.if_then_else(cond, a, b))
     return lift(select, cond, a, b, what="T.where")
 
 

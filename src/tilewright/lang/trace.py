@@ -23,7 +23,7 @@ from tilewright.lang.joined import find_joined
 from tilewright.lang.meanings import explained
 from tilewright.lang.params import Undeclared, add_parameter
 from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
-from tilewright.lang.scalar import is_runtime, not_lost
+from tilewright.lang.scalar import as_number, is_runtime, not_lost
 from tilewright.lang.shares import add_rest, rest_sizes
 from tilewright.lang.sizes import Traced, beside_products, check_chosen, choose_sizes
 from tilewright.lang.types import Ref, ScalarType, TensorType
@@ -417,7 +417,7 @@ def _argument(builder: Builder, value: Any, name: str | None) -> Any:
     if isinstance(value, Value):
         return named(again(value), name)
     is_place = isinstance(not_lost(value), (Access, Variable))
-    return builder.snapshot(value) if is_runtime(value) and not is_place else value
+    return as_number(builder.snapshot(value)) if is_runtime(value) and not is_place else value
 
 
 def _check_argument(
