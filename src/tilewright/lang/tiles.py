@@ -250,7 +250,7 @@ def _grid(
         return
     trips = [span.trips for span in spans]
     is_empty = any(isinstance(n, Const) and n.value < 1 for n in trips)
-    counts = [const(1)] * len(trips) if is_empty else trips  # a launch has a block
+    counts: list[Expr] = [const(1) for _ in trips] if is_empty else trips  # a launch has a block
     # the last axis is the fastest; a grid has three, and only that one may be long
     lead = max(len(counts) - 2, 1)
     if any(isinstance(n, Const) and n.value > MOST_BLOCKS for n in _folded(counts, lead)[:-1]):
