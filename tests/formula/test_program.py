@@ -171,6 +171,18 @@ def test_a_store_does_not_undo_what_casts_round(kinds):
     np.testing.assert_array_equal(tw.math(rounded)(x.astype("f4")), want)
 
 
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_scalars_compute_in_float32(kind):
+    """As elements of longer arrays do."""
+
+    def computed(x):
+        y = tm.astype(tm.astype(x, kind), tm.float32)
+        return tm.sin(y) * y + tm.where(y > 1, y, -y) * y
+
+    alone, beside = (tw.math(computed)(np.full(n, 1.3, np.float32)) for n in (1, 2))
+    assert alone[0] == beside[0]
+
+
 def test_what_is_not_a_constant_is_known():
     """Text that computes with Python's constants would have another `~`."""
 

@@ -251,13 +251,25 @@ class Writer:
         marks = [":" if v in piece.dims else "None" for v in dims[first:]]
         return Piece(f"{piece.inside(ATOM)}[{', '.join(marks)}]", dims)
 
+    def _computing(self, exprs: Sequence[Expr]) -> list[Piece]:
+        """The pieces, aligned: values compute in float32, scalars in their own type."""
+        pieces = self._aligned(exprs)
+        if any(p.dims for p in pieces):
+            return pieces
+        return [self._widened(e, p, e.dtype) for e, p in zip(exprs, pieces, strict=True)]
+
+    def _widened(self, expr: Expr, piece: Piece, kind: DType) -> Piece:
+        own = self._type_of(expr)
+        wide = kind == FLOAT32 and own.is_float and own.bits < 32
+        return Piece(f'T.cast({piece.text}, "float32")', piece.dims) if wide else piece
+
     def _infix(self, op: str, a: Expr, b: Expr, binds: int) -> Piece:
-        x, y = self._aligned([a, b])
+        x, y = self._computing([a, b])
         left, right = (binds + 1, binds) if op == "**" else (binds, binds + 1)
         return Piece(f"{x.inside(left)} {op} {y.inside(right)}", x.dims or y.dims, binds)
 
     def _call(self, word: str, args: list[Expr]) -> Piece:
-        pieces = self._aligned(args)
+        pieces = self._computing(args)
         dims = max((p.dims for p in pieces), key=len)
         return Piece(f"{word}({', '.join(p.text for p in pieces)})", dims)
 
@@ -515,14 +527,10 @@ class Writer:
     def _chosen(self, word: str, expr: Expr) -> Piece:
         """A choice keeps the stored type of its parts, unless a number among them does not fit."""
         kind = self._type_of(expr)
-        pieces = self._aligned(expr.children)
-        texts = []
-        for part, piece in zip(expr.children, pieces, strict=True):
-            own = self._type_of(part)
-            wide = kind == FLOAT32 and own.is_float and own.bits < 32
-            texts.append(f'T.cast({piece.text}, "float32")' if wide else piece.text)
+        parts = zip(expr.children, self._aligned(expr.children), strict=True)
+        pieces = [self._widened(part, piece, kind) for part, piece in parts]
         dims = max((p.dims for p in pieces), key=len)
-        return Piece(f"{word}({', '.join(texts)})", dims)
+        return Piece(f"{word}({', '.join(p.text for p in pieces)})", dims)
 
     def _operand(self, expr: Expr, dims: tuple[Var, Var], kind: DType) -> Piece:
         narrow = _narrowed(expr)
