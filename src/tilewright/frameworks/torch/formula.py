@@ -100,9 +100,11 @@ class Sizes:
             return self.values[name]
         if name not in self.dims:
             known = env.var_to_range.get(symbol)
-            low, high = (int(known.lower), known.upper) if known is not None else (1, None)
+            low, high = (known.lower, known.upper) if known is not None else (1, None)
+            if low < 0:
+                raise CompileError(f"{name} is a number that calls give", fix="pass a tensor")
             most = int(high) if high is not None and high.is_Integer and high < 1 << 31 else None
-            self.dims[name] = Dim(Var(name), max(low, 1), most)
+            self.dims[name] = Dim(Var(name), max(int(low), 1), most)
         return self.dims[name].var
 
 
