@@ -188,7 +188,9 @@ def test_what_is_not_a_constant_is_known():
 
     def choices(x):
         yes, zero = tm.full(x.shape, True, dtype=tm.bool), tm.full(x.shape, 0, dtype=tm.int64)
-        return tm.where(~yes, 1.0, x), tm.where((zero > 9) | ~((zero >= 0) & (zero < 4)), 2.0, x)
+        own = tm.where((zero > 9) | ~((zero >= 0) & (zero < 4)), 2.0, x)
+        wide = tm.full(x.shape, 1.0) * 2.0
+        return tm.where(~yes, 1.0, x), own, tm.where(~(wide > 1.0) | ~~(wide < 1.0), 3.0, x)
 
     x = np.arange(3, dtype=np.float32)
     for found in tw.math(choices)(x):

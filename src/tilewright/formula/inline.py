@@ -139,9 +139,7 @@ def _inlined(
 
 
 def _root(node: Expr) -> Expr | None:
-    """Powers that have a name, and what is known of constants: `~` of Python's is no truth."""
-    if node.dtype.is_bool and node.children and all(isinstance(x, Const) for x in node.children):
-        return simplify(node)
+    """Powers that have a name."""
     match node:
         case Call(name="pow", args=(a, Const(value=0.5))):
             return Call("sqrt", (a,), a.dtype)

@@ -475,8 +475,6 @@ def _not(s: Simplifier, e: Call) -> Expr | None:
     match e.args[0]:
         case Call("not", (x,)):
             return x
-        case Const(value):
-            return FALSE if value else TRUE
         case Cmp(op, a, b) if not a.dtype.is_float or op in ("==", "!="):
             # not (a < b) is not a >= b when one is NaN
             return Cmp(NEGATED[op], a, b)

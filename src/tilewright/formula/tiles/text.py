@@ -216,6 +216,9 @@ class Writer:
                 return self._wrapped(expr, self._infix(sign, a, b, _BINARY[sign]))
             case Call(name=name, args=args) if name in _PREFIX:
                 (piece,) = self._aligned(args)
+                if name == "not" and not (variables(expr) or loads(expr)):
+                    # of Python's constants: ~True is -2
+                    return Piece(f"{piece.inside(XOR)} ^ True", piece.dims, XOR)
                 text = f"{_PREFIX[name]}{piece.inside(UNARY)}"
                 return self._wrapped(expr, Piece(text, piece.dims, UNARY))
             case Call(name="pow", args=(a, b)):

@@ -96,9 +96,9 @@ def _kernels(value: Any, chosen: dict[str, Any], target: str) -> tuple[list[Comp
     if isinstance(value, MathFunction):
         known = value.signature.parameters
         given = {n: v for n, v in chosen.items() if n in known}
-        lacks = any(p.default is p.empty and n not in given for n, p in known.items())
+        whole = all(n in given or p.default is not p.empty for n, p in known.items())
         why = value.try_with(given)
-        if given and not lacks and not why:
+        if given and whole and not why:
             return [value.kernel_like(target, **given)], ""
         return value.kernels_for(target), why
     value = value.jitted if isinstance(value, Autotuned) else value
