@@ -173,6 +173,7 @@ WRONG = [
     (lambda x: ops.softmax(x[0, 0]), "input has 0 axes"),
     (lambda x: ops.softmax(x.astype(np.int32)), "input has elements of int32"),
     (lambda x: ops.matmul(x, x[:2]), "other has 2 elements along axis 0, where k is 3"),
+    (lambda x: ops.rms_norm(x, (3,), x[0, :2]), "weight has 2 elements along axis 0, not 3"),
     (lambda x: ops.matmul(x, x.astype(np.float64)), "other has elements of float64"),
     (lambda x: ops.matmul(x, x, activation="swish"), "no activation is called 'swish'"),
     (lambda x: ops.swiglu(x, x[None]), "up has the axes [1, 3] in front, where others have [3]"),

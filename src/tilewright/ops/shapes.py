@@ -144,7 +144,8 @@ class Signature:
             want = sizes.setdefault(name, came) if is_name else _number(name, sizes)
             if want != came:
                 what = f"{outline.name} has {came} elements along axis {place}"
-                raise self._wrong(outline, values, f"{what}, where {name} is {want}")
+                why = f"where {name} is {want}" if str(name) != str(want) else f"not {want}"
+                raise self._wrong(outline, values, f"{what}, {why}")
 
     def _made(
         self, outline: Outline, values: Mapping[str, Any], sizes: Mapping[str, Any]
