@@ -94,6 +94,11 @@ def spread(x):
     return tm.var(tm.cumulative_sum(x, axis=0), axis=0), tm.sum(tm.cumulative_sum(x, axis=0))
 
 
+@tw.math(dynamic={"x": {0: "n", 1: "m"}})
+def conditions(x):
+    return tm.any(x > 2, axis=-1), tm.all(x > -2, axis=0), tm.any(x > 3.5)
+
+
 _SHAPES = [(1, 1), (3, 7), (20, 300)]
 CASES = {
     "rows": (rows, softmax, [(sample(m, 37),) for m in (1, 5, 100)]),
@@ -134,6 +139,8 @@ CASES = {
         spread, lambda x: (x.cumsum(0).var(0), x.cumsum(0).sum()),
         [(sample(*s),) for s in ((1, 1), (8, 33), (50, 3))],
     ),
+    "conditions": (conditions, lambda x: ((x > 2).any(1), (x > -2).all(0), (x > 3.5).any()),
+                   [(sample(*s),) for s in _SHAPES]),
     "total": (total, lambda x: (x.sum(), x.mean(), x * len(x) ** -0.5),
               [(sample(n),) for n in (1, 5, 5000)]),
 }  # fmt: skip

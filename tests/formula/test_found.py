@@ -242,6 +242,15 @@ def joined_where_the_row_says(x, y):
     return tm.max(tm.where(j + i < 7, s, x[:, :1]), axis=-1)
 
 
+@found(((5, 9), "float32"), ((9, 3), "float32"))
+def forty_steps_that_read_the_last_twice(x, w):
+    """Written out, a tree of 2^40 operations that is 120 deep."""
+    y = tm.abs(x) + 1
+    for _ in range(40):
+        y = (y + 2 / y) / 2
+    return tm.sum(tm.where(x > 0, y, 0), axis=-1), y @ w
+
+
 def in_chunks(*masks):
     """Attention whose masks compare quotients of the indices, or bound one from its right side."""
 

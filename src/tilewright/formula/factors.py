@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import reduce
 from itertools import permutations
-from math import e, isfinite, log2
+from math import e, inf, log2
 from operator import mul, truediv
 from typing import TypeGuard
 
@@ -27,15 +27,16 @@ def is_far(expr: Expr, near: Collection[str]) -> bool:
     >>> is_far(x * 2 + y, ["x"]), is_far(x * 2 + 1, ["x"])
     (True, False)
     """
-    match expr:
-        case Const(value=value):
-            return abs(value) > FAR and isfinite(value)
-        case Load(buffer=buffer):
-            wide = buffer.dtype.is_float and str(buffer.dtype) != "float16"
-            return wide and buffer.name not in near
-        case Select(a=a, b=b):
-            return is_far(a, near) or is_far(b, near)
-    return any(is_far(x, near) for x in expr.children)
+    for node in walk_outside(expr, lambda n: isinstance(n, Load) or n.dtype.is_bool):
+        match node:
+            case Const(value=value):
+                if FAR < abs(value) < inf:
+                    return True
+            case Load(buffer=buffer):
+                wide = buffer.dtype.is_float and str(buffer.dtype) != "float16"
+                if wide and buffer.name not in near:
+                    return True
+    return False
 
 
 def product(factors: Iterable[Expr]) -> Expr:

@@ -195,9 +195,8 @@ class _Tiles:
 
 def _plain(expr: Expr) -> set[Var]:
     """The variables that are used as numbers, not as indices."""
-    if isinstance(expr, Var):
-        return {expr}
-    return set() if isinstance(expr, Load) else set().union(*map(_plain, expr.children))
+    outside = walk_outside(expr, lambda n: isinstance(n, Load))
+    return {n for n in outside if isinstance(n, Var)}
 
 
 def _put(expr: Expr, new: dict[Expr, Expr]) -> Expr:

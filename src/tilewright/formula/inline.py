@@ -1,8 +1,8 @@
 """Formulas in normal form: folds, and what is pointwise written out inside them.
 
-Dimensions of one element go, arrays that fold nothing are inlined, equal folds become one, what
-nobody needs is dropped, and dimensions that are always used together become one. Names that the
-user gave to what was inlined are kept beside.
+Dimensions of one element go, arrays that fold nothing are inlined unless they are deep, equal folds
+become one, what nobody needs is dropped, and dimensions that are always used together become one.
+Names that the user gave to what was inlined are kept beside.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Extent, Formula, extents, needed, tensor
 from tilewright.ir.simplify import simplify
 
+# operations inside each other: beyond, an array lies in memory, since texts and what walks them are
+# as deep as expressions, and so many operations take as long as a number that is written and read
+DEEPEST = 64
+
 
 @dataclass(frozen=True)
 class Normal:
-    """A formula whose arrays are folds and outputs. `inlined` are those that were written out,
-    for their names; `shapes` is what inputs and outputs look like from outside; `laws` names those
-    that changed something."""
+    """A formula whose arrays are folds, outputs, and what is too deep to be written out. `inlined`
+    are those that were, for their names; `shapes`: inputs and outputs as they look from outside;
+    `laws` names those that changed something."""
 
     formula: Formula
     inlined: tuple[Array, ...]
@@ -51,7 +55,8 @@ def normalize(formula: Formula, without: Collection[str] = ()) -> Normal:
     outputs = {b.name for b in formula.outputs}
     for a in formula.arrays:
         a = _inlined(a, known, same, formula.sizes)
-        if a.is_pointwise:
+        is_deep = a.is_pointwise and written_size(a.body)[1] > DEEPEST
+        if a.is_pointwise and not is_deep:
             known[a.name] = a
         else:
             key = _definition(a)
@@ -59,7 +64,7 @@ def normalize(formula: Formula, without: Collection[str] = ()) -> Normal:
                 same[a.name] = folds[key]
                 continue
             folds.setdefault(key, a.buffer)
-        if not a.is_pointwise or a.name in outputs:
+        if not a.is_pointwise or is_deep or a.name in outputs:
             arrays.append(a)
     kept = needed(arrays, formula.outputs)
     aside = [a for a in known.values() if a.name not in outputs]

@@ -215,16 +215,20 @@ class _Cascade:
 
     def _leaves(self, expr: Expr) -> Expr:
         """`expr` over variables: an element that is read is one, and so is an earlier fold."""
-        inner = expr.a if isinstance(expr, Cast) and expr.dtype.is_float else expr
-        if isinstance(inner, Load) and inner.buffer.name in self.names:
-            level = Var(inner.buffer.name, inner.dtype)
-            return level if inner is expr else cast(level, expr.dtype)
-        if isinstance(inner, Load):
+
+        def leaf(node: Expr) -> Expr | None:
+            inner = node.a if isinstance(node, Cast) and node.dtype.is_float else node
+            if not isinstance(inner, Load):
+                return None
+            if inner.buffer.name in self.names:
+                level = Var(inner.buffer.name, inner.dtype)
+                return level if inner is node else cast(level, node.dtype)
             known = {e: v for v, e in self.back.items()}
-            found = known.get(expr, Var(f"{inner.buffer.name}.{len(known)}", expr.dtype))
-            self.back[found] = expr
+            found = known.get(node, Var(f"{inner.buffer.name}.{len(known)}", node.dtype))
+            self.back[found] = node
             return found
-        return map_children(expr, self._leaves)
+
+        return transform_outermost(expr, leaf)
 
     def _state(
         self, stream: Stream, parts: tuple[Axis, ...], inner: tuple[Axis, ...], at: dict[Var, Expr]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from math import inf
 from typing import TypeAlias
 
@@ -99,19 +99,12 @@ def is_zero_without(cond: Expr, expr: Expr) -> bool:
     (True, False)
     """
     found = _without(cond, expr)
-    return _known(found) == 0 and not _has_infinity(found)
+    outside = walk_outside(found, lambda n: isinstance(n, Call) and n.name in _POWERS)
+    ends = (inf, -inf)
+    return _known(found) == 0 and not any(isinstance(n, Const) and n.value in ends for n in outside)
 
 
-def _has_infinity(expr: Expr) -> bool:
-    """Whether a part of the value that is no exponential is infinite."""
-    match expr:
-        case Const(value=value):
-            return value in (inf, -inf)
-        case Call(name="exp" | "exp2" | "exp10"):
-            return False
-    return any(map(_has_infinity, expr.children))
-
-
+@lru_cache(maxsize=4096)
 def _known(expr: Expr) -> float | None:
     """0, inf or -inf if the value surely is that; what is not known is finite."""
     match expr:
@@ -122,7 +115,7 @@ def _known(expr: Expr) -> float | None:
         case Call(name="neg", args=(a,)):
             found = _known(a)
             return None if found is None else -found
-        case Call(name="exp" | "exp2" | "exp10", args=(a,)):
+        case Call(name=name, args=(a,)) if name in _POWERS:
             return 0.0 if _known(a) == -inf else None
         case Select(a=a, b=b):
             return _known(a) if _known(a) == _known(b) else None
@@ -147,6 +140,7 @@ def _known_of(op: str, a: float | None, b: float | None, right: Expr) -> float |
     return a if op in ("*", "/") and scale and a in (inf, -inf) else None
 
 
+_POWERS = ("exp", "exp2", "exp10")
 _AND, _OR = ("and", "&"), ("or", "|")
 _Ends: TypeAlias = "tuple[Expr | None, Expr | None]"
 

@@ -140,9 +140,12 @@ def _line(node: Expr) -> Linear | None:
 def _only_together(a: Array, x: Var, y: Var, pairs: set[tuple[str, int]]) -> bool:
     uses, together = Counter[Var](), 0
     (extent,) = (axis.extent for axis in a.domain if axis.var is y)
-    ahead = [a.body]
+    ahead, seen = [a.body], set[Expr]()
     while ahead:
         node = ahead.pop()
+        if node in seen:
+            continue
+        seen.add(node)
         form = _line(node)
         if form is not None and (x in form.terms or y in form.terms):
             step = form.terms.get(y, 0)

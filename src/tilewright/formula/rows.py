@@ -125,14 +125,17 @@ class Reading:
         return None
 
     def _read(self, expr: Expr, rows: Collection[str], axes: dict[Var, Axis]) -> Expr:
-        if self._is_made_of(expr, rows) and not _is_scaled(expr):
-            return self._element(expr, rows, axes)
-        match expr:
-            case Bin(op="/", a=a, b=b) if self._is_made_of(b, rows):
-                is_root = isinstance(b, Call) and b.name == "sqrt"
-                below = Call("rsqrt", b.children, b.dtype) if is_root else 1 / b
-                return self._read(a, rows, axes) * self._element(below, rows, axes)
-        return map_children(expr, lambda x: self._read(x, rows, axes))
+        def rule(node: Expr) -> Expr | None:
+            if self._is_made_of(node, rows) and not _is_scaled(node):
+                return self._element(node, rows, axes)
+            match node:
+                case Bin(op="/", a=a, b=b) if self._is_made_of(b, rows):
+                    is_root = isinstance(b, Call) and b.name == "sqrt"
+                    below = Call("rsqrt", b.children, b.dtype) if is_root else 1 / b
+                    return self._read(a, rows, axes) * self._element(below, rows, axes)
+            return None
+
+        return transform_outermost(expr, rule)
 
     def _element(self, expr: Expr, rows: Collection[str], axes: dict[Var, Axis]) -> Expr:
         """An element of the array that `expr` is one of."""

@@ -79,6 +79,17 @@ def walk(expr: Expr) -> Iterator[Expr]:
     yield from _below(expr)
 
 
+def walk_outside(expr: Expr, closed: Callable[[Expr], bool]) -> Iterator[Expr]:
+    """Every node, each once, but for what is inside of those that are `closed`."""
+    stack, seen = [expr], set[int]()
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            stack += () if closed(node) else node.children
+
+
 def _below(expr: Expr) -> tuple[Expr, ...]:
     """The nodes of `expr` but itself. They are asked for again and again, and never change:
     kept with the expression, which they do not name, so both go together."""
@@ -180,6 +191,19 @@ def map_children(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:
     """`expr` of what `fn` makes of its children."""
     children = tuple(map(fn, expr.children))
     return expr if _same(children, expr.children) else expr.rebuild(children)
+
+
+def transform_outermost(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
+    """Rebuild top-down; what `rule` puts in the place of a node is left as it is."""
+    memo: dict[Expr, Expr] = {}
+
+    def new(node: Expr) -> Expr:
+        if node not in memo:
+            found = rule(node)
+            memo[node] = map_children(node, new) if found is None else found
+        return memo[node]
+
+    return new(expr)
 
 
 def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:

@@ -80,7 +80,7 @@ class Value:
     is_zero_outside = False  # whether it is 0 where that ends
     base: Value | None = None  # that it is the transpose of
     zeros: tuple[Axis, ...] = ()  # in whose padding it is zero
-    pad_of: Callable[[Axis, Position], Expr | None] | None = None  # by what it is made of
+    pad_of: Callable[[Axis, Position, dict[int, Any]], Any] | None = None  # by its parts
     cache: str | None = None  # what the L2 cache is told about what it reads
     is_bound = False  # whether it has a name
     is_named = False  # whether that is memory
@@ -285,13 +285,16 @@ class Value:
                 self.at, self.parts, self.pad_of = kept_in(found, self.axes, self.loc), (), None
         return found
 
-    def pad(self, axis: Axis, at: Position) -> Expr | None:
+    def pad(self, axis: Axis, at: Position, memo: dict[int, Any] | None = None) -> Expr | None:
         """What lies in the padding of an axis at a position, where one number is known to."""
         number, since = self.padding.get(axis.key, (None, at))
         is_there = since.order < at.order and current().in_scope(since)
-        if number is not None and is_there and self.is_current(since):
-            return number
-        return None if self._held or self.pad_of is None else self.pad_of(axis, at)
+        if number is None or not is_there or not self.is_current(since):
+            known = {} if memo is None else memo  # of parts, which may be read many times
+            if id(self) not in known and self.pad_of is not None and not self._held:
+                known[id(self)] = self.pad_of(axis, at, known)
+            number = known.get(id(self))
+        return number
 
     def has_padding(self, axes: Sequence[Axis], number: Expr) -> bool:
         here = current().position()
@@ -473,17 +476,12 @@ def lift(function: Callable[..., Any], *args: Any, what: str = "this operation")
     ]
 
     def at(places: Places) -> Expr:
-        return wrap(
-            function(
-                *(
-                    v.element(own_places(v, axes, places)) if isinstance(v, Value) else v
-                    for v in numbers
-                )
-            )
-        )
+        parts = (v.element(own_places(v, axes, places)) if isinstance(v, Value) else v
+                 for v in numbers)  # fmt: skip
+        return wrap(function(*parts))
 
-    def pad_of(axis: Axis, place: Position) -> Expr | None:
-        pads = [v.pad(axis, place) if isinstance(v, Value) else v for v in numbers]
+    def pad_of(axis: Axis, place: Position, memo: dict[int, Any]) -> Expr | None:
+        pads = [v.pad(axis, place, memo) if isinstance(v, Value) else v for v in numbers]
         made = None if any(pad is None for pad in pads) else wrap(function(*pads))
         return made if isinstance(made, Const) else None
 

@@ -8,6 +8,7 @@ values at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from tilewright.formula.check.models import Model, Value, evaluate
@@ -169,6 +170,7 @@ class Machine:
         return {fold.var: self.model.fold(fold.monoid, before + terms, positive)}
 
 
+@lru_cache(maxsize=4096)
 def nonnegative(expr: Expr) -> bool:
     """Whether `expr` is evidently never negative."""
     if isinstance(expr, Const):

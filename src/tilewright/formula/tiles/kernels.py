@@ -103,7 +103,9 @@ def kernels_of(
     those that are known to lie there, `alone` sets of outputs that are no one kernel. `planned`
     keeps kernels by their outputs and folds, for other groupings of the same arrays."""
     planned = {} if planned is None else planned
-    formula, apart = normal.formula, dict(refused)
+    formula = normal.formula
+    deep = {a.name for a in formula.arrays if a.is_pointwise and a.buffer not in formula.outputs}
+    apart = dict.fromkeys(sorted(deep), "is too deep for its readers to compute it") | dict(refused)
     while True:
         try:
             roots = [a for a in formula.arrays if a.name in apart or a.buffer in formula.outputs]

@@ -26,7 +26,10 @@ from tilewright.formula.tiles.text import Writer
 from tilewright.ir.core import *
 from tilewright.ir.formula import NEUTRAL, Array, Monoid, names_in, vars_of
 
-_MERGE = {"max": "T.maximum({}, {})", "min": "T.minimum({}, {})", "prod": "{} * {}"}
+_MERGE = {
+    "max": "T.maximum({}, {})", "min": "T.minimum({}, {})", "prod": "{} * {}", "any": "{} | {}",
+    "all": "{} & {}",
+}  # fmt: skip
 
 
 class Loop:
@@ -137,17 +140,22 @@ class Loop:
 
     def _leaves(self, expr: Expr) -> Expr:
         """`expr` over variables: an element that is read is one, and so is an earlier level."""
-        inner = expr.a if isinstance(expr, Cast) and expr.dtype.is_float else expr
-        if isinstance(inner, Load):
-            if inner.buffer.name in {f.name for f in self.kernel.levels}:
+        levels = {f.name for f in self.kernel.levels}
+
+        def leaf(node: Expr) -> Expr | None:
+            inner = node.a if isinstance(node, Cast) and node.dtype.is_float else node
+            if not isinstance(inner, Load):
+                return None
+            if inner.buffer.name in levels:
                 return Var(inner.buffer.name, inner.dtype)
             known = {e: v for v, e in self.back.items()}
-            found = known.get(expr)
+            found = known.get(node)
             if found is None:
-                found = Var(f"{inner.buffer.name}.{len(self.back)}", expr.dtype)
-                self.back[found] = expr
+                found = Var(f"{inner.buffer.name}.{len(self.back)}", node.dtype)
+                self.back[found] = node
             return found
-        return map_children(expr, self._leaves)
+
+        return transform_outermost(expr, leaf)
 
     def written(self) -> dict[str, Expr]:
         """Write the loop; its folds are then expressions over what it left."""
@@ -222,6 +230,7 @@ class Loop:
             start = NEUTRAL[stage.monoid] if self._is_exact(stage) else self._start(start)
         number = {inf: "T.inf", -inf: "-T.inf"}.get(start, repr(start))
         number = number if start == start else "T.inf * 0"
+        number = str(start == 1) if var.dtype.is_bool else number
         value = f"T.zeros({shape}{kind})" if start == 0 else f"T.full({shape}, {number}{kind})"
         w.before.append(f"{name} = {value}")
 
