@@ -196,8 +196,7 @@ def test_given_in_part_the_rest_is_chosen():
 
 def test_other_targets_and_texts_without_products_have_defaults():
     a, b = tensor(512, 512), tensor(512, 512)
-    for target in ("cpu", "interp"):
-        assert not traced(products.matmul, a, b, target=target).why
+    assert not traced(products.matmul, a, b, target="interp").why
 
     @tw.jit
     def double(X):

@@ -18,7 +18,7 @@ from tilewright.choose.ranges import launch_sizes, lengths_at
 from tilewright.ir.atoms import MATRIX_TYPES, Feature
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
-from tilewright.lang.builder import Builder, TileLoop
+from tilewright.lang.builder import Builder
 
 PAIR = 2  # blocks of a cluster
 SHARES = (2, 4, 8)  # blocks that have steps of a loop each
@@ -26,7 +26,6 @@ MOST_PARTS = 16  # of a loop, whose sums a second kernel adds up
 FEWEST = 2  # steps of such a block
 WAVES = (1, 2, 3, 4, 6, 8)  # blocks of a multiprocessor, by numbers that are open
 WASTE = 16  # at most one in so many steps lies behind the end
-STEPS = 2  # powers of two by which sizes of targets without a model differ from the default
 MOST = 200  # candidates of a kernel; with more, ladders have powers of two alone
 ROWS, GROUPS = 64, 3  # of a product by a warpgroup; warpgroups of a block, besides a producer
 COLUMNS, WIDEST = 8, 256  # of an instruction of a warpgroup
@@ -163,24 +162,6 @@ def _short(length: int | None, kind: DType) -> list[int]:
         return []
     size = next((size for size in SHORT if width % size == 0), SHORT[width <= SHORT[1]])
     return [size * 8 // kind.bits]
-
-
-def around(builder: Builder, kernel: int, sizes: Mapping[TileLoop, int]) -> list[Candidate]:
-    """Sizes near the default `sizes`, the nearest first, for targets that have no model."""
-    loops = [loop for loop in builder.open_tiles if loop[0] == kernel and loop in sizes]
-    lengths = {builder.axes[key]: n for key, n in builder.lengths.items() if key in builder.axes}
-
-    def near(loop: TileLoop) -> list[tuple[int, int]]:
-        """(how far, size)"""
-        most = 2 * lengths.get(loop, sizes[loop] << STEPS)
-        steps = [(abs(k), int(sizes[loop] * 2.0**k)) for k in range(-STEPS, STEPS + 1)]
-        return [(far, size) for far, size in steps if not far or 1 <= size < most]
-
-    made = sorted(product(*map(near, loops)), key=lambda each: sum(far for far, _ in each))
-    named = [
-        [(loop[1], size) for loop, (_, size) in zip(loops, each, strict=True)] for each in made
-    ]
-    return [Candidate(tuple(each), 0) for each in named[:MOST]] if loops else []
 
 
 def clustered(found: Sequence[Candidate], target: Target) -> list[Candidate]:

@@ -37,12 +37,14 @@ TRIED = 4  # candidates that are kept, and shown
 @dataclass(frozen=True)
 class Choice:
     """What was chosen for the kernels of a text, by number of the kernel why, whether there is
-    another choice, for when this one cannot be compiled, and whether this one was measured."""
+    another choice, for when this one cannot be compiled, whether this one was measured, and whether
+    it is for a range of sizes that launches give."""
 
     sizes: Sizes = field(default_factory=Sizes)
     why: Mapping[int, str] = field(default_factory=dict)
     has_other: bool = False
     is_measured: bool = False
+    is_ranged: bool = False
 
 
 def choose(
@@ -60,21 +62,24 @@ def choose(
     sizes = choose_sizes(builder)
     for number, chosen in {**(made or {}), **(given or {})}.items():
         sizes = chosen_of(sizes, number, chosen)
-    asked = {} if given is not None else open_choices(target, builder, sizes)
+    by_model = on_cpu(builder, sizes) if target.kind == "cpu" and given is None else {}
+    asked = {n: [chosen for chosen, _ in found] for n, found in by_model.items()}
+    if target.kind == "cuda" and given is None:
+        asked = open_choices(target, builder, sizes)
     asked = {number: each for number, each in asked.items() if number not in (made or {})}
     if not asked:
         return Choice(sizes if given is not None else _filled(target, builder, traced, sizes))
     from tilewright.choose import measured  # which imports what digests need
 
-    if target.kind != "cuda" and not measured.is_there():
-        return Choice(sizes)
-    program, ends = traced(sizes, None), launch_sizes(builder)
-    times = measured.known(Opened(program, target, asked))
+    ends: dict[Var, int] = {}
     ranks: dict[int, Ranked] = {}
-    for number, found in times.items():
-        if found and number in asked:
-            told = [(c, f"{c}: {1e6 * seconds:.1f} µs measured") for c, seconds in found]
-            ranks[number] = told[:TRIED]
+    if target.kind == "cuda" or measured.is_there():
+        program, ends = traced(sizes, None), launch_sizes(builder)
+        times = measured.known(Opened(program, target, asked))
+        for number, found in times.items():
+            if found and number in asked:
+                told = [(c, f"{c}: {1e6 * seconds:.1f} µs measured") for c, seconds in found]
+                ranks[number] = told[:TRIED]
     is_measured = bool(ranks)
     left = {number: found for number, found in asked.items() if number not in ranks}
     if left and target.kind == "cuda":
@@ -83,6 +88,8 @@ def choose(
             return at_sizes(traced(sizes, only), ends)
 
         ranks |= _modelled(target, builder, at_ends, sizes, at_sizes(program, ends), left)
+    else:
+        ranks |= {number: by_model[number][:TRIED] for number in left}
     default, why, deepest = sizes, {}, max(map(len, ranks.values()), default=0)
     for number, best in ranks.items():
         if best:
@@ -92,7 +99,7 @@ def choose(
             why[number] = "; ".join(said)
     if rank >= deepest:
         return Choice(default)
-    return Choice(sizes, why, True, is_measured)
+    return Choice(sizes, why, True, is_measured, bool(ends))
 
 
 def _filled(target: Target, builder: Builder, traced: Traced, sizes: Sizes) -> Sizes:
@@ -118,14 +125,22 @@ Ranked = list[tuple[Candidate, str]]  # the best first, with what the model says
 
 
 def open_choices(target: Target, builder: Builder, sizes: Sizes) -> dict[int, list[Candidate]]:
-    """The candidates of each kernel of which something is open."""
-    found: dict[int, list[Candidate]] = {}
-    for number in sorted(builder.tiled):
-        if target.kind == "cuda":
-            found[number] = candidates(builder, number, target)
-        elif target.kind == "cpu":
-            found[number] = around(builder, number, sizes.tiles)
+    """The candidates of each kernel of which something is open; on the CPU the best first."""
+    if target.kind == "cpu":
+        return {n: [chosen for chosen, _ in found] for n, found in on_cpu(builder, sizes).items()}
+    numbers = sorted(builder.tiled) if target.kind == "cuda" else []
+    found = {number: candidates(builder, number, target) for number in numbers}
     return {number: each for number, each in found.items() if each}
+
+
+def on_cpu(builder: Builder, sizes: Sizes) -> dict[int, Ranked]:
+    """What the model of the CPU says of each kernel of which something is open."""
+    from tilewright.choose.cpu_model import ranked  # which imports the target
+
+    own: dict[int, dict[str, int]] = {}
+    for number, name in builder.open_tiles:
+        own.setdefault(number, {})[name] = sizes.tiles[number, name]
+    return {number: ranked(builder, number, each) for number, each in sorted(own.items())}
 
 
 def _modelled(

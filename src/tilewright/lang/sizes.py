@@ -24,7 +24,6 @@ from tilewright.ir.core import *
 from tilewright.ir.target import Target
 from tilewright.lang.axes import Axis, Split
 from tilewright.lang.builder import CHOSEN, Builder, Sizes, TileLoop
-from tilewright.lang.cpu_sizes import product_sizes
 from tilewright.support.errors import suggest
 
 # the program at other sizes; of one kernel, where its number is given, others as they were before
@@ -60,8 +59,7 @@ def choose_sizes(builder: Builder) -> Sizes:
         elif rows is not None:
             _choose_rows(builder, kernel, rows, found)
     _fill_products(builder, found)
-    by_product = product_sizes(builder) if CHOSEN.get().kind == "cpu" else {}
-    found.tiles = {**_tile_sizes(builder), **by_product, **found.tiles}
+    found.tiles = {**_tile_sizes(builder), **found.tiles}
     return found
 
 

@@ -83,7 +83,8 @@ class DirectTrace:
     `outputs` the `T.empty` tensors it returns, in order; `named` the `T.const` sizes, `empty` those
     that are 0.
     `why` says by kernel what its tiles were chosen from, `sizes` those that were chosen,
-    `has_other` that another choice can be tried, `is_measured` that this one was.
+    `has_other` that another choice can be tried, `is_measured` that this one was, `is_ranged` that
+    it is for a range of the sizes that launches give.
     """
 
     program: Program
@@ -93,6 +94,7 @@ class DirectTrace:
     why: Mapping[str, str] = field(default_factory=dict)
     has_other: bool = False
     is_measured: bool = False
+    is_ranged: bool = False
     sizes: Sizes = field(default_factory=Sizes)
     named: tuple[str, ...] = ()
     empty: frozenset[str] = frozenset()

@@ -152,7 +152,7 @@ class Direct:
         why = {names[number]: text for number, text in chosen.why.items()}
         return replace(
             traced, why=why, has_other=chosen.has_other, is_measured=chosen.is_measured,
-            sizes=chosen.sizes,
+            is_ranged=chosen.is_ranged, sizes=chosen.sizes,
         )  # fmt: skip
 
     def _first(
@@ -269,7 +269,7 @@ class Direct:
             self._scalars[context] = frozenset(s.name for s in traced.program.scalars)
             kinds = self._kinds(bound, context)
             self._open[about, kinds] = open_axes(traced)
-            self._chosen[about, kinds] = bool(traced.why)
+            self._chosen[about, kinds] = traced.is_ranged
             found = self.kernels.setdefault(
                 (about, self._key(bound, about)), _Known(kernel, tuple(traced.arguments))
             )

@@ -32,9 +32,9 @@ from tilewright.targets.cpu.micro_kernel import (
 from tilewright.targets.cpu.numbers import *
 
 _ROWS = 4  # rows packed at once
-_SPREAD = 16 << 10  # bytes that a factor, or a stripe of it, may spread over and still be in cache
-_WORTH = 32  # columns of b from which on packing a pays
-_ROWS_WORTH = 8  # rows of a from which on packing b does: 10×1813×1646 took 4.2 ms, packed 1.7
+SPREAD = 16 << 10  # bytes that a factor, or a stripe of it, may spread over and still be in cache
+WORTH = 32  # columns of b from which on packing a pays
+ROWS_WORTH = 8  # rows of a from which on packing b does: 10×1813×1646 took 4.2 ms, packed 1.7
 
 
 class Panels(Strided):
@@ -102,7 +102,7 @@ class GemmEmitter(NestEmitter):
         elif c is not goal and not fresh:
             self.convert_matrix(goal, c)
         columns = b
-        often = a.shape[0] >= _ROWS_WORTH
+        often = a.shape[0] >= ROWS_WORTH
         if b.dtype != compute or tf32 or b.strides[1] != 1 or (often and self._scattered(b)):
             room = self._room(b, compute)
             columns = Panels(room.pointer, compute, b.shape, ())
@@ -114,7 +114,7 @@ class GemmEmitter(NestEmitter):
             or tf32
             or 1 not in a.strides
             or (
-                b.shape[1] >= _WORTH
+                b.shape[1] >= WORTH
                 and self._scattered(part if a.strides[1] == 1 else _transposed(part))
             )
         ):
@@ -126,7 +126,7 @@ class GemmEmitter(NestEmitter):
     def _scattered(self, m: Strided) -> bool:
         """Its rows lie so far apart that packing pays when it is used often."""
         down = m.strides[0]
-        return isinstance(down, str) or m.shape[0] * down * item_bytes(m.dtype) > _SPREAD
+        return isinstance(down, str) or m.shape[0] * down * item_bytes(m.dtype) > SPREAD
 
     def _matrix(self, region: Region) -> Strided:
         """The region as a matrix: leading unit extents dropped, or all of them."""

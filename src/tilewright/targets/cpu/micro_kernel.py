@@ -37,7 +37,7 @@ def register_tile(dtype: DType, m: int, n: int) -> Tile:
     all but those that leave registers for the operands."""
     lanes = host().lanes(dtype.bits)
     tiles = [Tile(_most_rows(vectors), vectors, lanes) for vectors in (2, 3, 1, 4)]
-    return min(tiles, key=lambda tile: _cycles(tile, m, n))
+    return min(tiles, key=lambda tile: cycles(tile, m, n))
 
 
 def _most_rows(vectors: int) -> int:
@@ -47,7 +47,7 @@ def _most_rows(vectors: int) -> int:
     return (h.vector_registers * 7 // 8 - vectors) // (vectors + h.lane_fma)
 
 
-def _cycles(tile: Tile, m: int, n: int) -> float:
+def cycles(tile: Tile, m: int, n: int) -> float:
     """For one value of k, on two units that multiply and two that load."""
     blocks = [(t.rows, times) for t, times in _heights(tile, m)]
     groups = [(t.vectors, (last - first) // t.columns) for first, last, t in column_groups(n, tile)]

@@ -1,0 +1,324 @@
+"""How long a kernel takes on the CPU, by closed formulas on what its first trace has noted: the
+axes of values that it keeps and stores, and of products. No candidate is traced.
+
+A value is made by a nest of loops, of which the innermost goes along vectors. A row costs something
+to begin, and more where it has to find where its tensor ends; elements that fill no vector come one
+by one. Values that the first-level cache does not hold take longer, and longer still behind the
+second; those that elements alone are computed of stay in registers. A product takes what its blocks
+of registers take, and what its operands take to be packed.
+
+Times were fitted to tiles of 114 kernels (`benchmarks/notes/cpu.md`), and are right for the order
+of candidates, not for microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from math import ceil, log, prod
+from typing import Any, NamedTuple
+
+from tilewright.choose.candidates import Candidate
+from tilewright.ir.core import *
+from tilewright.lang.builder import Builder
+from tilewright.lang.tiles import LARGEST
+
+# ns of a core
+ROW = 1.4  # of a nest
+GUARD = 2.7  # of a row of a ragged tile: to find where it ends
+VECTOR = 1.3  # as wide as registers
+SINGLE = 1.0  # vectors, of an element of a kept row that fills none
+ALONE = 1.1  # an element of a ragged end that is shorter than a vector
+PADDED = 0.26  # an element of a tile that lies outside
+BLOCK = 20.0
+TURN = 2.0  # of a loop over tiles
+NEAR = 0.013  # a byte of values behind the first-level cache
+FAR = 0.027  # and behind the second
+FIRST, SECOND = 17 << 10, 391 << 10  # bytes of values that they hold
+READ = 0.15  # of what is read, what stays there beside values
+CYCLE = 0.21  # of the units that multiply
+CALL = 3.0  # of the micro-kernel
+SUM = 0.31  # 64 bytes of results that are read and written
+LOAD = 0.006  # a byte that is read where it lies: 61×182×1544 by 2 rows takes twice as long
+PACK = 0.036  # a byte of a factor
+TURNED = 0.015  # and one of a factor that lies transposed
+NEAR_B = 0.0011  # a byte of B, for each block of rows, behind the first-level cache
+FAR_B = 0.0012
+MEMORY_B = 0.05
+SECOND_B, THIRD_B = 130 << 10, 4 << 20  # bytes of B that the others hold: of the third, a part
+
+SHARED = 20e3  # from which on cores share a kernel
+LAST = 0.25  # of a block, for which one core works while the others have nothing left
+UNKNOWN = 4096  # elements of a range whose length a launch gives
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # of a range
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # besides even parts
+SWEEPS = 3  # over all loops, each by itself
+BLOCKS, NESTS, CACHES, PRODUCTS = "blocks", "vectors", "caches", "products"
+
+
+class Axes(NamedTuple):
+    """Of a value, the innermost last: names, and the sizes of those that no loop has (else 0)."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+class Factors(NamedTuple):
+    """Of a product: M, N and K; what is multiplied; the elements of a row of A and B in memory (0:
+    they are computed), and whether B lies there transposed."""
+
+    sides: Axes
+    kind: DType
+    down_a: int
+    down_b: int
+    is_turned: bool
+
+
+class Model:
+    """Of one kernel, whose loops over tiles have these `sizes` where nothing else is said."""
+
+    def __init__(self, builder: Builder, number: int, sizes: Mapping[str, int], cores: int) -> None:
+        kernel, self.cores, self.sizes = builder.kernels[number], cores, dict(sizes)
+        self.own = {key: name for key, (at, name) in builder.axes.items() if at == number}
+        self.length: dict[str, int] = {}
+        self.known: set[str] = set()  # loops whose lengths no block says
+        self.grid: set[str] = set()  # loops that blocks share
+        self.probed: dict[str, int] = {}  # sizes in the first trace
+        self.builder, self.blocks = builder, {*kernel.blocks}
+        boxes = [box for at, box in builder.reads_of if at == number]
+        self.bits = max([32, *(box.buffer.dtype.bits for box in boxes)])
+        self.reads = [self.noted(box.axes) for box in boxes]
+        for box in boxes:
+            for axis, size in zip(box.along, box.buffer.shape, strict=False):
+                if axis is not None and axis.key in self.own and isinstance(size, Const):
+                    self.length.setdefault(self.own[axis.key], int(size.value))
+        by_axes = {tuple(axis.key for axis in box.axes): box for box in boxes}
+        products = {
+            tuple(axis.key for axis in sides): (sides, kind)
+            for at, sides, kind in builder.products
+            if at == number
+        }
+        self.products = [
+            Factors(
+                self.noted(sides), kind, _down(by_axes.get((m, k))), _down(by_axes.get((k, n))),
+                (n, k) in by_axes,
+            )
+            for (m, n, k), (sides, kind) in products.items()
+        ]  # fmt: skip
+        factors = {frozenset(pair) for m, n, k in products for pair in ((m, k), (k, n))}
+        there = {frozenset(keys) for keys, box in by_axes.items() if box.region is not None}
+        self.nests = [
+            self.noted(axes)
+            for axes in builder.footprints
+            if any(axis.key in self.own for axis in axes)
+            if frozenset(axis.key for axis in axes) not in factors & there  # read where they lie
+        ]
+        self.folds = any(isinstance(op, (Reduce, Scan, Gemm)) for op in walk_ops(kernel))
+        self.is_kept = self.folds or not _in_one_order([nest.names for nest in self.nests])
+        if not self.is_kept:
+            self.nests = [*dict.fromkeys(self.nests)]
+        for name in self.sizes:
+            self.length.setdefault(name, UNKNOWN)
+        counted = prod(ceil(self.length[name] / self.probed[name]) for name in self.grid)
+        blocks = prod(int(n.value) for n in kernel.grid if isinstance(n, Const))
+        self.besides = max(1, blocks // counted)  # blocks for each tile
+        self.turns = [name for name in self.sizes if name not in self.grid]
+
+    def noted(self, axes: Iterable[Any]) -> Axes:
+        names, sizes = [], []
+        for axis in axes:
+            name = self.own.get(axis.key)
+            names.append(axis.name if name is None else name)
+            sizes.append(axis.size if name is None else 0)
+            if name is not None:
+                self.sizes.setdefault(name, axis.size)
+                self.probed[name] = axis.size
+                if (length := self.builder.lengths.get(axis.key)) is not None:
+                    self.length[name] = max(1, length)
+                    self.known.add(name)
+                if variables(axis.start) and variables(axis.start) <= self.blocks:
+                    self.grid.add(name)
+        return Axes(tuple(names), tuple(sizes))
+
+    def ns(self, chosen: Mapping[str, int]) -> dict[str, float]:
+        """What a choice of sizes takes, by part."""
+        sizes = {**self.sizes, **chosen}
+        lengths = dict(self.length)
+        for name in self.turns:
+            ends = [sizes[at] for at in self.grid if lengths[at] == lengths[name]]
+            if name not in self.known and ends:  # it goes on to the block's own place
+                lengths[name] = (lengths[name] + min(lengths[name], *ends)) // 2
+        trips = {name: ceil(lengths[name] / size) for name, size in sizes.items()}
+        blocks = self.besides * prod(trips[name] for name in self.grid)
+        turns = prod(trips[name] for name in self.turns) if self.turns else 0
+        found = {BLOCKS: (BLOCK + TURN * turns) * blocks, NESTS: 0.0, CACHES: 0.0, PRODUCTS: 0.0}
+        held = moved = 0.0  # bytes: of a block's values, and of all of them
+        for names, given in self.nests:
+            each = [own or sizes[name] for name, own in zip(names, given, strict=True)]
+            often = [1 if own else trips[name] for name, own in zip(names, given, strict=True)]
+            around = self.besides * prod(n for name, n in trips.items() if name not in names)
+            rows = around * prod(each[:-1]) * prod(often[:-1])
+            length = each[-1] if given[-1] else lengths[names[-1]]
+            found[NESTS] += rows * row_ns(each[-1], length, often[-1], self.bits, self.folds)
+            held += prod(each) * self.bits / 8
+            moved += rows * each[-1] * often[-1] * self.bits / 8
+        for names, given in self.reads:
+            sides = zip(names, given, strict=True)
+            held += READ * prod(own or sizes[name] for name, own in sides) * self.bits / 8
+        if self.is_kept:
+            found[CACHES] = moved * (NEAR * _share(held, FIRST) + FAR * _share(held, SECOND))
+        for factors in self.products:
+            found[PRODUCTS] += self.besides * self.product(factors, sizes, lengths, trips)
+        time = sum(found.values())
+        if self.cores > 1 and time > SHARED:
+            most = (ceil(blocks / self.cores) + LAST) / blocks
+            found = {part: each * most for part, each in found.items()}
+        return found
+
+    def product(
+        self,
+        factors: Factors,
+        sizes: Mapping[str, int],
+        lengths: Mapping[str, int],
+        trips: Mapping[str, int],
+    ) -> float:
+        sides = zip(*factors.sides, strict=True)
+        m, n, k = (
+            [(own, 1)] if own else _pieces(sizes[name], lengths[name]) for name, own in sides
+        )
+        around = prod(often for name, often in trips.items() if name not in factors.sides.names)
+        return around * sum(
+            rows * columns * steps * product_ns(factors, high, wide, deep)
+            for high, rows in m
+            for wide, columns in n
+            for deep, steps in k
+        )
+
+
+def ranked(builder: Builder, number: int, sizes: Mapping[str, int]) -> list[tuple[Candidate, str]]:
+    """Sizes for the loops of a kernel whose sizes are open, the best first, and what is said of
+    them. Each loop in turn takes the size that is best beside those of the others."""
+    from tilewright.targets.cpu.host import thread_count
+
+    model = Model(builder, number, sizes, thread_count())
+    known = {builder.axes[key][1] for key in builder.lengths if key in builder.axes}
+    ladders = {
+        name: [*_ladder(model.length[name])] if name in known else [size]
+        for name, size in sizes.items()
+    }
+    best = {name: min(size, max(ladders[name])) for name, size in sizes.items()}
+    found: dict[tuple[tuple[str, int], ...], dict[str, float]] = {}
+
+    def time(chosen: Mapping[str, int]) -> float:
+        at = tuple(chosen.items())
+        if at not in found:
+            found[at] = model.ns(chosen)
+        return sum(found[at].values())
+
+    for _ in range(SWEEPS):
+        before = best
+        for name, ladder in ladders.items():
+            best = min(({**best, name: size} for size in (best[name], *ladder)), key=time)
+        if best == before:
+            break
+    told = []
+    for tiles, parts in sorted(found.items(), key=lambda each: sum(each[1].values())):
+        chosen = Candidate(tiles, 0)
+        limit = max(parts, key=lambda part: parts[part])
+        told.append((chosen, f"{chosen}: {sum(parts.values()) / 1e3:.1f} µs ({limit})"))
+    return told
+
+
+def _ladder(length: int) -> Iterator[int]:
+    """Sizes for a range: even parts of it, and usual ones, the largest first."""
+    sizes = {-(-length // n) for n in PARTS} | {size for size in SIZES if size < length}
+    yield from sorted((size for size in sizes if size <= LARGEST), reverse=True)
+
+
+def row_ns(size: int, length: int, often: int, bits: int, folds: bool) -> float:
+    """What all tiles along the innermost axis of a nest take for one row."""
+    native, count = lanes_of(bits)
+
+    def run(n: int) -> float:
+        lanes = count(n, native, not folds)
+        (vectors, left), each = divmod(n, lanes), max(1.0, lanes / native)
+        return VECTOR * (vectors * each + (left * SINGLE if folds else each * (left > 0)))
+
+    if length % size == 0:
+        return often * (ROW + run(size))
+    last = length - (often - 1) * size
+    if folds:  # all of a tile is filled
+        return often * (ROW + GUARD + run(size)) + (size - last) * PADDED
+    short = max(min(size, native), 1 << (max(1, size // 4).bit_length() - 1))
+    short = min(short, count(size, native, True))
+    each = max(1.0, short / native) * VECTOR
+    end = ceil(last / short) * each if last >= short else last * ALONE
+    return often * (ROW + GUARD) + (often - 1) * ceil(size / short) * each + end
+
+
+def product_ns(factors: Factors, m: int, n: int, k: int) -> float:
+    """As `targets/cpu/gemm.py` multiplies."""
+    from tilewright.targets.cpu.gemm import ROWS_WORTH, SPREAD, WORTH
+
+    bits = max(32, factors.kind.bits)
+    size, is_narrow = bits // 8, factors.kind.bits < 32
+    cycles, blocks, calls = _by_registers(m, n, bits)
+    time = cycles * k * CYCLE + calls * CALL + m * n * size / 64 * SUM
+    bytes_b, part_a = n * k * size, m / blocks * (factors.down_a or k) * size
+    if factors.is_turned:
+        time += bytes_b * TURNED
+    elif is_narrow or (m >= ROWS_WORTH and k * (factors.down_b or n) * size > SPREAD):
+        time += bytes_b * PACK
+    else:
+        time += bytes_b * LOAD
+    if is_narrow or (n >= WORTH and part_a > SPREAD):
+        time += m * k * size * PACK
+    else:
+        time += m * k * size * LOAD
+    by = NEAR_B * _share(bytes_b, FIRST) + FAR_B * _share(bytes_b, SECOND_B)
+    by += MEMORY_B * _share(bytes_b, THIRD_B)
+    return time + blocks * bytes_b * by  # b goes by for each block of rows
+
+
+@cache
+def _by_registers(m: int, n: int, bits: int) -> tuple[float, int, int]:
+    """Cycles for a value of k, blocks of rows, and calls of the micro-kernel."""
+    from tilewright.targets.cpu import micro_kernel as inner
+
+    tile = inner.register_tile(DTYPES[f"float{bits}"], m, n)
+    rows = sum((last - first) // high for first, last, high in inner.row_blocks(m, tile))
+    groups = sum(
+        -(-(last - first) // part.columns) for first, last, part in inner.column_groups(n, tile)
+    )
+    return inner.cycles(tile, m, n), rows, rows * groups
+
+
+@cache
+def lanes_of(bits: int) -> tuple[int, Callable[[int, int, bool], int]]:
+    """Of a vector register, and how many of them a nest takes at once."""
+    from tilewright.targets.cpu.emit_nest import lane_count
+    from tilewright.targets.cpu.host import host
+
+    return host().lanes(min(bits, 64)), lane_count
+
+
+def _share(held: float, cache: int) -> float:
+    """Of the bytes of values, those that a cache of a size does not have."""
+    return min(1.0, log(held / cache) / log(4)) if held > cache else 0.0
+
+
+def _pieces(size: int, length: int) -> list[tuple[int, int]]:
+    """Sizes of tiles of a range, and how many there are of each."""
+    full, rest = divmod(length, size)
+    return [(size, full)] * (full > 0) + [(rest, 1)] * (rest > 0)
+
+
+def _down(box: Any) -> int:
+    size = box.buffer.shape[-1] if box is not None and box.region is not None else None
+    return int(size.value) if isinstance(size, Const) else 0
+
+
+def _in_one_order(orders: list[tuple[str, ...]]) -> bool:
+    """Whether the axes of all values are those of the largest, in its order."""
+    longest = max(orders, key=len, default=())
+    return all(tuple(name for name in longest if name in own) == own for own in orders)
