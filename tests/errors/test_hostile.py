@@ -231,3 +231,13 @@ def test_loops_without_iterations(target):
         a = np.zeros(8, np.float32)
         kernel(a, 1.0)
         assert (a == 5).all()
+
+
+def test_code_without_a_hash():
+    """Before Python 3.12 a slice has none, and PyTorch writes code with slices."""
+
+    def call(function):
+        return function(np.ones(4, np.float32))
+
+    call.__code__ = call.__code__.replace(co_consts=(*call.__code__.co_consts, slice(1, 2)))
+    assert call(tw.math(lambda x: x * 2 + 3)).tolist() == [5.0] * 4

@@ -7,7 +7,6 @@ import linecache
 import os
 import sys
 import weakref
-from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 
 from tilewright.support.definitions import ByCode, nested
@@ -68,10 +67,13 @@ BEHALF = f"{__file__}:behalf"
 ORIGINS: dict[str, str] = {weakref.__file__: "nobody", BEHALF: "behalf"}
 
 
-@lru_cache(maxsize=256)
 def _positions(code: CodeType) -> tuple[tuple[int | None, ...], ...]:
-    find = getattr(code, "co_positions", None)
-    return tuple(find()) if find is not None else ()
+    """By identity: code that PyTorch makes has slices among its constants, and then no hash."""
+    found = _POSITIONS.get(code)
+    if found is None:
+        find = getattr(code, "co_positions", None)
+        found = _POSITIONS[code] = tuple(find()) if find is not None else ()
+    return found
 
 
 def _span(code: CodeType, lasti: int) -> Loc:
@@ -92,6 +94,7 @@ def _line(code: CodeType, lasti: int) -> int:
 
 
 _SPANS: ByCode[dict[int, Loc]] = ByCode()
+_POSITIONS: ByCode[tuple[tuple[int | None, ...], ...]] = ByCode()
 _SPANS_BY_ID = _SPANS.by_id
 
 
