@@ -219,6 +219,20 @@ def test_few_writes_are_compared():
     assert not any(graph.kept for graph in report.graphs), report
 
 
+def test_a_token_is_written_to_a_cache():
+    def write(cache, table, place, new):
+        cache.index_copy_(1, place, new)
+        table[:, :, place - 9] += 1
+        table[:, place[0]] = new[0, 0, 0]
+        row = table.index_put((place[0] - 2,), new[0, 0, :, None], accumulate=True)
+        return row, cache[:, place[0]].exp()
+
+    for at in ([3], [3, 2]):
+        place, new = torch.tensor(at), torch.randn(2, len(at), 4)
+        args = torch.randn(2, 9, 4), torch.randn(3, 9, 4).mT, place, new
+        assert not operators(check(write, *args))[1]
+
+
 def test_gradients_of_distances():
     """Rows that are equal have none."""
     x, y = torch.randn(2, 5, 3, requires_grad=True), torch.randn(4, 3)

@@ -18,23 +18,23 @@ abs acos acosh add addcdiv addcmul addmm all amax amin any argmax argmin asin as
 baddbmm bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bmm
 cat cdist ceil clamp clamp_max clamp_min clone constant_pad_nd copysign cos cosh cross cummax cummin
 cumprod cumsum diagonal diagonal_scatter dist div dot eq erf exp exp2 expand expm1 fill flip floor
-floor_divide fmax fmin fmod full_like gather ge gt hypot index_select isfinite isinf isnan ldexp le
-log log10 log1p log2 log_softmax logical_and logical_not logical_or logical_xor logcumsumexp
-logsumexp lt masked_fill matmul max maximum mean min minimum mm mul mv nan_to_num native_layer_norm
-ne neg nn.functional.adaptive_avg_pool2d nn.functional.adaptive_avg_pool3d
-nn.functional.adaptive_max_pool1d nn.functional.adaptive_max_pool2d
-nn.functional.adaptive_max_pool3d nn.functional.avg_pool1d nn.functional.avg_pool2d
-nn.functional.avg_pool3d nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d
-nn.functional.conv_transpose1d nn.functional.conv_transpose2d nn.functional.conv_transpose3d
-nn.functional.cross_entropy nn.functional.elu nn.functional.embedding nn.functional.gelu
-nn.functional.grid_sample nn.functional.group_norm nn.functional.hardtanh nn.functional.interpolate
-nn.functional.layer_norm nn.functional.leaky_relu nn.functional.linear nn.functional.max_pool1d
-nn.functional.max_pool2d nn.functional.max_pool3d nn.functional.mse_loss nn.functional.nll_loss
-nn.functional.pad nn.functional.relu nn.functional.rms_norm nn.functional.silu
-nn.functional.softplus nn.functional.unfold norm permute pow prod reciprocal remainder repeat roll
-round rsqrt rsub scatter scatter_add select_scatter sgn sigmoid sign signbit sin sinh slice_scatter
-softmax split sqrt square squeeze stack sub sum t tan tanh tile topk transpose tril triu true_divide
-trunc unbind unfold unsqueeze var var_mean where
+floor_divide fmax fmin fmod full_like gather ge gt hypot index_add index_copy index_fill index_put
+index_select isfinite isinf isnan ldexp le log log10 log1p log2 log_softmax logcumsumexp logical_and
+logical_not logical_or logical_xor logsumexp lt masked_fill matmul max maximum mean min minimum mm
+mul mv nan_to_num native_layer_norm ne neg nn.functional.adaptive_avg_pool2d
+nn.functional.adaptive_avg_pool3d nn.functional.adaptive_max_pool1d
+nn.functional.adaptive_max_pool2d nn.functional.adaptive_max_pool3d nn.functional.avg_pool1d
+nn.functional.avg_pool2d nn.functional.avg_pool3d nn.functional.conv1d nn.functional.conv2d
+nn.functional.conv3d nn.functional.conv_transpose1d nn.functional.conv_transpose2d
+nn.functional.conv_transpose3d nn.functional.cross_entropy nn.functional.elu nn.functional.embedding
+nn.functional.gelu nn.functional.grid_sample nn.functional.group_norm nn.functional.hardtanh
+nn.functional.interpolate nn.functional.layer_norm nn.functional.leaky_relu nn.functional.linear
+nn.functional.max_pool1d nn.functional.max_pool2d nn.functional.max_pool3d nn.functional.mse_loss
+nn.functional.nll_loss nn.functional.pad nn.functional.relu nn.functional.rms_norm
+nn.functional.silu nn.functional.softplus nn.functional.unfold norm permute pow prod reciprocal
+remainder repeat roll round rsqrt rsub scatter scatter_add select_scatter sgn sigmoid sign signbit
+sin sinh slice_scatter softmax split sqrt square squeeze stack sub sum t tan tanh tile topk
+transpose tril triu true_divide trunc unbind unfold unsqueeze var var_mean where
 """.split()
 # equal elements: which of their indices comes first is open
 TIES = {("topk", torch.int64), ("topk", torch.bfloat16)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.formula.front.values import same
@@ -58,35 +58,58 @@ def gather(x: Any, dim: int, indices: Any, *, sparse_grad: bool = False, out: An
     return _checked(x, found, [(indices, x.shape[along])])
 
 
-@lower("scatter.src scatter.value scatter_add.default", POINTWISE)
-def scatter(x: Any, dim: int, indices: Any, source: Any, *, out: Any) -> Any:
-    """Where few are written along an axis, each element looks which of them is its own."""
-    along = dim % x.ndim
-    count = indices.shape[along]
+def _written(x: Any, along: int, count: Any, read: Callable[..., Any], sums: bool) -> Any:
+    """`x` where few are written along an axis: each element looks which of them is its own. `read`
+    gives the place of one, what is written there, and further conditions."""
     if not isinstance(count, int) or count > FEW:
         raise CompileError(
             "it writes at places that data say, which no formula does", fix="write fewer"
         )
     if not x.dtype.is_float:
         raise CompileError(_NO_NAN, fix="write floats")
-    sums = "add" in out.name
-    pairs = enumerate(zip(indices.shape, x.shape, strict=True))
-    part = [d for d, (a, b) in pairs if d != along and not same(a, b)]
 
     def element(*i: Any) -> Any:
         found = x[i]
         for n in range(count):
-            at = (*i[:along], n, *i[along + 1 :])
-            place = tm.item(indices, at)
-            new = tm.item(source, at) if hasattr(source, "dtype") else source
-            new = found + new if sums else new
-            new = tm.where(inside([place], [x.shape[along]]), new, math.nan)
-            own = tm.equal(place, i[along]) | ~inside([place], [x.shape[along]])
-            own = all_of([own, *(i[d] < indices.shape[d] for d in part)])
+            place, new, others = read((*i[:along], n, *i[along + 1 :]))
+            there = inside([place], [x.shape[along]])
+            new = tm.where(there, found + new if sums else new, math.nan)
+            own = all_of([tm.equal(place, i[along]) | ~there, *others])
             found = tm.where(own, new, found)
         return found
 
     return tm.array(x.shape, element)
+
+
+@lower("scatter.src scatter.value scatter_add.default", POINTWISE)
+def scatter(x: Any, dim: int, indices: Any, source: Any, *, out: Any) -> Any:
+    along = dim % x.ndim
+    pairs = enumerate(zip(indices.shape, x.shape, strict=True))
+    part = [d for d, (a, b) in pairs if d != along and not same(a, b)]
+
+    def read(at: Any) -> Any:
+        new = tm.item(source, at) if hasattr(source, "dtype") else source
+        return tm.item(indices, at), new, [at[d] < indices.shape[d] for d in part]
+
+    return _written(x, along, indices.shape[along], read, "add" in out.name)
+
+
+@lower("index_put.default _unsafe_index_put.default", POINTWISE)
+def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """Of one axis, as a cache that a token is written to."""
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    along, places = given[0]
+    if len(given) > 1 or places.dtype.is_bool or places.ndim > 1:
+        raise CompileError("it writes at places of several axes", fix="write along one")
+    count, extent = (*places.shape, 1)[0], x.shape[along]
+    values = tm.broadcast_to(values, (*x.shape[:along], *places.shape, *x.shape[along + 1 :]))
+
+    def read(at: Any) -> Any:
+        place = tm.item(places, at[along : along + 1] if places.ndim else ())
+        own = at if places.ndim else (*at[:along], *at[along + 1 :])
+        return tm.where(place < 0, place + extent, place), tm.item(values, own), []
+
+    return _written(x, along, count, read, accumulate)
 
 
 @lower("grid_sampler_2d.default", GATHER)
