@@ -77,3 +77,12 @@ def test_modules_have_no_other_names():
 
 def test_dimensions_that_no_index_holds_stay_apart():
     assert "T.tile(I, I)" in tw.math(lambda x: tm.zeros((1 << 16, 1 << 16)) + x[0, 0]).tile(X)
+
+
+def test_what_is_too_deep_for_pythons_stack_says_so():
+    def endless(x):
+        return endless(x)
+
+    with pytest.raises(CompileError, match="endless is too deep") as caught:
+        tw.math(endless)(X)
+    assert f"{__file__}:" in str(caught.value) and "fix:" in str(caught.value)

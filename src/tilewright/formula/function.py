@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import compress
 from math import prod
 from typing import Any, TypeAlias
@@ -246,8 +247,22 @@ class MathFunction:
                 fix="call it with NumPy, PyTorch or JAX arrays; numbers are constants of a formula",
                 code="arguments",
             )
-        formula, tree = self.traced(kinds, call)
-        return Made(formula, self.target, self.schedule, tree=tree, plan=self.planned)
+        with _of_some_depth(self.__name__):  # type: ignore[attr-defined]
+            formula, tree = self.traced(kinds, call)
+            return Made(formula, self.target, self.schedule, tree=tree, plan=self.planned)
+
+
+@contextmanager
+def _of_some_depth(name: str) -> Iterator[None]:
+    """A formula that Python's stack can follow."""
+    try:
+        yield
+    except RecursionError as error:
+        raise CompileError(
+            f"{name} is too deep: hundreds of folds in a row, or it calls itself without end",
+            fix="compute it in several functions, the arrays between them as arguments",
+            code="too-large",
+        ) from error
 
 
 def _type_of(name: str, array: Any) -> Any:
@@ -306,10 +321,11 @@ class Made:
     def found(self) -> Found:
         """What was decided, and the program."""
         target, whole = default_target(self.target), without_empty(self.formula)
-        if self.planned is None:
-            return search(whole, self.normal, self.kept, target)
-        at = decided(whole, self.normal, self.planned.decisions)
-        return written(at, self.kept, rates_of(target))
+        with _of_some_depth(self.formula.name):
+            if self.planned is None:
+                return search(whole, self.normal, self.kept, target)
+            at = decided(whole, self.normal, self.planned.decisions)
+            return written(at, self.kept, rates_of(target))
 
     def plan(self) -> Plan:
         target = self._planned_for()
