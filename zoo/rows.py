@@ -10,7 +10,7 @@ for one, it is walked in pieces, twice.
 What a kernel reads beside its rows comes from the L2 cache for each of them once it does not fit
 the L1 cache. There, clusters stay: each block keeps its part of that in shared memory and takes a
 row after the other, in whose place the next one is loaded as soon as the row lies in registers.
-Clusters draw their rows from a counter, in the order of memory: dealt out in turn they drift apart,
+Clusters draw their rows from a counter, in the order of memory: assigned in turn they drift apart,
 which costs 5 % of a copy's speed.
 """
 

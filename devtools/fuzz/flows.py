@@ -223,7 +223,7 @@ class Flows(Stage):
         return self.launched(b, body)
 
     def finished(self, b: Block, c: Tile) -> list[Stmt]:
-        """A product goes out by a nest, on conditions that keep what else it reads inside."""
+        """A product goes out by a map, on conditions that keep what else it reads inside."""
         r = self.r
         m, n = c.shape
         block = b.axes[0]

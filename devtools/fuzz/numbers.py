@@ -192,8 +192,8 @@ class Numbers:
                 add = Stmt(f"T.atomic_add({out}[i], T.cast({value}, 'float32'))")
                 inner.append(Stmt(f"if {cond}:", body=(add,)))
                 end = []
-        nest = Stmt(f"for i in T.Parallel({WIDE}):", body=tuple(inner))
-        stmts = [Stmt(f"{scalar} = K[{r.randint(0, 3)}]"), nest, *end]
+        map_ = Stmt(f"for i in T.Parallel({WIDE}):", body=tuple(inner))
+        stmts = [Stmt(f"{scalar} = K[{r.randint(0, 3)}]"), map_, *end]
         tensor = Tensor(out, (str(WIDE),), dtype, data=f"np.zeros({WIDE})")
         total = Tile(f"s{at}", "fragment", ("1",), "int32")
         return tensor, [Tile(tile, space, (str(WIDE),), dtype), total], stmts

@@ -92,7 +92,7 @@ class Ports(Flows):
         at = r.choice(
             [f"{i} + {s} * {high}", f"{s} * {high} + {i}", f"{rows - 1} - {s} * {high} - {i}"]
         )
-        way = r.choice(["nest", "nest", "guard", "copy"])
+        way = r.choice(["map", "map", "guard", "copy"])
         load = Stmt(f"T.copy({a.name}, {f.name})", effect=("copy", a.name, f.name, True))
         moved = ("copy", f.name, half.name, False)
         if way == "copy":

@@ -182,10 +182,10 @@ class Maker(Scenes):
 
     def fill_whole(self, b: Block, tile: Tile) -> list[Stmt]:
         """Data for a whole tile."""
-        kind = self.v.pick(copy=4, fill=1.5, nest=2)
+        kind = self.v.pick(copy=4, fill=1.5, map=2)
         found = self.copy_in(b, tile, whole=True) if kind == "copy" else None
-        if kind == "nest":
-            found = self.nest(b, tile, whole=True)
+        if kind == "map":
+            found = self.map(b, tile, whole=True)
         if found is None:
             found = self.fill(b, tile, whole=True)
         b.ready.add(self.root(b, tile))
@@ -200,7 +200,7 @@ class Maker(Scenes):
                 body.append(self.dump(b, tile, axes))
         for part in b.parts:
             if part.tensor.scratch or r.random() < 0.5:
-                body.append(self.nest_out(b, part, whole=part.tensor.scratch))
+                body.append(self.map_out(b, part, whole=part.tensor.scratch))
         return body
 
     def dump(self, b: Block, tile: Tile, axes: list[tuple[Index, str]]) -> Stmt:
@@ -220,7 +220,7 @@ class Maker(Scenes):
     def statement(self, b: Block) -> list[Stmt]:
         deep = b.depth < 2
         kind = self.favour(
-            copy_in=2, copy=2, fill=0.7, nest=4, nest_out=1.2, gemm=4.0 * bool(b.products),
+            copy_in=2, copy=2, fill=0.7, map=4, map_out=1.2, gemm=4.0 * bool(b.products),
             reduce=2, scan=0.8, transpose=0.5, loop=2.6 * deep, whilst=0.5 * deep, when=1 * deep,
             var=0.8 * bool(b.names), count=2.5 * bool(b.counters), threads=1.2, copy_out=1.0,
             mixed=0.3, copy_back=0.4, tally=0.7, seen_as=1.0, again=0.6, both=0.7,

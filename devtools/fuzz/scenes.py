@@ -36,7 +36,7 @@ class Scenes(Ports):
     # ── branches ─────────────────────────────────────────────────────────────────────────────
 
     def scene_branches(self) -> Launch:
-        """Nests that read and, on conditions, write elements that are theirs: of tensors, of
+        """Maps that read and, on conditions, write elements that are theirs: of tensors, of
         tiles, under one name or two."""
         r = self.r
         b, body = self.setting(), list[Stmt]()
@@ -48,8 +48,8 @@ class Scenes(Ports):
         ]
         k = self.fresh("k")
         if not streamed:
-            nests = [self.branching(b, shape, cells) for _ in range(r.choice([1, 1, 2, 3]))]
-            return self.launched(b, [*body, *self.around(b, nests)])
+            maps = [self.branching(b, shape, cells) for _ in range(r.choice([1, 1, 2, 3]))]
+            return self.launched(b, [*body, *self.around(b, maps)])
         reel = self.reel(b)
         dtype = self.kind_of()
         stream = self.stream(b, reel, shape if len(shape) < 3 else (shape[0], shape[2]), dtype)
@@ -107,7 +107,7 @@ class Scenes(Ports):
         return found
 
     def branching(self, b: Block, shape: tuple[str, ...], cells: list[Cell]) -> Stmt:
-        """A nest over all elements."""
+        """A map over all elements."""
         points = self.points(shape)
         site = Site(points, b.axes + b.loops, [], list(b.inputs), names=list(b.names))
         count = len(cells) if self.r.random() < 0.5 else self.r.randint(1, len(cells))
@@ -289,9 +289,9 @@ class Scenes(Ports):
             return self.out_and_back(b, one, k)
         if kind == "write":  # by one name, to be read by another
             value = self.small(self.read(one, own), one.dtype)
-            nest = self.each(b, one, "{0}", value)
+            map_ = self.each(b, one, "{0}", value)
             cond = r.choice(["", "", f"{k} % 2 == 0"])
-            return [Stmt(f"if {cond}:", body=(nest,)) if cond else nest]
+            return [Stmt(f"if {cond}:", body=(map_,)) if cond else map_]
         if kind == "reduce" and len(one.shape) == 2:
             dim = r.randrange(2)
             line = self.tile(b, (one.shape[1 - dim],), one.dtype, r.choice(["fragment", "shared"]))
@@ -308,7 +308,7 @@ class Scenes(Ports):
         return [self.kept(b, total, self.read(one, own, wide))]
 
     def out_and_back(self, b: Block, tile: Tile, k: str) -> list[Stmt]:
-        """An output of two names: written by one, read by the other, in one nest or in two."""
+        """An output of two names: written by one, read by the other, in one map or in two."""
         r = self.r
         block = b.axes[0]
         blocks = self.size(block.most + 1)
@@ -424,7 +424,7 @@ class Scenes(Ports):
 
     def scene_ends(self) -> Launch:
         """Tensors of one row whose sizes, known at launch, are around those of tiles and vectors:
-        moved by nests and by copies, under guards that say what their ends do or something else."""
+        moved by maps and by copies, under guards that say what their ends do or something else."""
         r = self.r
         b, body = self.setting(), list[Stmt]()
         tile = r.choice([64, 128, 256, 512, 1024, 96])

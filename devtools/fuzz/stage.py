@@ -1,4 +1,4 @@
-"""What scenes are written with: a block, tiles that hold data, nests, loops, results."""
+"""What scenes are written with: a block, tiles that hold data, maps, loops, results."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ class Stage(Rings):
         b.tiles.append(found)
         return found
 
-    # ── nests ────────────────────────────────────────────────────────────────────────────────
+    # ── maps ────────────────────────────────────────────────────────────────────────────────
 
     def each(
         self, b: Block, tile: Tile, value: str, *kids: Ex, size: float = 0.0, whole: bool = True
     ) -> Stmt:
-        """A nest that writes a whole tile: `value` of `kids`, whose texts have `{i}`, `{j}` …"""
+        """A map that writes a whole tile: `value` of `kids`, whose texts have `{i}`, `{j}` …"""
         points = self.points(tile.shape)
         names = dict(zip("ijkl", (p.name for p in points), strict=False))
         at = ", ".join(p.name for p in points)

@@ -70,18 +70,18 @@ class Maker(Terms):
         own = [n for n, a in self.params.items() if a.holds == "own" + str(self.grid)]
         if choice == 0 and self.grid:
             return self.in_place(r.choice(own) if own else None)
-        if choice <= 3 and self.nest < 2:
+        if choice <= 3 and self.depth < 2:
             return self.loop()
-        if choice == 4 and self.nest < 3:
+        if choice == 4 and self.depth < 3:
             return self.branch()
         if choice == 12:
             return self.atomic()
-        if choice == 6 and self.nest < 2:
+        if choice == 6 and self.depth < 2:
             return self.chain()
-        if choice == 7 and self.grid and self.nest == 0 and self.chance(0.5):
+        if choice == 7 and self.grid and self.depth == 0 and self.chance(0.5):
             return self.moved()
         if choice == 5:
-            there = [n for n, t in self.names.items() if t.dims and n[0] == "v" and self.nest == 0]
+            there = [n for n, t in self.names.items() if t.dims and n[0] == "v" and self.depth == 0]
             if there:
                 name = r.choice(there)
                 old = self.names[name]
@@ -111,7 +111,7 @@ class Maker(Terms):
         read = f"{old} = " + r.choice((f"T.load({place})", place))
         value = self.cut(self.expr(self.narrower(dims), 2, kind, True), 9)
         self.names[old] = Term(old, dims, array.dtype, LARGE)
-        if self.nest:
+        if self.depth:
             store = f"{place} = {value.text}"
         else:
             store = r.choice((f"{place} = {value.text}", f"{place} += {value.text}"))
@@ -216,7 +216,7 @@ class Maker(Terms):
     def inner(self, names: list[str], more: Callable[[], list[Any]] | None = None) -> list[Any]:
         """A block: statements, and new values for `names`; what it binds ends with it."""
         before, tiles = dict(self.names), dict(self.tiles)
-        self.nest += 1
+        self.depth += 1
         found: list[Any] = more() if more else []
         for _ in range(self.r.choice((0, 1, 1, 2))):
             found += self.statement()
@@ -225,7 +225,7 @@ class Maker(Terms):
                 found += self.again(name, names)
         if self.chance(0.3):
             found += self.statement()
-        self.nest -= 1
+        self.depth -= 1
         self.names = {n: t for n, t in self.names.items() if n in before}
         self.tiles = {n: s for n, s in self.tiles.items() if n in tiles}
         return found or ["pass"]
@@ -351,7 +351,7 @@ class Maker(Terms):
     def kernel(self) -> list[Any]:
         r = self.r
         axes = r.sample(list(AXES), r.choice((0, 1, 1, 2, 2, 3)))
-        self.names, self.tiles, self.grid, self.nest = {}, {}, [], 0
+        self.names, self.tiles, self.grid, self.depth = {}, {}, [], 0
         spans: list[str] = []
         order = [*axes, *["b"] * self.chance(0.35 if axes else 0.8)][:3]
         r.shuffle(order)

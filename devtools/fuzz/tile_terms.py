@@ -79,7 +79,7 @@ class Terms:
     tiles: dict[str, str] = field(default_factory=dict)  # open tile indices: their size, or ""
     grid: list[str] = field(default_factory=list)
     made: int = 0
-    nest: int = 0
+    depth: int = 0
 
     def fresh(self, letter: str) -> str:
         self.made += 1

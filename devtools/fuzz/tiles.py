@@ -6,13 +6,13 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from devtools.fuzz.nests import Nests
+from devtools.fuzz.maps import Maps
 from devtools.fuzz.recipe import Ex, Stmt, Tile, is_float
 from devtools.fuzz.values import Index
 from devtools.fuzz.workshop import Block
 
 
-class Tiles(Nests):
+class Tiles(Maps):
     """Statements that move and combine tiles."""
 
     def region(self, tile: Tile, whole: bool) -> tuple[str, list[str]]:
@@ -148,7 +148,7 @@ class Tiles(Nests):
         seen = Tile(self.fresh("v"), space, shape, src.dtype, of=base.name)
         b.tiles.append(seen)
         if r.random() < 0.6:
-            body.append(self.nest(b, seen))
+            body.append(self.map(b, seen))
         elif src.dtype != "bool":
             body += self.reduce(b, seen)
         return body
@@ -203,7 +203,7 @@ class Tiles(Nests):
             across = r.choice([s for s in self.pool if self.v.extent(s) <= 64] or [self.one()])
             shape = (across, kept) if r.random() < 0.5 else (kept, across)
             other = self.tile(b, shape, src.dtype, "fragment")
-            fill = self.nest(b, other, whole=True)
+            fill = self.map(b, other, whole=True)
             b.ready.add(other.name)
             at = 0 if shape[0] == across and shape[1] == kept else 1
             word, effect = "max", ("most", other.name, row.name, False)
@@ -213,7 +213,7 @@ class Tiles(Nests):
                         effect=effect)  # fmt: skip
             return [first, fill, more]
         beside = self.tile(b, (kept,), src.dtype, "fragment")
-        fill = self.nest(b, beside, whole=True)
+        fill = self.map(b, beside, whole=True)
         b.ready.add(beside.name)
         points = self.points((kept,))
         spot = points[0].name
@@ -253,7 +253,7 @@ class Tiles(Nests):
         b.loops.pop()
         body = [s for s in copies if s is not None]
         if r.random() < 0.2:
-            body.append(self.nest(b, a))
+            body.append(self.map(b, a))
         body.append(replace(product, head=product.head.replace(", clear_accum=True", "")))
         if clear:
             body[-1] = replace(body[-1], effect=(*effect[:-1], False))

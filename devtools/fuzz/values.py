@@ -21,7 +21,7 @@ class Index:
 class Site:
     """What a value may mention where it stands."""
 
-    points: list[Index]  # indices of the nest
+    points: list[Index]  # indices of the map
     uniform: list[Index]  # blocks, loops
     tiles: list[Tile]
     tensors: list[Tensor]

@@ -135,7 +135,7 @@ def _words(text: str) -> list[str]:
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────
 
-# an iteration of a nest for each element, or a thread
+# an iteration of a map for each element, or a thread
 FORMS = {
     "parallel": ("for i in T.Parallel(N):", "    {store}"),
     "threads": (

@@ -59,10 +59,10 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Around:
-    """What an op stands in: its kernel, the index variables of nests around it."""
+    """What an op stands in: its kernel, the index variables of maps around it."""
 
     kernel: Kernel
-    nest: tuple[Var, ...] = ()
+    points: tuple[Var, ...] = ()
 
 
 Change = Callable[[Op, Around], Iterator[Body]]
@@ -94,7 +94,7 @@ def mutants(program: Program) -> Iterator[Mutant]:
 
 
 def _places(op: Op, at: Place, around: Around) -> Iterator[tuple[Place, Op, Around]]:
-    inside = dataclasses.replace(around, nest=op.vars) if isinstance(op, Map) else around
+    inside = dataclasses.replace(around, points=op.vars) if isinstance(op, Map) else around
     for f in marked(op, "body"):
         for index, inner in enumerate(getattr(op, f.name)):
             here = (*at, (f.name, index))
@@ -183,7 +183,7 @@ def shift_index(op: Op, around: Around) -> Iterator[Body]:
 @operator("swap who writes")
 def swap_writers(op: Op, around: Around) -> Iterator[Body]:
     if isinstance(op, Store) and op.buffer.space is not Space.LOCAL:
-        for var in (*around.nest, *around.kernel.thread_vars):
+        for var in (*around.points, *around.kernel.thread_vars):
             if any(var in variables(i) for i in op.indices):
                 half = binary("//", var, 2)
                 yield (_with(op, indices=tuple(_swap(i, var, half) for i in op.indices)),)

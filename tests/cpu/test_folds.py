@@ -1,4 +1,4 @@
-"""Reductions that are folded into the nest before them, and those that must not be."""
+"""Reductions that are folded into the map before them, and those that must not be."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from tests.cpu.common import check, draw
 from tests.cpu.test_tiles import program
 from tilewright.ir.text import parse_program
 from tilewright.passes.canonicalize.rules import expand_copies
-from tilewright.targets.cpu.emit_nest import Folded, paired
+from tilewright.targets.cpu.emit_map import Folded, paired
 
 HEAD = """
     alloc x: float32[8, 32] fragment
@@ -76,7 +76,7 @@ def test_apart(case):
 @pytest.mark.parametrize("columns", [2, 5, 31, 32, 48, 100])
 @pytest.mark.parametrize("kind", ["float16", "float32", "int32"])
 def test_rows_of_any_length(columns, kind):
-    """Where rows are not whole vectors, or elements lie outside, the reduction follows the nest."""
+    """Where rows are not whole vectors, or elements lie outside, the reduction follows the map."""
     source = program(
         f"""
         alloc x: {kind}[4, {columns}] fragment

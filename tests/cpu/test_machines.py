@@ -8,7 +8,7 @@ import pytest
 
 from tests.cpu.common import check, compiled, draw
 from tests.cpu.test_tiles import gemm_text, program
-from tilewright.targets.cpu import emit_nest, emit_tile, gemm, math, micro_kernel
+from tilewright.targets.cpu import emit_map, emit_tile, gemm, math, micro_kernel
 from tilewright.targets.cpu.host import Host
 
 MACHINES = {
@@ -39,7 +39,7 @@ SOFTMAX = program(
 def pretend(name, monkeypatch):
     """The emitter takes this computer for another, and kernels kept on disk are not for it."""
     monkeypatch.setenv("TILEWRIGHT_CACHE", "0")
-    for module in (emit_nest, emit_tile, gemm, math, micro_kernel):
+    for module in (emit_map, emit_tile, gemm, math, micro_kernel):
         monkeypatch.setattr(module, "host", lambda: MACHINES[name])
 
 

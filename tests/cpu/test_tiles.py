@@ -355,10 +355,10 @@ def test_scans_of_one_row(dim):
     check(text, {"A": draw((9, 40), "int8").astype(np.float32), "C": np.zeros((9, 40), np.float32)})
 
 
-# ── nests, control flow, atomics ─────────────────────────────────────────────────────────────
+# ── maps, control flow, atomics ─────────────────────────────────────────────────────────────
 
 
-def test_nest_with_guards_locals_and_loops():
+def test_map_with_guards_locals_and_loops():
     text = program(
         """
         map (i, j) in (32, 48) {
@@ -377,7 +377,7 @@ def test_nest_with_guards_locals_and_loops():
     )
 
 
-def test_nest_that_gathers_and_permutes():
+def test_map_that_gathers_and_permutes():
     text = program(
         """
         alloc t: float32[16, 24] shared
@@ -392,7 +392,7 @@ def test_nest_that_gathers_and_permutes():
     check(text, args | {"D": np.zeros((16, 24), np.float32)})
 
 
-def test_conditions_that_vary_in_a_nest():
+def test_conditions_that_vary_in_a_map():
     text = program(
         """
         alloc t: int32[40] shared

@@ -36,7 +36,7 @@ def held(n: int) -> Any:
 
 
 def exchanged(n: int) -> Any:
-    """Every nest reads what other threads wrote just before."""
+    """Every map reads what other threads wrote just before."""
 
     @T.prim_func
     def main(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
@@ -119,7 +119,7 @@ def test_fusing() -> None:
 
 
 def test_any_number_of_barriers() -> None:
-    """As many as nests, and each of them is needed."""
+    """As many as maps, and each of them is needed."""
     lowered = lower(exchanged(520).program, CUDA).result
     barriers = [op for op in walk_ops(lowered.kernels) if isinstance(op, Sync)]
     assert len(barriers) >= 519

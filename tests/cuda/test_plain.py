@@ -201,7 +201,7 @@ def check_threads(text, **values):
         np.testing.assert_array_equal(got[name], want[name])
 
 
-def test_one_nest_writes_a_fragment_under_two_names():
+def test_one_map_writes_a_fragment_under_two_names():
     text = """program p {
       param A: float32[8, 32] global
       kernel main grid bx in 1 threads tx in 64 {

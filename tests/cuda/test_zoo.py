@@ -172,7 +172,7 @@ def test_compiles_without_spills(name: str, arch: str):
 
 
 def described(p: Program) -> str:
-    """The layouts of fragments and nests, and the instructions, of a laid-out program."""
+    """The layouts of fragments and maps, and the instructions, of a laid-out program."""
     lines = []
     for op in (op for kernel in p.kernels for op in walk_ops(kernel)):
         if isinstance(op, Alloc) and op.buffer.layout is not None:

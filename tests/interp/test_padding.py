@@ -31,7 +31,7 @@ TAKEN = {
     "alloc y: float32[16, 64] fragment\ncopy s -> y\nreduce max y -> m dim 1" + OUT,
     "through elementwise code": COPY + "map (i, j) in (16, 64) { let v = x[i, j] * 2.0\n"
     "x[i, j] = v + 1.0 }\nreduce max x -> m dim 1" + OUT,
-    "loaded by a nest": HEAD + "map (i, j) in (16, 64) { x[i, j] = X[bx * 16 + i, j] }\n"
+    "loaded by a map": HEAD + "map (i, j) in (16, 64) { x[i, j] = X[bx * 16 + i, j] }\n"
     "reduce max x -> m dim 1" + OUT,
     "a sum of what became of zeros": COPY + "map (i, j) in (16, 64) { x[i, j] = exp(x[i, j]) }\n"
     "reduce sum x -> m dim 1" + OUT,

@@ -226,7 +226,7 @@ program p {
 """
 
 
-def test_nests_of_one_layout_need_no_barrier():
+def test_maps_of_one_layout_need_no_barrier():
     c = np.zeros((8, 8), np.float32)
     run(parse_program(SAME), {"C": c})
     assert (c == 1).all()

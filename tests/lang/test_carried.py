@@ -32,7 +32,7 @@ def test_a_variable_of_each_iteration():
     assert (y == want).all()
 
 
-def test_a_variable_that_nests_only_read():
+def test_a_variable_that_maps_only_read():
     @T.prim_func
     def main(X: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=32):
@@ -74,7 +74,7 @@ def test_a_value_from_the_loop_around_is_refused():
                         Y[i] = v
 
 
-def test_a_nest_in_a_nest_adds_up():
+def test_a_map_in_a_map_adds_up():
     @T.prim_func
     def main(X: T.Tensor((8, 8), "float32"), Y: T.Tensor((8,), "float32")):
         with T.Kernel(1, threads=32):

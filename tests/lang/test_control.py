@@ -147,7 +147,7 @@ def test_builtins_of_run_time_values():
     )
 
 
-def test_parallel_nests_are_one():
+def test_parallel_maps_are_one():
     @T.prim_func
     def f(A: T.Tensor((8, 8), "float32"), n: T.int32):
         with T.Kernel(1):

@@ -10,7 +10,7 @@ from tests.passes.overlap import numbers
 from tilewright import machine
 
 WAYS = (
-    "by the nest",
+    "by the map",
     "through shared memory",
     "a column",
     "by the engine",
@@ -22,7 +22,7 @@ WAYS = (
 
 @tw.jit
 def scaled_product(
-    steps, way="by the nest", block=(128, 64, 64), threads=256, stages=3, tiles=2, known=False
+    steps, way="by the map", block=(128, 64, 64), threads=256, stages=3, tiles=2, known=False
 ):
     """The sum over k of A[k] · B[k], scaled by rows and as a whole; `way`: how scales get there;
     `known`: how many there are, before a launch."""
@@ -68,7 +68,7 @@ def scaled_product(
                             part[i, j] = T.max(part[i, j], 0) * S[i, k]
                         for i, j in T.Parallel(M, N):
                             c[i, j] = c[i, j] * 0.5 + part[i, j]
-                    elif way in ("by the nest", "cleared", "cleared behind"):
+                    elif way in ("by the map", "cleared", "cleared behind"):
                         for i, j in T.Parallel(M, N):
                             c[i, j] += part[i, j] * (S[i, k] * t[n, (k * N + j) // N])
                         if way == "cleared behind":

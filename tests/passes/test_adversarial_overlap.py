@@ -47,8 +47,8 @@ def check(program, target, **given):
 # ── lower_vectors ────────────────────────────────────────────────────────────────────────────
 
 
-def nest(kind):
-    """Nests of one thread block over X, C and D, 64 × 64."""
+def mapped(kind):
+    """Maps of one thread block over X, C and D, 64 × 64."""
 
     @T.prim_func
     def main(
@@ -106,7 +106,7 @@ def nest(kind):
     ],
 )
 def test_vector_accesses(kind):
-    check(nest(kind), HOPPER)
+    check(mapped(kind), HOPPER)
 
 
 # ── multibuffer ────────────────────────────────────────────────────────────────────────────

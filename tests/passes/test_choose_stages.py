@@ -85,7 +85,7 @@ def test_more_than_the_text_says_is_said():
 
 
 def test_loops_share_the_room():
-    """What one loop is given is not there for the next; tiles that nests gather count."""
+    """What one loop is given is not there for the next; tiles that maps gather count."""
 
     @T.prim_func
     def main(

@@ -10,7 +10,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.machine.run import run
-from tilewright.passes.canonicalize.fuse_maps import absorb_loops, forget_tiles, fuse_maps
+from tilewright.passes.canonicalize.fuse_maps import absorb_loops, fuse_maps, promote_tiles
 from tilewright.passes.canonicalize.rules import expand_copies
 from tilewright.passes.lower.split_at_barriers import split_at_barriers
 from tilewright.support.errors import CompileError
@@ -27,7 +27,7 @@ def on_kernels(step):
 
 
 fuse, absorb = on_kernels(fuse_maps), on_kernels(absorb_loops)
-forget = on_kernels(forget_tiles)
+forget = on_kernels(promote_tiles)
 
 
 def program(body, params, threads="tx in 64", grid="bx in 2"):
@@ -66,7 +66,7 @@ def keeps_meaning(before, *steps):
 # ── expand_copies ────────────────────────────────────────────────────────────────────────────
 
 
-def test_copies_fills_and_atomics_become_nests():
+def test_copies_fills_and_atomics_become_maps():
     before = program(
         """
         alloc t: float16[8, 4] shared
@@ -121,7 +121,7 @@ def test_copies_on_barriers_are_refused():
 # ── fuse_maps ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_nests_that_meet_at_one_place_fuse():
+def test_maps_that_meet_at_one_place_fuse():
     before = program(
         """
         alloc t: float32[8, 16] fragment
@@ -146,7 +146,7 @@ def test_nests_that_meet_at_one_place_fuse():
     )
 
 
-def test_tiles_of_one_nest_are_registers():
+def test_tiles_of_one_map_are_registers():
     before = program(
         """
         alloc t: float16[8, 16] fragment
@@ -198,7 +198,7 @@ def test_tiles_that_others_see_stay(body):
     "map (a, b) in (16, 8) { C[b, a] = t[b, a] }",  # another box
     "view v: float32[128] shared of t\nmap (a, b) in (8, 16) { C[a, b] = v[a * 16 + b] }",
 ])  # fmt: skip
-def test_nests_that_do_not_meet_stay_apart(second):
+def test_maps_that_do_not_meet_stay_apart(second):
     before = program(
         f"alloc t: float32[8, 16] shared\nmap (i, j) in (8, 16) {{ t[i, j] = A[i, j] }}\n{second}",
         ["A: float32[8, 16]", "C: float32[8, 16]"],
@@ -243,7 +243,7 @@ def test_dependent_loops_stay(loop):
 # ── split_at_barriers ────────────────────────────────────────────────────────────────────────
 
 
-def test_threads_become_nests_between_barriers():
+def test_threads_become_maps_between_barriers():
     before = program(
         """
         alloc s: float32[64] shared

@@ -1,4 +1,4 @@
-"""Uneven tiles dealt out, to the first block that is free or in waves: lengths and shares."""
+"""Uneven tiles handed out, to the first block that is free or in waves: lengths and shares."""
 
 from __future__ import annotations
 

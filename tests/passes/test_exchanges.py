@@ -363,7 +363,7 @@ class Maker:
         self.names += 1
         return f"{stem}{self.names}"
 
-    def nest(self, layout: str, store: str) -> str:
+    def map(self, layout: str, store: str) -> str:
         i, j = self.fresh("i"), self.fresh("j")
         return f"map ({i}, {j}) in (8, 128) {layout} {{ {store.format(i=i, j=j)} }}\n"
 
@@ -385,16 +385,16 @@ class Maker:
             return rng.choice(["scan sum f -> f dim 1\n", "scan max s -> t dim 1\n",
                                "scan sum t -> t dim 0\n"])  # fmt: skip
         if kind == 6:
-            return self.nest(COLUMNS, "f[{i}, {j}] = f[{i}, {j}] * 3 + m[{i}] - o[{i}]")
+            return self.map(COLUMNS, "f[{i}, {j}] = f[{i}, {j}] * 3 + m[{i}] - o[{i}]")
         if kind == 7:
-            return self.nest(PARTS, "g[{i}, {j}] = g[{i}, {j}] * 5 - n[{i}]")
+            return self.map(PARTS, "g[{i}, {j}] = g[{i}, {j}] * 5 - n[{i}]")
         if kind in (8, 9):
             tile = rng.choice("st")
             return rng.choice([f"copy f -> {tile} atom=threads\n",
                                f"copy g -> {tile} atom=threads\n"])  # fmt: skip
         if kind in (10, 11):
             tile = rng.choice("st")
-            return self.nest(
+            return self.map(
                 COLUMNS, f"f[{{i}}, {{j}}] = f[{{i}}, {{j}}] + {tile}[7 - {{i}}, {{j}}]"
             )
         if kind == 12:

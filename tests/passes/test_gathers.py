@@ -1,4 +1,4 @@
-"""Nests that gather: ahead by `cp.async`, the same numbers, and what keeps a nest from it."""
+"""Maps that gather: ahead by `cp.async`, the same numbers, and what keeps a map from it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def scheduled(program, target):
 
 
 def gathers(program):
-    """Nests by `cp.async`, and whether a producer runs them."""
+    """Maps by `cp.async`, and whether a producer runs them."""
     inside = {id(op) for r in walk_ops(program.kernels[0]) if isinstance(r, Role)
               for op in walk_ops(r.body) if r.name == "producer"}  # fmt: skip
     found = [op for op in walk_ops(program.kernels[0]) if isinstance(op, Map) and op.atom]
@@ -346,7 +346,7 @@ def races(mutant, given, target):
 
 
 def in_the_loop(what):
-    """A nest that must stay where it is."""
+    """A map that must stay where it is."""
 
     @T.prim_func
     def main(
@@ -469,7 +469,7 @@ def test_it_arrives_at_the_wait():
 @pytest.mark.parametrize(
     "value", ["X[i, j] * X[i, j]", "X[i, j] if i > 2 else 1.0", "X[j, i] + 0.5"]
 )
-def test_other_nests_have_no_atom(value):
+def test_other_maps_have_no_atom(value):
     with pytest.raises(VerifyError, match="atom cp_async does not serve this map"):
         verify(tile(value), Stage.TILE)
 

@@ -1,4 +1,4 @@
-"""Rows of numbers that nests load themselves: the same numbers without meetings; what stays."""
+"""Rows of numbers that maps load themselves: the same numbers without meetings; what stays."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ ROWS = 'layout="frag{tile=(16,64) tv=(128,8):(8,1)}"'
     ],
 )
 @pytest.mark.parametrize("tile", ["s", "Y"])
-def test_stores_of_a_nest_that_meet_in_another_iteration(tile, turns, first, second, syncs):
+def test_stores_of_a_map_that_meet_in_another_iteration(tile, turns, first, second, syncs):
     """Each of them comes to other rows in every iteration, but to some where the other was."""
     body = f"""for k in 0 .. {turns} {{
       map (i, j) in (16, 64) {ROWS} {{

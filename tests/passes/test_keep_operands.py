@@ -43,7 +43,7 @@ def chain(kind="copy", M=128, N=64, D=64, threads=256, dtype="float16", stages=2
                 T.copy(B[k * N, 0], b)
                 T.copy(V[k * N, 0], v)
                 T.gemm(a, b, s, transpose_B=True, clear_accum=True)
-                if kind == "nest":
+                if kind == "map":
                     T.reduce_max(s, row, dim=1)
                     for i, j in T.Parallel(M, N):
                         p[i, j] = T.if_then_else(i >= j, s[i, j] - row[i] / 2, 0)
@@ -75,7 +75,7 @@ def chain(kind="copy", M=128, N=64, D=64, threads=256, dtype="float16", stages=2
 
 CASES = [
     ({}, True),
-    ({"kind": "nest"}, True),
+    ({"kind": "map"}, True),
     ({"threads": 128}, True),
     ({"M": 192, "threads": 384, "dtype": "bfloat16"}, True),
     ({"M": 64, "D": 128}, False),  # two warpgroups share its rows

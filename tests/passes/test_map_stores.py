@@ -1,4 +1,4 @@
-"""Elements of fragments that the text stores to outside nests, and tiles that it never uses."""
+"""Elements of fragments that the text stores to outside maps, and tiles that it never uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads of nests in pipelined loops, one iteration early: the same numbers, and when not."""
+"""Loads of maps in pipelined loops, one iteration early: the same numbers, and when not."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def test_a_vector_and_a_number_are_early():
 def test_a_tile_is_early():
     registers = HOPPER.choosing(async_gathers=False)
     found = prefetch_loads(windows(), registers)
-    nests = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Map)]
-    assert len(nests) == 3 and early(windows(), registers) == ["early"]
+    maps = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Map)]
+    assert len(maps) == 3 and early(windows(), registers) == ["early"]
     assert early(windows()) == []  # it runs ahead by itself
 
 

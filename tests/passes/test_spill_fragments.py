@@ -92,7 +92,7 @@ def test_what_a_copy_brings_is_asked_for_in_its_tensor():
     found = map_kernels(masked_sum(), lambda kernel: spill_fragments(kernel, CUDA))
     assert "flags" not in fragments(found)
     found = map_kernels(masked_sum("read"), lambda kernel: spill_fragments(kernel, CUDA))
-    assert fragments(found)["flags"] is Space.FRAGMENT  # for the nest
+    assert fragments(found)["flags"] is Space.FRAGMENT  # for the map
     found = map_kernels(masked_sum("computed"), lambda kernel: spill_fragments(kernel, CUDA))
     assert fragments(found)["flags"] is Space.SHARED
 

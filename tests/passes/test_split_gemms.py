@@ -29,7 +29,7 @@ def test_the_same_numbers(way):
             results(with_atom(stage(trace, "split_gemms"), None), args), want
         )
         np.testing.assert_array_equal(results(stage(trace), args, explicit=True), want)
-    if way == "by the nest":
+    if way == "by the map":
         np.testing.assert_array_equal(results(trace.result, args, threads=True), want)
 
 

@@ -104,14 +104,14 @@ def guards(op: Op) -> int:
     return sum(
         isinstance(inner, If)
         + sum(isinstance(node, Select) for e in expressions(inner) for node in walk(e))
-        for nest in walk_ops(op)
-        if isinstance(nest, Map)
-        for inner in walk_ops(nest.body)
+        for map_ in walk_ops(op)
+        if isinstance(map_, Map)
+        for inner in walk_ops(map_.body)
     )
 
 
 def asking(given: Program, **values: int) -> list[tuple[int, bool]]:
-    """The iterations of the loop, and whether its nests ask for guards in them."""
+    """The iterations of the loop, and whether its maps ask for guards in them."""
     kernel: Kernel = given.kernels[0]
     known: dict[str, Expr] = {name: Const(v, kernel.blocks[0].dtype) for name, v in values.items()}
 
@@ -141,12 +141,12 @@ def asking(given: Program, **values: int) -> list[tuple[int, bool]]:
 
 
 def branches(given: Program) -> list[If]:
-    """The questions asked in front of nests."""
+    """The questions asked in front of maps."""
     return [op for op in walk_ops(given.kernels[0]) if asked_first(op)]
 
 
 def asked_first(op: Op) -> TypeGuard[If]:
-    """A question about the loop's counter in front of a nest."""
+    """A question about the loop's counter in front of a map."""
     return (
         isinstance(op, If)
         and any(isinstance(inner, Map) for inner in (*op.then, *op.orelse))
@@ -170,7 +170,7 @@ bounds = (
 
 
 def sum_of(parts: tuple[int, ...]) -> str:
-    names = ("k", "i@", "j@", "bx", "n")  # @: the number of the nest
+    names = ("k", "i@", "j@", "bx", "n")  # @: the number of the map
     return " + ".join([f"{name} * ({c})" for name, c in zip(names, parts, strict=False)])
 
 
@@ -432,7 +432,7 @@ def test_whatever_else_the_loop_does(beside):
     assert len(branches(after)) == 1
 
 
-def test_nests_have_questions_of_their_own():
+def test_maps_have_questions_of_their_own():
     first = GUARDED.format(cond="k * 5 + j < n")
     second = "map (a, b) in (4, 5) { if k >= bx + a { F[a, b] = F[a, b] + 2 } }"
     after = check_same(assuming(program(f"{first}\n{second}")))

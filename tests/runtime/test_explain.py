@@ -34,12 +34,12 @@ def test_text_is_golden(name):
     assert path.read_text() == told
 
 
-def outside_nests(body):
+def outside_maps(body):
     for op in body:
         yield op
         if not isinstance(op, Map):
             for inner in bodies(op):
-                yield from outside_nests(inner)
+                yield from outside_maps(inner)
 
 
 @pytest.mark.parametrize("arch", TARGETS)
@@ -51,10 +51,10 @@ def test_every_op_has_an_entry(name, arch):
     laid = trace.after("place_shared").kernels
     for kernel, after, found in zip(trace[0].program.kernels, laid, told["kernels"], strict=True):
         lines = {(op["file"], op["line"]) for op in found["ops"]}
-        for op in outside_nests(kernel.body):
+        for op in outside_maps(kernel.body):
             assert (op.loc.file, op.loc.line) in lines, op
         texts = [op["text"] for op in found["ops"]]
-        for op in outside_nests(after.body):
+        for op in outside_maps(after.body):
             if isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.FRAGMENT):
                 text = f"{op.buffer.space.value} {op.buffer.name}: "
                 (entry,) = (o for o in found["ops"] if o["text"].startswith(text))
@@ -102,9 +102,9 @@ def test_reasons():
         "fragment z": f"follows y through the elementwise loop at line {first + 10}, "
         "where it is written",
     }
-    (nest,) = entries(kernel, "map")
-    assert nest["choices"]["why"] == "follows y, which it reads"
-    assert nest["source"] == "for i, j in T.Parallel(32, 64):"
+    (map_,) = entries(kernel, "map")
+    assert map_["choices"]["why"] == "follows y, which it reads"
+    assert map_["source"] == "for i, j in T.Parallel(32, 64):"
 
 
 CONFLICTS = """program p {

@@ -28,37 +28,37 @@ def actors() -> list[int]:
 
 
 def test_ray_is_an_extra(monkeypatch):
-    from tilewright.tune.cluster import RayCrew
+    from tilewright.tune.cluster import RayPool
 
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(RunError, match="needs ray"):
-        RayCrew("local")
+        RayPool("local")
 
 
 def test_nothing_is_lost_with_a_worker(monkeypatch, tmp_path):
     pytest.importorskip("ray")
-    from tilewright.tune.cluster import RayCrew
+    from tilewright.tune.cluster import RayPool
 
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(measured, "_here", {})
-    crew = RayCrew("local")
+    pool = RayPool("local")
     killed: list[int] = []
 
     class Killing:
-        """The crew, with an actor killed when the first candidates and the finals are there."""
+        """The pool, with an actor killed when the first candidates and the finals are there."""
 
         def __getattr__(self, name):
-            return getattr(crew, name)
+            return getattr(pool, name)
 
         def load(self, jobs, inputs):
-            for each in crew.load(jobs, inputs):
+            for each in pool.load(jobs, inputs):
                 self.kill()
                 yield each
 
         def times(self, names, rounds, burst):
             if rounds > 3 and len(killed) < 2:
                 self.kill(True)
-            return crew.times(names, rounds, burst)
+            return pool.times(names, rounds, burst)
 
         def kill(self, again=False):
             if again or not killed:
@@ -66,9 +66,9 @@ def test_nothing_is_lost_with_a_worker(monkeypatch, tmp_path):
                 os.kill(killed[-1], signal.SIGKILL)
 
     try:
-        found = tune(picked, {}, SIZES, most=6, crew=Killing())
+        found = tune(picked, {}, SIZES, most=6, pool=Killing())
     finally:
-        crew.close()
+        pool.close()
         forget(picked)
     names = [str(candidate) for candidate, _ in found.times[0]]
     assert len(killed) == 2 and not found.failures

@@ -41,7 +41,7 @@ SIZES = {"M": 512, "N": 512, "K": 512}
 
 
 class Told:
-    """A crew that says how long a candidate takes by its name, and which go wrong."""
+    """A pool that says how long a candidate takes by its name, and which go wrong."""
 
     def __init__(self, seconds, wrong=lambda name: ""):
         self.seconds, self.wrong = seconds, wrong
@@ -92,7 +92,7 @@ def wide(name):
 
 
 def test_the_fastest_is_chosen_by_later_calls_and_other_processes(monkeypatch):
-    found = tune(product, {}, SIZES, crew=Told(wide))
+    found = tune(product, {}, SIZES, pool=Told(wide))
     best, seconds = found.times[0][0]
     assert dict(best.tiles)["n"] == 256 and seconds == wide(str(best))
     assert found.gain > 2 and found.is_kept
@@ -105,28 +105,28 @@ def test_the_fastest_is_chosen_by_later_calls_and_other_processes(monkeypatch):
 
 
 def test_what_is_near_the_best_is_tried_as_long_as_that_gains():
-    crew = Told(wide)
-    found = tune(product, {}, SIZES, crew=crew, most=7)
-    assert found.tried > 7 and crew.loaded.index(str(found.times[0][0][0])) >= 7
+    pool = Told(wide)
+    found = tune(product, {}, SIZES, pool=pool, most=7)
+    assert found.tried > 7 and pool.loaded.index(str(found.times[0][0][0])) >= 7
     alike = Told(lambda name: 1.0)
-    assert tune(product, {}, {**SIZES, "K": 64}, crew=alike, most=4).tried == 4
+    assert tune(product, {}, {**SIZES, "K": 64}, pool=alike, most=4).tried == 4
 
 
 def test_those_that_lose_are_stopped_early():
-    crew = Told(wide)
-    tune(product, {}, SIZES, crew=crew)
-    counts = {name: crew.timed.count(name) for name in crew.loaded}
+    pool = Told(wide)
+    tune(product, {}, SIZES, pool=pool)
+    counts = {name: pool.timed.count(name) for name in pool.loaded}
     best = min(counts, key=wide)
     assert counts[best] >= 3 and counts[max(counts, key=wide)] == 1
 
 
 def test_what_is_known_is_not_measured_again():
-    tune(product, {}, SIZES, crew=Told(wide), most=4)
-    crew = Told(wide)
-    before = {str(c) for c, _ in tune(product, {}, SIZES, crew=crew, most=4).times[0]}
-    assert crew.loaded == []
-    more = tune(product, {}, SIZES, crew=crew, most=30)
-    assert crew.loaded and not before & set(crew.loaded[1:])  # the first runs beside them
+    tune(product, {}, SIZES, pool=Told(wide), most=4)
+    pool = Told(wide)
+    before = {str(c) for c, _ in tune(product, {}, SIZES, pool=pool, most=4).times[0]}
+    assert pool.loaded == []
+    more = tune(product, {}, SIZES, pool=pool, most=30)
+    assert pool.loaded and not before & set(pool.loaded[1:])  # the first runs beside them
     assert before <= {str(c) for c, _ in measured.known(product.calls.opened({}, SIZES))[0]}
     assert more.times[0][0][1] <= wide(min(before, key=wide))
 
@@ -135,18 +135,18 @@ def test_one_that_fails_is_left_out_and_said():
     def wrong(name):
         return "it ended with code -11" if "n 256" in name else ""
 
-    found = tune(product, {}, SIZES, crew=Told(wide, wrong))
+    found = tune(product, {}, SIZES, pool=Told(wide, wrong))
     assert dict(found.times[0][0][0].tiles)["n"] == 128
     assert found.failures
     assert all("n 256" in str(each) and "-11" in why for each, why in found.failures.items())
-    crew = Told(wide)
-    tune(product, {}, SIZES, crew=crew)
-    assert not crew.loaded  # that some failed is no reason to search again
+    pool = Told(wide)
+    tune(product, {}, SIZES, pool=pool)
+    assert not pool.loaded  # that some failed is no reason to search again
 
 
 def test_none_that_works_is_an_error_and_the_kernel_still_runs():
     with pytest.raises(RunError, match="no candidate for product could be measured") as error:
-        tune(product, {}, SIZES, crew=Told(wide, lambda name: "no"))
+        tune(product, {}, SIZES, pool=Told(wide, lambda name: "no"))
     assert ": no" in str(error.value)
     a = np.ones((8, 8), np.float32)
     np.testing.assert_array_equal(product(a, a), 8 * a)
@@ -154,7 +154,7 @@ def test_none_that_works_is_an_error_and_the_kernel_still_runs():
 
 def test_a_search_that_is_stopped_keeps_what_it_knows():
     with pytest.raises(KeyboardInterrupt):
-        tune(product, {}, SIZES, crew=Stopped(wide))
+        tune(product, {}, SIZES, pool=Stopped(wide))
     assert len(measured.known(product.calls.opened({}, SIZES))[0]) == MOST
 
 
@@ -168,7 +168,7 @@ class Stopped(Told):
 def test_a_disk_that_is_full_costs_the_next_process_a_search(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "file" / "no folder"))
-    found = tune(product, {}, SIZES, crew=Told(wide))
+    found = tune(product, {}, SIZES, pool=Told(wide))
     assert not found.is_kept
     assert "measured" in product.compile(**SIZES).explain()
 
@@ -184,7 +184,7 @@ def copied(A):
 
 
 def test_nothing_is_open():
-    found = tune(copied, {}, {"M": 8, "N": 8}, crew=Told(wide))
+    found = tune(copied, {}, {"M": 8, "N": 8}, pool=Told(wide))
     assert not found.times and "nothing is left open" in str(found)
 
 
@@ -205,15 +205,15 @@ def test_one_that_is_lost_in_the_finals_is_not_chosen():
             found = super().times(names, rounds, burst)
             return {n: t for n, t in found.items() if rounds == 3 or "n 256" not in n}
 
-    found = tune(product, {}, SIZES, crew=Losing(wide))
+    found = tune(product, {}, SIZES, pool=Losing(wide))
     assert all("n 256" not in str(candidate) for candidate, _ in found.times[0])
     assert any("n 256" in str(candidate) for candidate in found.failures)
 
 
 def test_measured_again_is_measured_anew():
-    tune(product, {}, SIZES, crew=Told(wide))
+    tune(product, {}, SIZES, pool=Told(wide))
     narrow = Told(lambda name: 1 / wide(name), lambda name: "no" if "n 16" in name else "")
-    found = tune(product, {}, SIZES, crew=narrow, again=True)
+    found = tune(product, {}, SIZES, pool=narrow, again=True)
     kept = measured.known(product.calls.opened({}, SIZES))[0]
     assert kept == found.times[0] and "n 16" not in str(kept[0][0])
 

@@ -12,8 +12,8 @@ from tilewright.choose import measured
 from tilewright.choose.candidates import Candidate
 from tilewright.ir.text import print_program
 from tilewright.targets.entries import Kept, lines_of, with_lines
-from tilewright.tune import crew
-from tilewright.tune.crew import LocalCrew
+from tilewright.tune import pool
+from tilewright.tune.pool import LocalPool
 from tilewright.tune.search import tune
 from tilewright.tune.station import Station
 
@@ -71,7 +71,7 @@ def test_what_goes_wrong_is_an_answer():
 
 @pytest.fixture
 def crew_of_one():
-    made = LocalCrew(workers=1)
+    made = LocalPool(workers=1)
     yield made
     made.close()
 
@@ -101,21 +101,21 @@ def test_the_first_is_what_others_are_compared_with(crew_of_one):
 
 def test_a_crew_goes_on_with_other_sizes(crew_of_one):
     for sizes in ({"M": 40, "N": 96, "L": 30}, {"M": 40, "N": 64, "L": 8}):
-        found = tune(picked, {}, sizes, most=2, crew=crew_of_one, again=True)
+        found = tune(picked, {}, sizes, most=2, pool=crew_of_one, again=True)
         assert found.times[0] and not found.failures
 
 
 def test_a_station_that_does_not_start(crew_of_one, monkeypatch):
-    monkeypatch.setattr(crew.sys, "executable", "/bin/false")
+    monkeypatch.setattr(pool.sys, "executable", "/bin/false")
     ((_, told),) = crew_of_one.load({"a": job(l=8, n=32)}, {})
     assert told == "compiling it: it ended with code 1"
-    monkeypatch.setattr(crew.sys, "executable", "/no/such/file")
+    monkeypatch.setattr(pool.sys, "executable", "/no/such/file")
     ((_, told),) = crew_of_one.load({"b": job(l=8, n=32)}, {})
     assert told.startswith("compiling it: ") and "/no/such/file" in told
 
 
 def test_one_that_hangs_is_killed(crew_of_one, monkeypatch):
-    monkeypatch.setattr(crew, "COMPILE", 0.01)
+    monkeypatch.setattr(pool, "COMPILE", 0.01)
     ((name, told),) = crew_of_one.load({"a": job(l=8, n=32)}, {})
     assert name == "a" and told == "compiling it: no answer within 0.01 s"
 
@@ -136,7 +136,7 @@ def test_a_decorated_kernel_is_tuned_once(monkeypatch, tmp_path):
     at = np.arange(30, dtype=np.int32)[::-1].copy()
     np.testing.assert_array_equal(tuned(a, at), 2 * a[at])
     assert "measured" in tuned.compile(a, at).explain()
-    monkeypatch.setattr("tilewright.tune.search.LocalCrew", None)
+    monkeypatch.setattr("tilewright.tune.search.LocalPool", None)
     np.testing.assert_array_equal(tuned(a, at), 2 * a[at])
     forget(tuned)
     np.testing.assert_array_equal(tuned(a, at), 2 * a[at])

@@ -1,9 +1,9 @@
 """How long a kernel takes on the CPU, by closed formulas on what its first trace has noted: the
 axes of values that it keeps and stores, and of products. No candidate is traced.
 
-A value is made by a nest of loops, of which the innermost goes along vectors. A row costs something
+A value is made by a map of loops, of which the innermost goes along vectors. A row costs something
 to begin, and more where it has to find where its tensor ends; elements that fill no vector come one
-by one. Values that the first-level cache does not hold take longer, and longer still behind the
+by one. Values that the first-level cache does not hold take longer, and longer still after the
 second; those that elements alone are computed of stay in registers. A product takes what its blocks
 of registers take, and what its operands take to be packed.
 
@@ -24,7 +24,7 @@ from tilewright.lang.builder import Builder
 from tilewright.lang.tiles import LARGEST
 
 # ns of a core
-ROW = 1.4  # of a nest
+ROW = 1.4  # of a map
 GUARD = 2.7  # of a row of a ragged tile: to find where it ends
 VECTOR = 1.3  # as wide as registers
 SINGLE = 1.0  # vectors, of an element of a kept row that fills none
@@ -32,8 +32,8 @@ ALONE = 1.1  # an element of a ragged end that is shorter than a vector
 PADDED = 0.26  # an element of a tile that lies outside
 BLOCK = 20.0
 TURN = 2.0  # of a loop over tiles
-NEAR = 0.013  # a byte of values behind the first-level cache
-FAR = 0.027  # and behind the second
+NEAR = 0.013  # a byte of values after the first-level cache
+FAR = 0.027  # and after the second
 FIRST, SECOND = 17 << 10, 391 << 10  # bytes of values that they hold
 READ = 0.15  # of what is read, what stays there beside values
 CYCLE = 0.21  # of the units that multiply
@@ -42,7 +42,7 @@ SUM = 0.31  # 64 bytes of results that are read and written
 LOAD = 0.006  # a byte that is read where it lies: 61×182×1544 by 2 rows takes twice as long
 PACK = 0.036  # a byte of a factor
 TURNED = 0.015  # and one of a factor that lies transposed
-NEAR_B = 0.0011  # a byte of B, for each block of rows, behind the first-level cache
+NEAR_B = 0.0011  # a byte of B, for each block of rows, after the first-level cache
 FAR_B = 0.0012
 MEMORY_B = 0.05
 SECOND_B, THIRD_B = 130 << 10, 4 << 20  # bytes of B that the others hold: of the third, a part
@@ -107,16 +107,16 @@ class Model:
         ]  # fmt: skip
         factors = {frozenset(pair) for m, n, k in products for pair in ((m, k), (k, n))}
         there = {frozenset(keys) for keys, box in by_axes.items() if box.region is not None}
-        self.nests = [
+        self.maps = [
             self.noted(axes)
             for axes in builder.footprints
             if any(axis.key in self.own for axis in axes)
             if frozenset(axis.key for axis in axes) not in factors & there  # read where they lie
         ]
         self.folds = any(isinstance(op, (Reduce, Scan, Gemm)) for op in walk_ops(kernel))
-        self.is_kept = self.folds or not _in_one_order([nest.names for nest in self.nests])
+        self.is_kept = self.folds or not _in_one_order([map_.names for map_ in self.maps])
         if not self.is_kept:
-            self.nests = [*dict.fromkeys(self.nests)]
+            self.maps = [*dict.fromkeys(self.maps)]
         for name in self.sizes:
             self.length.setdefault(name, UNKNOWN)
         counted = prod(ceil(self.length[name] / self.probed[name]) for name in self.grid)
@@ -153,7 +153,7 @@ class Model:
         turns = prod(trips[name] for name in self.turns) if self.turns else 0
         found = {BLOCKS: (BLOCK + TURN * turns) * blocks, NESTS: 0.0, CACHES: 0.0, PRODUCTS: 0.0}
         held = moved = 0.0  # bytes: of a block's values, and of all of them
-        for names, given in self.nests:
+        for names, given in self.maps:
             each = [own or sizes[name] for name, own in zip(names, given, strict=True)]
             often = [1 if own else trips[name] for name, own in zip(names, given, strict=True)]
             around = self.besides * prod(n for name, n in trips.items() if name not in names)
@@ -236,7 +236,7 @@ def _ladder(length: int) -> Iterator[int]:
 
 
 def row_ns(size: int, length: int, often: int, bits: int, folds: bool) -> float:
-    """What all tiles along the innermost axis of a nest take for one row."""
+    """What all tiles along the innermost axis of a map take for one row."""
     native, count = lanes_of(bits)
 
     def run(n: int) -> float:
@@ -295,8 +295,8 @@ def _by_registers(m: int, n: int, bits: int) -> tuple[float, int, int]:
 
 @cache
 def lanes_of(bits: int) -> tuple[int, Callable[[int, int, bool], int]]:
-    """Of a vector register, and how many of them a nest takes at once."""
-    from tilewright.targets.cpu.emit_nest import lane_count
+    """Of a vector register, and how many of them a map takes at once."""
+    from tilewright.targets.cpu.emit_map import lane_count
     from tilewright.targets.cpu.host import host
 
     return host().lanes(min(bits, 64)), lane_count

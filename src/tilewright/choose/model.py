@@ -128,7 +128,7 @@ class Work:
     products: Any = 0.0  # of threads: a warp has enough of them to keep its part of the unit busy
     shared: Any = 0.0  # memory, which products read
     reads: Any = 0.0  # of these those by threads, which count as theirs too
-    chain: Any = 0.0  # of products by a warp, one behind the other
+    chain: Any = 0.0  # of products by a warp, one after the other
     exchanges: Any = 0.0  # of warps that share rows
     gathers: Any = 0.0  # loads of 16 bytes by threads
     meetings: Any = 0.0  # of the blocks of a cluster
@@ -167,7 +167,7 @@ def estimate(kernel: Kernel, target: Target) -> Estimate:
     full, rest = divmod(ceil(tiles / there), block.resident)
     cycles, units = 0.0, dict.fromkeys((TENSOR, THREADS, MEMORY, SHARED, ENDS), 0.0)
     uneven = float(np.ptp(block.trips_of)) > 0
-    if uneven:  # the hardware deals out such tiles; at the end, some wait for a long one
+    if uneven:  # the hardware hands out such tiles; at the end, some wait for a long one
         full, rest = 1, 0
     for together, times in ((block.resident, full), (rest, 1)):
         if not together or not times:
@@ -238,8 +238,8 @@ class Block:
         self.is_fed = self.by_groups and several and kernel.rank is None
         self.cluster, self.common = asked_cluster(kernel), tuple[str, ...]()
         if self.cluster > 1:
-            dealt = replace(kernel, ping_pong=2 if self.ping_pong else 1)
-            found = cluster_axis(dealt, self.cluster, target, ())
+            asked = replace(kernel, ping_pong=2 if self.ping_pong else 1)
+            found = cluster_axis(asked, self.cluster, target, ())
             if isinstance(found, str):
                 raise Infeasible(found)
             self.common = found[1]

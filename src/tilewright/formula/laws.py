@@ -45,7 +45,7 @@ def masks_once(formula: Formula) -> Formula:
 
 def scales_of_sums(formula: Formula) -> Formula:
     """a · k + r · w = (a + r / k · w) · k for a product `a` of which maxima are taken, where `r`
-    has fewer axes than `w`: k can then stand behind the maximum, and is no product of an element.
+    has fewer axes than `w`: k can then stand after the maximum, and is no product of an element.
 
     >>> from tilewright.ir.formula import Axis, array, tensor
     >>> i, j, l = (Axis(Var(n), extent) for n, extent in (("i", 4), ("j", 8), ("l", 2)))
@@ -77,7 +77,7 @@ def scales_of_sums(formula: Formula) -> Formula:
 
 
 def scales_behind_maxima(formula: Formula) -> Formula:
-    """A positive factor of what a maximum or minimum is of stands behind it, and behind a mask:
+    """A positive factor of what a maximum or minimum is of stands after it, and after a mask:
     rounding is monotone, so not a bit changes, and what is folded needs no product.
 
     >>> from tilewright.ir.formula import Axis, array, tensor

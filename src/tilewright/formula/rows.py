@@ -75,7 +75,7 @@ class Reading:
         return replace(a, body=self._read(body, rows, extents))
 
     def placed(self, arrays: Iterable[Array]) -> tuple[Array, ...]:
-        """The arrays, each that was made behind the last that it reads."""
+        """The arrays, each that was made after the last that it reads."""
         found = list(arrays)
         for a, _ in self.made.values():
             at = max(n for n, other in enumerate(found) if other.name in a.sources)

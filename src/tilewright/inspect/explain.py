@@ -114,13 +114,13 @@ def _pipelined_loops(trace: Trace) -> dict[Loc, For]:
 
 
 def _entries(kernel: Kernel, told: Told, given: Kernel) -> Iterator[Entry]:
-    """One for each op, those inside nests told with the nest; then what passes have used up."""
+    """One for each op, those inside maps told with the map; then what passes have used up."""
     seen: set[Loc | None] = set()
-    for op in outside_nests(kernel.body):
+    for op in outside_maps(kernel.body):
         found = entry_of(op, told)
         seen |= {found.loc, *(inner.loc for inner in walk_ops(op) if isinstance(op, Map))}
         yield found
-    for op in outside_nests(given.body):
+    for op in outside_maps(given.body):
         if op.loc not in seen:
             found = entry_of(op, told)
             text = f"{found.text}: merged into another op"

@@ -251,7 +251,7 @@ def _gemm(op: Gemm, told: Told) -> Entry:
     held = op.c.buffer.layout  # by a role's threads, or the block's
     threads = held.threads if isinstance(held, Fragment) else told.kernel.thread_count
     split = split_of(op, threads, told.target)
-    how = dealt = ""
+    how = shared = ""
     if split is not None:
         count = told.emitted(op, split.atom)
         how = instruction(split) + (f", {count} per thread" if count > 1 else "")
@@ -259,9 +259,9 @@ def _gemm(op: Gemm, told: Told) -> Entry:
         if split.atom == "fma":
             group = "threads"
         if split.rows:
-            dealt = f"{split.rows}×{split.columns} {group} share the tile ({op.policy})"
+            shared = f"{split.rows}×{split.columns} {group} share the tile ({op.policy})"
     return _entry(
-        op, text, ("instruction", how), ("why", _why_gemm(op, told)), ("split", dealt),
+        op, text, ("instruction", how), ("why", _why_gemm(op, told)), ("split", shared),
         *told.moved(op),
     )  # fmt: skip
 

@@ -79,7 +79,7 @@ def _works(op: Op) -> bool:
 
 
 def _only_moves(op: Map) -> bool:
-    """A nest that copies, or loads what copies ask for: who fills rings has such ones."""
+    """A map that copies, or loads what copies ask for: who fills rings has such ones."""
     stored = [i.value for i in walk_ops(op.body, Store)]
     return op.atom is not None or all(isinstance(e, Load) and e.buffer.is_global for e in stored)
 
@@ -351,7 +351,7 @@ class Multiprocessor:
         self.meetings: dict[Any, Meeting] = {}
         self.turns: dict[tuple[int, str, int], list[int]] = {}
         self.spans: list[Span] = []
-        self.crew: list[Who] = []
+        self.partitions: list[Who] = []
         self.open: set[int] = set()  # agents that have iterations to go
         self.known: Env = {}
         self.costs: dict[int, Cost] = {}

@@ -339,7 +339,7 @@ class Walk:
         if op.scope == "warp":
             return
         since = self.now
-        everybody = sum(w.warps for w in sim.crew if w.block == who.block)
+        everybody = sum(w.warps for w in sim.partitions if w.block == who.block)
         name, warps = "block", everybody
         if op.scope == "named":
             name = str(value(op.id, self.env)) if op.id is not None else "0"
@@ -395,7 +395,7 @@ EVENTS = 20_000  # give up
 
 
 class Simulation(Multiprocessor):
-    """The agents of a kernel on the multiprocessor: of the `crew`, those who run the loop."""
+    """The agents of a kernel on the multiprocessor: of the `partitions`, those who run the loop."""
 
     agents: list[Who]
 
@@ -407,10 +407,12 @@ class Simulation(Multiprocessor):
         self.loop, self.env, self.trip = found
         self.loops = {id(self.loop), *self.others()}
         self.walk()
-        self.agents = [w for w in self.crew if len(w.starts) > 1]
+        self.agents = [w for w in self.partitions if len(w.starts) > 1]
         # instances of a role that others have run to the end may have their turn later
         over = {(w.block, w.role) for w in self.agents if w.number not in self.open}
-        stuck = any(w.number in self.open and (w.block, w.role) not in over for w in self.crew)
+        stuck = any(
+            w.number in self.open and (w.block, w.role) not in over for w in self.partitions
+        )
         return self if self.agents and not stuck else None
 
     def walk(self) -> None:
@@ -419,7 +421,7 @@ class Simulation(Multiprocessor):
         self.sharing = sharing(self.kernel, self.env, running, set(self.sizes))
         for block in range(self.blocks):
             for who in self.members(block):
-                self.crew.append(who)
+                self.partitions.append(who)
                 roles = [role for role in self.roles if role.name == who.role]
                 if not roles or any(id(op) in self.loops for op in walk_ops(roles[0])):
                     self.open.add(who.number)
@@ -443,7 +445,7 @@ class Simulation(Multiprocessor):
         parts: list[tuple[str, int, int]] = [(r.name, r.warps, r.instances) for r in self.roles]
         if not parts:
             parts = [("", max(1, self.kernel.thread_count // WARP), 1)]
-        first = len(self.crew)
+        first = len(self.partitions)
         for name, warps, instances in parts:
             each = max(1, warps // max(1, instances))
             peers = -(-each // GROUP)

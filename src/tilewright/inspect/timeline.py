@@ -106,7 +106,7 @@ class _Told:
         self.names = _Names(
             span
             for span in run.spans
-            if _is_drawn(span) and run.crew[span.who].block == 0 and self.drawn.part(span)
+            if _is_drawn(span) and run.partitions[span.who].block == 0 and self.drawn.part(span)
         )
 
     def data(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class _Told:
         work = {unit: total for unit, total in work.items() if total or unit in UNITS}
         length = self.window.end - self.window.start
         used = {unit: min(1.0, total / length) for unit, total in work.items()}
-        own = [who for who in run.crew if who.block == 0]
+        own = [who for who in run.partitions if who.block == 0]
         agents = [self._agent(who, steady(who)) for who in own if who in run.agents]
         feeders = [self._agent(who, self.window) for who in own if who not in run.agents]
         return {
@@ -161,7 +161,7 @@ class _Told:
                 waits[span.what] = waits.get(span.what, 0.0) + time
         ranked = sorted(waits.items(), key=lambda item: -item[1])
         return {
-            "role": role_name(who, self.run.crew),
+            "role": role_name(who, self.run.partitions),
             "computes": round(computes),
             "waits": {what: round(time) for what, time in ranked if round(time)},
         }
@@ -234,10 +234,10 @@ class _Told:
         """Of block 0, of the two iterations that are drawn; times from their start."""
         window = self.drawn
         for span in sorted(self.run.spans, key=lambda s: (s.who, s.start)):
-            who = self.run.crew[span.who]
+            who = self.run.partitions[span.who]
             if who.block == 0 and window.part(span) and (span.unit == WAITS or _is_drawn(span)):
                 yield {
-                    "role": role_name(who, self.run.crew),
+                    "role": role_name(who, self.run.partitions),
                     "unit": span.unit,
                     "statement": "." if span.unit == WAITS else self.names.letter(span),
                     "for": span.what,
@@ -255,9 +255,9 @@ def _percent(part: float) -> str:
     return f"{100 * part:.0f} %"
 
 
-def role_name(who: Who, crew: Iterable[Who]) -> str:
+def role_name(who: Who, partitions: Iterable[Who]) -> str:
     """Of a role's warpgroup, numbered where there are several."""
-    same = [w for w in crew if (w.role, w.block) == (who.role, who.block)]
+    same = [w for w in partitions if (w.role, w.block) == (who.role, who.block)]
     name = who.role or "warpgroup"
     return f"{name} {same.index(who)}" if len(same) > 1 else name
 

@@ -19,7 +19,7 @@ from tilewright.support.distinct import distinct
 
 
 def meets_inside(op: Op, threads: int) -> bool:
-    """Whether all of the `threads` that run `op` surely meet in it, behind what it reads of memory
+    """Whether all of the `threads` that run `op` surely meet in it, after what it reads of memory
     and before what it writes: some thread's result takes elements that no thread of its warp holds,
     or a scan goes through shared memory. Not known, and false, where layouts are not or parts of
     tiles are taken."""

@@ -1,4 +1,4 @@
-"""Nests that do nothing but move elements of a tensor to a shared tile, each from wherever an
+"""Maps that do nothing but move elements of a tensor to a shared tile, each from wherever an
 expression says: rows that a table names, windows of an image, with zeros where a guard says so.
 Loads to registers that go by way of such a tile."""
 
@@ -24,7 +24,7 @@ class Gather:
 
 
 def gather_of(op: Map) -> Gather | None:
-    """What a nest moves that is a single store to the points of a tile, or of one of its slots;
+    """What a map moves that is a single store to the points of a tile, or of one of its slots;
     None where it does anything else."""
     if len(op.body) != 1 or not isinstance(op.body[0], Store):
         return None
@@ -53,7 +53,7 @@ def gather_of(op: Map) -> Gather | None:
 
 
 def filled_by(op: Copy | Map) -> Buffer:
-    """The tile of a copy, or of a nest that gathers."""
+    """The tile of a copy, or of a map that gathers."""
     if isinstance(op, Copy):
         return op.dst.buffer
     found = gather_of(op)
@@ -74,7 +74,7 @@ def loaded_tile(op: Op) -> Buffer | None:
 
 
 def as_gather(op: Map, values: Mapping[Var, Expr]) -> Map | None:
-    """`op` as a nest of a single store that moves elements in the order of its tile, the names in
+    """`op` as a map of a single store that moves elements in the order of its tile, the names in
     it resolved, `values` those around it; None where it does anything else, or not the whole
     tile."""
     if not op.body:
@@ -105,10 +105,10 @@ def as_gather(op: Map, values: Mapping[Var, Expr]) -> Map | None:
     return found if gather_of(found) is not None else None
 
 
-def reads_inside(load: Load, nest: Map) -> bool:
+def reads_inside(load: Load, map_: Map) -> bool:
     """Whether a load is of an element that is there, at every point of a map: outside a tensor are
     zeros, and other buffers are read at the map's own points."""
-    sizes = dict(zip(nest.vars, nest.extents, strict=True))
+    sizes = dict(zip(map_.vars, map_.extents, strict=True))
     return load.buffer.is_global or all(
         isinstance(i, Var)
         and isinstance(extent := sizes.get(i), Const)

@@ -9,7 +9,7 @@ A field is one of
 - `body()`  a tuple of ops.
 
 `syntax` is the op's text with `{field}` holes; attributes that differ from their default are
-added behind as `name=value`. The text module reads nothing else.
+added after as `name=value`. The text module reads nothing else.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 a `device_assert` failed.
 
 `label_kernel` writes it into the op, once and before any pass rewrites indices, so that every
-target says the same. Of a labelled op the first `width` operands fill the `{}` of `text`. Behind
+target says the same. Of a labelled op the first `width` operands fill the `{}` of `text`. After
 it a print shows the others, elements and values as they are, regions as tiles; of an assertion the
 last operand is what must hold:
 
@@ -40,22 +40,22 @@ class _Labels:
             step *= extent
         self.thread = thread
 
-    def body(self, body: Body, nest: tuple[Var, ...]) -> Body:
-        return tuple(self.op(op, nest) for op in body)
+    def body(self, body: Body, map_vars: tuple[Var, ...]) -> Body:
+        return tuple(self.op(op, map_vars) for op in body)
 
-    def op(self, op: Op, nest: tuple[Var, ...]) -> Op:
+    def op(self, op: Op, map_vars: tuple[Var, ...]) -> Op:
         if _is_plain(op):
             assert isinstance(op, Intrinsic)
-            return self.label(op, nest)
-        inner = (*nest, *op.vars) if isinstance(op, Map) else nest
+            return self.label(op, map_vars)
+        inner = (*map_vars, *op.vars) if isinstance(op, Map) else map_vars
         return map_bodies(op, lambda body: self.body(body, inner))
 
-    def label(self, op: Intrinsic, nest: tuple[Var, ...]) -> Intrinsic:
+    def label(self, op: Intrinsic, map_vars: tuple[Var, ...]) -> Intrinsic:
         places: list[Expr] = list(self.kernel.blocks)
         text = "block " + _holes(len(places))
-        if nest:
-            places += nest
-            text += " at " + _holes(len(nest))
+        if map_vars:
+            places += map_vars
+            text += " at " + _holes(len(map_vars))
         elif self.differs(op):
             places.append(self.thread)
             text += " thread {}"

@@ -126,7 +126,7 @@ class Let(Op):
 class Role(Op):
     """Only warps `first` … `first + warps - 1` run `body`; others pass over it.
 
-    With `instances` > 1 the warps are dealt evenly and consecutively to that many independent
+    With `instances` > 1 the warps are split evenly and consecutively into that many independent
     instances, each with its own scalars and fragments, numbered by `var`. `registers` per thread
     are moved on entry. In a kernel with roles, tile ops stand inside roles only; ops outside run
     in every warp (`BarrierInit` in warp 0 only). `derived`: a compiler's, while passes
@@ -146,9 +146,9 @@ class Role(Op):
 
 
 class Map(Op):
-    """An elementwise nest (`T.Parallel`): `body` for every point of the box, in no order.
+    """An elementwise map (`T.Parallel`): `body` for every point of the box, in no order.
 
-    Iterations are independent: none writes what another reads or writes. `layout` is the nest's
+    Iterations are independent: none writes what another reads or writes. `layout` is the map's
     thread-value layout once chosen. `atom` names the instruction of one that only moves elements of
     a tensor to a shared tile (`ir.gather`): by `cp_async` they belong to the group that the next
     `Commit` closes.
@@ -522,13 +522,13 @@ OPS: dict[str, type[Op]] = {
 # ── what derives from the marks ──────────────────────────────────────────────────────────────
 
 
-def outside_nests(body: Body) -> Iterator[Op]:
-    """Every op of `body` in text order, nests as a whole."""
+def outside_maps(body: Body) -> Iterator[Op]:
+    """Every op of `body` in text order, maps as a whole."""
     for op in body:
         yield op
         if not isinstance(op, Map):
             for inner in bodies(op):
-                yield from outside_nests(inner)
+                yield from outside_maps(inner)
 
 
 def is_rare(body: Body) -> bool:

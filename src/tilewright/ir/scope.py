@@ -4,7 +4,7 @@
     for op in kernel.body:
         …                              # `ranges` hold here
         inside(op, "body", ranges)     # … and these within one of its bodies
-        ranges = after(op, ranges)     # … and these behind it
+        ranges = after(op, ranges)     # … and these after it
 
 `walk_ranges` does this for a whole kernel.
 
@@ -94,7 +94,7 @@ def map_inside(op: OpT, ranges: Ranges, fn: Callable[[Body, Ranges], Body]) -> O
 
 
 def after(op: Op, ranges: Ranges) -> Ranges:
-    """Behind `op`, in the rest of its body, given what holds before it."""
+    """After `op`, in the rest of its body, given what holds before it."""
     match op:
         case Let():
             return ranges.let(op.var, op.value)
@@ -122,7 +122,7 @@ def walk_body(body: Body, ranges: Ranges) -> Iterator[tuple[Op, Ranges]]:
 
 
 def _leaves(body: Body) -> bool:
-    """Control never goes on behind `body`."""
+    """Control never goes on after `body`."""
     return bool(body) and isinstance(body[-1], (Break, Continue))
 
 

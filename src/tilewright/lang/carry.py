@@ -79,7 +79,7 @@ def carry(name: str, old: Value, new: Any) -> Value:
 
 
 def over_tiles() -> bool:
-    """Whether a kernel over tiles is traced, outside nests over elements."""
+    """Whether a kernel over tiles is traced, outside maps over elements."""
     builder = current() if in_kernel() else None
     return builder is not None and builder.number in builder.tiled and not builder.in_map
 

@@ -182,7 +182,7 @@ class Env(Logic, PythonWords):
                 "`return` inside a run-time loop or branch",
                 fix="put what must not run then under the opposite `if`; a loop ends with `break`"
                 if value is None
-                else "return behind it; assign to an alloc_var inside, or store to a tensor",
+                else "return after it; assign to an alloc_var inside, or store to a tensor",
                 code="python",
             )
         return not_lost(value)

@@ -196,7 +196,7 @@ def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]
     if isinstance(end := wrap(stop), Const) and end.value <= first:
         raise CompileError(
             f"a slice of {tile.name} has no elements",
-            expected=f"an end behind the start, {first}",
+            expected=f"an end after the start, {first}",
             got=str(end.value),
             fix=f"negative indices do not wrap: write {size} - {-end.value} as the end"
             if end.value < 0

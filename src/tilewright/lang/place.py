@@ -307,9 +307,9 @@ class _Lift:
                 name = min(n.name for n in lost)
                 raise CompileError(
                     f"{name} is a value of some threads, and used in a T.Parallel loop under their "
-                    "branch, or behind one",
+                    "branch, or after one",
                     loc=each.loc,
-                    fix=f"behind the loop, read {name} again or keep it in a T.alloc_var from "
+                    fix=f"after the loop, read {name} again or keep it in a T.alloc_var from "
                     "before the branch; in the loop, read it from shared memory",
                     code="not-uniform",
                 )

@@ -1,7 +1,7 @@
 """A loop that adds up products, its steps shared by several blocks.
 
 The blocks of a cluster tell each other their sums, and the first one goes on with them. Or blocks
-of a grid that has an axis more write their sums to memory: what stands behind the loop is then a
+of a grid that has an axis more write their sums to memory: what stands after the loop is then a
 second kernel, which begins with the total. The text is traced once for each of the two.
 """
 
@@ -26,7 +26,7 @@ BLOCKS = 512  # that it has at least, while its tiles are large
 @dataclass(frozen=True)
 class Share:
     """What a block does of a loop that adds up products: `blocks` have as many steps each, of which
-    the last ones may lie behind the end. Sums of all of them are always added in the same order: in
+    the last ones may lie past the end. Sums of all of them are always added in the same order: in
     the first block of a cluster, or by `memory` in a second kernel."""
 
     blocks: int = 1
@@ -136,7 +136,7 @@ def blocks_of_steps(builder: Builder, number: int) -> int:
 
 
 def drop_rest(builder: Builder, depth: int, loc: Loc | None) -> None:
-    """Leave out what stands behind a loop whose sums go to memory."""
+    """Leave out what stands after a loop whose sums go to memory."""
     if len(builder.bodies) > depth and builder.bodies[depth].guard is None:
         builder.close_skipped(depth + 1, loc)
         builder.close()

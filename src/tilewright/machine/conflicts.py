@@ -1,7 +1,7 @@
 """Elements that two iterations, threads or blocks touch: shadows of memory that hold who wrote an
 element last and who read it.
 
-A shadow entry is a number that is only meaningful above a `base`; starting a new period (a nest,
+A shadow entry is a number that is only meaningful above a `base`; starting a new period (a map,
 the stretch between two thread barriers) moves the base, which forgets everything at no cost.
 """
 
@@ -61,7 +61,7 @@ class Conflicts:
     """Who touched what within one period: a shadow for each kind of access, of entries
     `base + id`. Ids are 0 … span - 2; the last stands for 'several'."""
 
-    _next = 0  # bases that no other period shares, since shadows outlive nests, blocks and kernels
+    _next = 0  # bases that no other period shares, since shadows outlive maps, blocks and kernels
 
     def __init__(self, name: str, ids: int = 0) -> None:
         self.name = name

@@ -47,8 +47,8 @@ class Access:
     loc: Loc | None = None
     owners: Any = None
     threads: Any = None  # equal for accesses that take each element to the same thread
-    nest: Any = None  # the run of a nest that it belongs to: iterations are independent
-    # what all iterations of a nest would touch; the box, where it is all of it
+    map_run: Any = None  # the run of a map that it belongs to: iterations are independent
+    # what all iterations of a map would touch; the box, where it is all of it
     span: Any = None
     box: tuple[tuple[int, int], ...] | None = None
     mask: Array | None = None
@@ -139,7 +139,7 @@ def check(new: Access, knowledge: Array, strict: bool) -> None:
             continue  # matrix instructions of one agent run in order
         if old.agent is new.agent and not old.unit and not strict:
             continue
-        if old.nest is not None and old.nest is new.nest:
+        if old.map_run is not None and old.map_run is new.map_run:
             continue
         if not old.overlaps(new):
             continue
@@ -219,13 +219,13 @@ class HazardWatch(Watch):
     def __init__(self, agent: TileAgent, strict: bool) -> None:
         self.agent = agent
         self.strict = strict
-        self.nest: object | None = None
+        self.map_run: object | None = None
 
     def enter_map(self, fr: Frame) -> None:
-        self.nest = object()
+        self.map_run = object()
 
     def leave_map(self, fr: Frame) -> None:
-        self.nest = None
+        self.map_run = None
 
     def met_inside(self, fr: Frame, op: Op) -> bool:
         if not meets_inside(op, self.agent.ids.size):
@@ -254,7 +254,7 @@ class HazardWatch(Watch):
             owners=None if fr.in_map or t.kind == ATOMIC else t.owners,
             loc=t.loc,
             threads=_pattern(fr),
-            nest=self.nest,
+            map_run=self.map_run,
             span=fr.pattern[1] if fr.pattern else None,
         )
         known = agent.known
@@ -379,8 +379,8 @@ def async_copy(
     )
 
 
-def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
-    """The meaning of a nest whose atom completes later, at all of its points: where elements come
+def async_map(b: Builder, op: Map) -> Callable[[Frame], Flow]:
+    """The meaning of a map whose atom completes later, at all of its points: where elements come
     from is found now, they are read and written then."""
     found = gather_of(op)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Meaning of structure: loops, branches, names, nests, roles and allocation."""
+"""Meaning of structure: loops, branches, names, maps, roles and allocation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.machine.core import *
-from tilewright.machine.events import async_nest
+from tilewright.machine.events import async_map
 from tilewright.machine.padding import Tracer, blank
 from tilewright.machine.tile_agents import together
 
@@ -152,7 +152,7 @@ def run_role(b: Builder, op: Role) -> Run:
         instance = max(agent.first_warp - op.first, 0) // share
         if op.var is not None:
             fr.vars[op.var.name] = op.var.dtype.numpy.type(instance)
-        if agent.crew.warps < share and not agent.joint:
+        if agent.partition.warps < share and not agent.joint:
             yield from together(fr, op, body, op.first + instance * share, share)
         else:
             yield from body(fr)
@@ -165,7 +165,7 @@ def run_hint(fr: Frame) -> None:
     """Advice changes no result."""
 
 
-# ── nests ────────────────────────────────────────────────────────────────────────────────────
+# ── maps ────────────────────────────────────────────────────────────────────────────────────
 
 
 @tile_meaning(Map)
@@ -190,7 +190,7 @@ def run_map(b: Builder, op: Map) -> Run:
     private = sorted(name for name, written in locals_ if written)
     read_only = sorted({name for name, _ in locals_}.difference(private))
     b.in_map = True
-    body = b.body(op.body) if op.atom is None else async_nest(b, op)
+    body = b.body(op.body) if op.atom is None else async_map(b, op)
     b.in_map = False
     numbers = [(v.name, v.dtype.numpy) for v in op.vars]
 
@@ -243,7 +243,7 @@ def _check_collective(fr: Frame, variables: list[str], locals_: list[str]) -> No
 
 
 def _private_copy(fr: Frame, memory: Memory) -> Memory:
-    """Each iteration's own copy of a local that was allocated outside the nest."""
+    """Each iteration's own copy of a local that was allocated outside the map."""
     track = memory.storage.valid is not None
     fresh = allocate(memory.buffer, memory.shape, lead=fr.lanes, track=track)
     if not memory.lead:

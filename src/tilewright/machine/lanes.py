@@ -1,7 +1,7 @@
 """Access by lanes: loads, stores and tiles over a lane space, under masks.
 
 A value is a NumPy scalar where it is the same in every lane, else an array that broadcasts over
-the lane space: `(threads,)` in thread-level code, the nest's box inside a `Map`. `Frame.mask` says
+the lane space: `(threads,)` in thread-level code, the map's box inside a `Map`. `Frame.mask` says
 which lanes are active (None: all). Inactive lanes may compute anything and touch nothing.
 """
 
@@ -254,11 +254,11 @@ def _storing(fr: Frame, value: Value, mask: Any) -> Any:
     return first
 
 
-# ── boxes: what a nest touches, without index arrays ─────────────────────────────
+# ── boxes: what a map touches, without index arrays ─────────────────────────────
 
 
 def as_box(fr: Frame, mem: Memory, idx: Where) -> tuple[Where, tuple[int, ...]] | None:
-    """The box that a nest touches, and the axes of the nest along which its dimensions run (-1:
+    """The box that a map touches, and the axes of the map along which its dimensions run (-1:
     none), where each index is a number, or counts along an axis of its own."""
     if mem.lead or not fr.in_map or fr.exact:
         return None

@@ -434,7 +434,7 @@ def run_arrive(
     given = [(times, "an arrival count"), (size, "a byte count")]
     for party in agent.parties(fr, [*_where(fr, barrier), *given]):
         many, lane = party.lanes.size, int(party.lanes[0])
-        if builder.threads or op.by == "warps" or agent.crew.warps == 1:
+        if builder.threads or op.by == "warps" or agent.partition.warps == 1:
             agent.end_reads(party)
         for cell in (yield from find_cells(builder, fr, barrier, lane)):
             remote = cell.home is not agent.block

@@ -47,7 +47,9 @@ def outer_roles(body: Body) -> Iterator[Role]:
                 yield from outer_roles(inner)
 
 
-def find_crews(kernel: Kernel, explicit: bool, parts: Callable[[Role], int]) -> list[Crew]:
+def find_partitions(
+    kernel: Kernel, explicit: bool, parts: Callable[[Role], int]
+) -> list[Partition]:
     """The block's warps, cut wherever an outermost role or one of its parts begins or ends."""
     total = kernel.warps
     roles = list(outer_roles(kernel.body))
@@ -58,7 +60,7 @@ def find_crews(kernel: Kernel, explicit: bool, parts: Callable[[Role], int]) -> 
         for k in range(count):
             label = role.name if count == 1 else f"{role.name}[{k}]"
             pieces.append((role.first + k * share, share, label, role))
-    crews = []
+    partitions = []
     edges = {0, total, *(f for f, *_ in pieces), *(f + share for f, share, *_ in pieces)}
     for first, last in pairwise(sorted(edges)):
         names = {}
@@ -74,8 +76,8 @@ def find_crews(kernel: Kernel, explicit: bool, parts: Callable[[Role], int]) -> 
                     fix="let roles cover equal or disjoint ranges of warps",
                 )  # else its agents come together for it
         idle = "warps outside roles" if roles else "all threads"
-        crews.append(Crew(first, last - first, "/".join(names) or idle))
-    return crews
+        partitions.append(Partition(first, last - first, "/".join(names) or idle))
+    return partitions
 
 
 def is_scheduled(kernel: Kernel) -> bool:
@@ -130,8 +132,8 @@ class CompiledKernel(Compiled):
         builder = Builder(kernel, evaluate, explicit=explicit, wrap=wrap)
         self.grid = [evaluate(g) for g in kernel.grid]
         self.body = builder.body(kernel.body)
-        self.crews = find_crews(kernel, explicit, lambda role: role.instances)
-        self.knowers = KNOWERS * len(self.crews)
+        self.partitions = find_partitions(kernel, explicit, lambda role: role.instances)
+        self.knowers = KNOWERS * len(self.partitions)
         # shuffled blocks would be hard to follow step by step
         self.in_order = wrap is not None or needs_block_order(kernel)
         self.families = builder.families
@@ -141,9 +143,9 @@ class CompiledKernel(Compiled):
     ) -> TileBlock:
         return TileBlock(cluster, index, rank, linear)
 
-    def make_agent(self, block: Block, crew: Crew) -> TileAgent:
-        first = block.rank * self.knowers + KNOWERS * self.crews.index(crew)
-        return TileAgent(block, crew, self.options.sanitize, first)
+    def make_agent(self, block: Block, partition: Partition) -> TileAgent:
+        first = block.rank * self.knowers + KNOWERS * self.partitions.index(partition)
+        return TileAgent(block, partition, self.options.sanitize, first)
 
     def watches(self, agent: Agent) -> tuple[Watch, ...]:
         found: list[Watch] = []
@@ -205,7 +207,7 @@ class ThreadKernel(Compiled):
         }  # fmt: skip
         self.grid = [evaluate(g) for g in kernel.grid]
         self.body = builder.body(kernel.body)
-        self.crews = find_crews(kernel, False, _parts)
+        self.partitions = find_partitions(kernel, False, _parts)
         self.in_order = needs_block_order(kernel)
 
     def make_block(
@@ -213,8 +215,8 @@ class ThreadKernel(Compiled):
     ) -> ThreadBlock:
         return ThreadBlock(cluster, index, rank, linear, self.plan, self.written)
 
-    def make_agent(self, block: Block, crew: Crew) -> ThreadAgent:
-        return ThreadAgent(typing.cast("ThreadBlock", block), crew)
+    def make_agent(self, block: Block, partition: Partition) -> ThreadAgent:
+        return ThreadAgent(typing.cast("ThreadBlock", block), partition)
 
     def watches(self, agent: Agent) -> tuple[Watch, ...]:
         return (ThreadWatch(),)
@@ -260,7 +262,7 @@ def _cluster(
             cluster, index, rank, int(np.ravel_multi_index(index, grid, order="F"))
         )
         cluster.blocks.append(block)
-        block.agents = [compiled.make_agent(block, crew) for crew in compiled.crews]
+        block.agents = [compiled.make_agent(block, partition) for partition in compiled.partitions]
         for agent in block.agents:
             agent.enter()
             agent.flow = compiled.body(agent.frame)
@@ -404,7 +406,7 @@ def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> 
     orders, accesses outside of tensors, barriers that some threads do not reach, asynchronous
     operations that nothing waits for. `seed` picks block order, interleavings, the moments at
     which asynchronous operations complete and the lane that `elect` picks. Elements of less than
-    a byte, for which a lowered program has bytes, are packed before and unpacked behind.
+    a byte, for which a lowered program has bytes, are packed before and unpacked after.
     """
     return run(program, args, seed=seed, threads=True)
 

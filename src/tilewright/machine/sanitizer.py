@@ -79,11 +79,11 @@ class Sanitizer(Watch):
     def __init__(self, agent: Agent, races: Conflicts, *, threads: bool) -> None:
         self.agent = agent
         self.races = races
-        self.nest = Conflicts("map")
+        self.map = Conflicts("map")
         self.threads = ThreadRaces(int(agent.ids.size)) if threads else None
 
     def enter_map(self, fr: Frame) -> None:
-        self.nest.begin(int(np.prod(fr.lanes)))
+        self.map.begin(int(np.prod(fr.lanes)))
 
     def synced(self, fr: Frame, scope: str) -> None:
         if self.threads is not None and scope == "warp":
@@ -135,7 +135,7 @@ class Sanitizer(Watch):
             return
         met: list[tuple[Conflicts, str, Any]] = []
         if fr.in_map:
-            met.append((self.nest, "iteration", self.nest.access(t, t.owners)))
+            met.append((self.map, "iteration", self.map.access(t, t.owners)))
         if mem.is_global:
             linear = self.agent.block.linear
             met.append((self.races, "block", self.races.access(t, linear)))

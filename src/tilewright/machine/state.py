@@ -34,7 +34,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Crew:
+class Partition:
     """The warps of one agent, and what to call it."""
 
     first: int
@@ -59,8 +59,8 @@ class Frame:
         self.lanes = lanes
         self.grid = grid
         self.in_map = False
-        self.layout: Any = None  # of the nest that is running
-        # which nest axes index the buffer being accessed, in order, and the box that they span
+        self.layout: Any = None  # of the map that is running
+        # which map axes index the buffer being accessed, in order, and the box that they span
         self.pattern: tuple[tuple[int, ...], Where] | None = None
         self.op: Op | None = None
         self.stop: Array | None = None  # lanes that left the current iteration
@@ -113,10 +113,10 @@ class Watch:
         return False
 
     def enter_map(self, fr: Frame) -> None:
-        """An elementwise nest begins."""
+        """An elementwise map begins."""
 
     def leave_map(self, fr: Frame) -> None:
-        """An elementwise nest ends."""
+        """An elementwise map ends."""
 
     def synced(self, fr: Frame, scope: str) -> None:
         """The agent's threads met: scope 'block' or 'warp'."""
@@ -143,14 +143,16 @@ class Agent:
     groups_of: Callable[[Frame, str, str], list[Groups]]  # of the running threads, of a unit
     note_over: Callable[..., None]  # they have waited for all groups up to a number
     show_writes: Callable[[Frame], None]  # what they wrote, to the async proxy
-    end_reads: Callable[[Party], None]  # they signal a barrier behind them, or fence
+    end_reads: Callable[[Party], None]  # they signal a barrier after them, or fence
 
-    def __init__(self, block: Block, crew: Crew) -> None:
-        self.block, self.crew = block, crew
-        self.first_warp, self.last_warp = crew.first, crew.first + crew.warps - 1
+    def __init__(self, block: Block, partition: Partition) -> None:
+        self.block, self.partition = block, partition
+        self.first_warp, self.last_warp = partition.first, partition.first + partition.warps - 1
         total = block.cluster.compiled.kernel.thread_count
         self.ids: Array = np.arange(
-            crew.first * WARP, min((crew.first + crew.warps) * WARP, total), dtype=np.int32
+            partition.first * WARP,
+            min((partition.first + partition.warps) * WARP, total),
+            dtype=np.int32,
         )
         self.positions: Array = np.arange(self.ids.size, dtype=np.int32)
         self.clocks: Clocks = block.cluster.clocks
@@ -217,7 +219,7 @@ class Agent:
             self.block.end()
 
     def __str__(self) -> str:
-        return f"{self.crew.name} of block {self.block.index}"
+        return f"{self.partition.name} of block {self.block.index}"
 
 
 class Block:
@@ -318,13 +320,13 @@ class Compiled:
     kernel: Kernel
     grid: list[Callable[[Frame], Value]]
     body: Callable[[Frame], Any]
-    crews: list[Crew]
+    partitions: list[Partition]
     scheduled: bool  # agents wait for each other or for asynchronous ops
     in_order: bool  # blocks run in linear order, since results may depend on it
     knowers: int  # of a block, to the clocks
     families: Mapping[str, Any] = {}  # buffers that share memory
     make_block: Callable[[Cluster, tuple[int, ...], int, int], Block]  # index, rank, linear
-    make_agent: Callable[[Block, Crew], Agent]
+    make_agent: Callable[[Block, Partition], Agent]
     watches: Callable[[Agent], tuple[Watch, ...]]  # what sees the accesses of an agent
     most = 1 << 24  # entries of the clocks; larger clusters run unwatched
 
@@ -377,8 +379,8 @@ def tell(error: RunError, agent: Agent) -> None:
         return
     lane = error.__dict__.get("lane")
     where = f"block {tuple(agent.block.index)}"
-    if agent.crew.name != "all threads":
-        where += f", {agent.crew.name}"
+    if agent.partition.name != "all threads":
+        where += f", {agent.partition.name}"
     at: tuple[int, ...] = ()
     if lane is not None and 0 <= lane < int(np.prod(fr.lanes)):
         at = tuple(int(i) for i in np.unravel_index(lane, fr.lanes))

@@ -25,7 +25,7 @@ class State:
         self.kernel = kernel
         self.op = op
         self.block: tuple[int, ...] = tuple(frame.agent.block.index)
-        self.role = frame.agent.crew.name
+        self.role = frame.agent.partition.name
         self._symbols = symbols
         self._frame: Frame | None = frame
 
@@ -119,7 +119,7 @@ class Stepper:
         """A run stands before `state.op`."""
 
     def failed(self, state: State, error: Exception) -> None:
-        """`state.op` raised `error`, which goes on its way behind this."""
+        """`state.op` raised `error`, which goes on its way after this."""
 
     def wrap(self, kernel: Kernel) -> Callable[[Step], Step]:
         def wrap(step: Step) -> Step:

@@ -384,8 +384,8 @@ class Registers:
 class ThreadAgent(Agent):
     joint = True  # a thread runs its code whoever else does
 
-    def __init__(self, block: ThreadBlock, crew: Crew) -> None:
-        super().__init__(block, crew)
+    def __init__(self, block: ThreadBlock, partition: Partition) -> None:
+        super().__init__(block, partition)
         self.gids: Array = self.ids.astype(np.int64) + block.first
         self.witnesses = self.gids
         self.warps = [self.gids[n : n + WARP] for n in range(0, self.gids.size, WARP)]
@@ -452,7 +452,7 @@ class ThreadAgent(Agent):
         self.end_reads(party)
 
     def end_reads(self, party: Party) -> None:
-        """A warp's loads are served before what one of its lanes signals behind them."""
+        """A warp's loads are served before what one of its lanes signals after them."""
         shadow, warps = typing.cast("ThreadBlock", self.block).shadow, np.unique(party.ids // WARP)
         threads = (warps[:, None] * WARP + np.arange(WARP)).reshape(-1)
         shadow.ended[threads[threads < shadow.ended.size]] = self.clocks.now
@@ -467,7 +467,7 @@ class ThreadBlock(Block):
         self.first = rank * cluster.compiled.knowers  # of its threads
         self.shared = SharedBytes(plan)
         self.memories.update(self.shared.memories)
-        slots = 2 * len(cluster.compiled.crews)
+        slots = 2 * len(cluster.compiled.partitions)
         self.shadow = Shadow(cluster.clocks, plan.bytes // plan.unit, plan.unit, slots, plan.owner)
         self.written = written  # tensors of which two threads may disturb each other
         self.incoming: list[tuple[Cell, Array, Op]] = []

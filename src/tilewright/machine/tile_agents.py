@@ -24,8 +24,10 @@ _FIRST: Array = np.zeros(1, np.int64)
 
 
 class TileAgent(Agent):
-    def __init__(self, block: Block, crew: Crew, sanitize: bool, first: int | None = None) -> None:
-        super().__init__(block, crew)
+    def __init__(
+        self, block: Block, partition: Partition, sanitize: bool, first: int | None = None
+    ) -> None:
+        super().__init__(block, partition)
         self.sanitize = sanitize
         if first is None:  # came when the cluster had begun
             first, *_ = (self.clocks.entity(knows=True) for _ in range(KNOWERS))
@@ -102,7 +104,7 @@ class TileAgent(Agent):
     def note_over(self, groups: Groups, over: int, *, read: bool, strict: bool) -> None:
         rows = self._all.learns[strict and groups.unit == "bulk" :]
         # of matrix instructions this is the shared memory that they read
-        each = groups.unit == "wgmma" and strict and self.crew.warps > GROUP
+        each = groups.unit == "wgmma" and strict and self.partition.warps > GROUP
         self.clocks.note(self._all.ids if each else rows, groups.reads, over)
         if not read:
             self.clocks.note(rows, groups.entity, over)
@@ -174,7 +176,7 @@ def _join(members: list[Agent], first: int, warps: int, fr: Frame, op: Role) -> 
     leader, block = members[0], typing.cast("TileBlock", members[0].block)
     key = (id(op), first)
     if key not in block.joint:
-        joint = TileAgent(block, Crew(first, warps, op.name), leader.sanitize)
+        joint = TileAgent(block, Partition(first, warps, op.name), leader.sanitize)
         joint.joint = True
         block.joint[key] = joint
     joint = block.joint[key]

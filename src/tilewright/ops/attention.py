@@ -150,7 +150,7 @@ def varlen_spans(
     cu_seqlens_q: Array, cu_seqlens_k: Array, total_q: int, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
 ) -> tuple[Array, Array]:  # fmt: skip
-    """`starts` and `ends` of `attention_spans` for requests that lie one behind the other: request
+    """`starts` and `ends` of `attention_spans` for requests that lie one after the other: request
     r has the queries from `cu_seqlens_q[r]` up to `cu_seqlens_q[r + 1]`, and so its keys. `causal`
     and `window_size` count from the last key of a request, as in `attention`.
 

@@ -50,7 +50,7 @@ def pack(Experts, number):
         for n in T.tile(N):
             own = T.load(Experts[n]) == e
             place = T.cumsum(T.cast(own, "int32"), dim=0) + total - 1
-            Entry[T.where(own, place, N)] = n.index  # what lies behind the end is not stored
+            Entry[T.where(own, place, N)] = n.index  # what lies past the end is not stored
             Place[T.where(own, n.index, N)] = place
             total += T.sum(T.cast(own, "int32"), dim=0)
         if e == number - 1:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tilewright.passes.canonicalize.fuse_maps import (
     absorb_loops,
-    forget_tiles,
     forward_copies,
     fuse_maps,
+    promote_tiles,
     split_edges,
     write_products,
 )
@@ -27,5 +27,5 @@ PIPELINE = (
     Pass(simplify_indices, "on the indices that maps will really have"),
     Pass(absorb_loops, "before fusing, which compares boxes"),
     Pass(fuse_maps, "when boxes are known: fewer trips through memory"),
-    Pass(forget_tiles, "last: what one map writes and reads at one point stays in registers"),
+    Pass(promote_tiles, "last: what one map writes and reads at one point stays in registers"),
 )

@@ -66,7 +66,7 @@ def merge(found: Reasons, more: Reasons) -> None:
 
 
 def key_of(op: Op) -> str:
-    """What an op keeps while passes rewrite it: a nest its variables, others their place in the
+    """What an op keeps while passes rewrite it: a map its variables, others their place in the
     text and the tiles they touch."""
     if isinstance(op, Map):
         return "map " + ", ".join(v.name for v in op.vars)

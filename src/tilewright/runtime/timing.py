@@ -244,7 +244,7 @@ def measure(
 ) -> dict[str, list[float]]:
     """Seconds per call of each contender, one entry a round; contenders take turns in every
     round, and a round is a burst of at least `burst` seconds, or of `count` calls. Their order
-    changes from round to round: who comes behind a hot kernel finds a slower GPU.
+    changes from round to round: who comes after a hot kernel finds a slower GPU.
 
     `backend` is 'auto' or 'event' (CUDA events where a GPU is in use, the clock elsewhere),
     'graph' (the burst as one CUDA graph) or 'clock' (what a call costs the host).

@@ -77,7 +77,7 @@ UNROLLED = Limit(
 PARALLEL = Limit(
     2**24,
     "iterations",
-    "layouts of nests are chosen by looking at every iteration, 10 million in a second",
+    "layouts of maps are chosen by looking at every iteration, 10 million in a second",
 )
 STAGES = Limit(64, "stages", "every stage is a copy of the loop's tiles")
 TILE_BYTES = Limit(

@@ -15,7 +15,7 @@ from tilewright.runtime.jit import Jit
 from tilewright.support.cache import default_store
 from tilewright.support.errors import CompileError
 from tilewright.tools.collect import file_names, parse_arguments, with_arrays
-from tilewright.tune.crew import Crew, LocalCrew
+from tilewright.tune.pool import LocalPool, Pool
 from tilewright.tune.progress import progress
 from tilewright.tune.search import MOST, check_here, tune
 
@@ -54,7 +54,7 @@ def tune_command(
     against the model's choice. Ctrl-C ends the search; what was measured stays.
     """
     found = _kernels(file, name)
-    crew = _crew(address, workers)
+    pool = _pool(address, workers)
     try:
         for kernel, each in product(found, sizes or ("",)):
             if why := _lacks(kernel, each):
@@ -62,9 +62,9 @@ def tune_command(
                     raise CompileError(why, code="arguments")
                 click.echo(f"left out: {why}", err=True)
                 continue
-            _tune(kernel, each, target, most, again, crew)
+            _tune(kernel, each, target, most, again, pool)
     finally:
-        crew.close()
+        pool.close()
         if out is not None:
             click.echo(f"{measured.export(Path(out))} entries written to {out}")
 
@@ -78,7 +78,7 @@ def _lacks(kernel: Jit | MathFunction, sizes: str) -> str:
 
 
 def _tune(
-    kernel: Jit | MathFunction, sizes: str, target: str, most: int, again: bool, crew: Crew
+    kernel: Jit | MathFunction, sizes: str, target: str, most: int, again: bool, pool: Pool
 ) -> None:
     given = parse_arguments(sizes, {}, "--sizes")
     rest: dict[str, int] = {}
@@ -90,12 +90,12 @@ def _tune(
     else:
         name, jit = kernel.fn.__name__, kernel if on is None else kernel.on(on)
         bound, rest = jit.calls.bind_some((), given)
-    if isinstance(crew, LocalCrew):
+    if isinstance(pool, LocalPool):
         check_here(jit.compile_target)
     label = f"{name} {sizes}".strip()
     try:
         with progress(label) as watch:
-            found = tune(jit, bound, rest, most=most, again=again, crew=crew, watch=watch)
+            found = tune(jit, bound, rest, most=most, again=again, pool=pool, watch=watch)
     except KeyboardInterrupt:
         click.echo(f"{label}: stopped; candidates that were timed are kept", err=True)
         sys.exit(130)
@@ -125,12 +125,12 @@ def _kernels(file: str, name: str | None) -> list[Jit | MathFunction]:
     return chosen
 
 
-def _crew(address: str | None, workers: int | None) -> Crew:
+def _pool(address: str | None, workers: int | None) -> Pool:
     if address is None:
-        return LocalCrew(workers)
-    from tilewright.tune.cluster import RayCrew
+        return LocalPool(workers)
+    from tilewright.tune.cluster import RayPool
 
-    return RayCrew(address)
+    return RayPool(address)
 
 
 @click.group(invoke_without_command=True)

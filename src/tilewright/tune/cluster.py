@@ -1,4 +1,4 @@
-"""Crews on the machines of a Ray cluster: an actor for each GPU, or for each core without any.
+"""Pools on the machines of a Ray cluster: an actor for each GPU, or for each core without any.
 
 Every actor compiles what it runs, in processes that it can kill. Contenders of a final meet on one
 actor. An actor that dies is replaced and what it had is loaded again; results count by candidate,
@@ -11,31 +11,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tilewright.support.errors import RunError
-from tilewright.tune.crew import Jobs, LocalCrew
+from tilewright.tune.pool import Jobs, LocalPool
 
 TRIES = 2  # actors with which a candidate may die
 FINAL = 4  # rounds from which on contenders are timed in turn, on one actor
 
 
 class Worker:
-    """A crew of one compiler and one runner, on a machine of the cluster."""
+    """A pool of one compiler and one runner, on a machine of the cluster."""
 
     def __init__(self, target: str) -> None:
-        self.crew = LocalCrew(workers=1)
-        self.name = self.crew.begin(target)
+        self.pool = LocalPool(workers=1)
+        self.name = self.pool.begin(target)
 
     def machine(self) -> str:
         return self.name
 
     def load(self, jobs: Jobs, inputs: Mapping[str, Any]) -> dict[str, str]:
-        new = {name: job for name, job in jobs.items() if name not in self.crew.loaded}
-        return dict(self.crew.load(new, inputs))
+        new = {name: job for name, job in jobs.items() if name not in self.pool.loaded}
+        return dict(self.pool.load(new, inputs))
 
     def times(self, names: Sequence[str], rounds: int, burst: float) -> dict[str, float]:
-        return self.crew.times(names, rounds, burst)
+        return self.pool.times(names, rounds, burst)
 
 
-class RayCrew:
+class RayPool:
     def __init__(self, address: str) -> None:
         try:
             import ray
@@ -89,7 +89,7 @@ class RayCrew:
             yield name, error
 
     def _asked(self, at: int, names: Sequence[str]) -> Any:
-        """Load candidates on an actor, behind the first of all, which it compares them with."""
+        """Load candidates on an actor, after the first of all, which it compares them with."""
         first = next(iter(self.jobs))
         jobs = {name: self.jobs[name] for name in dict.fromkeys([first, *names])}
         return self.actors[at].load.remote(jobs, self.inputs)

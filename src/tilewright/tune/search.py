@@ -20,7 +20,7 @@ from tilewright.runtime.direct import Outline
 from tilewright.runtime.jit import Jit
 from tilewright.targets.cuda.detect import gpu_target
 from tilewright.targets.entries import lines_of
-from tilewright.tune.crew import Crew, LocalCrew
+from tilewright.tune.pool import LocalPool, Pool
 
 MOST = 24  # candidates that are measured before what is near the best of them
 NEAR = 8  # and of those in a turn
@@ -68,7 +68,7 @@ def tune(
     *,
     most: int = MOST,
     again: bool = False,
-    crew: Crew | None = None,
+    pool: Pool | None = None,
     watch: Watch = lambda *_: None,
 ) -> Tuned:
     """Measure the candidates of the kernel for these arguments. Those whose times are known are
@@ -78,32 +78,32 @@ def tune(
     given = _inputs(opened.program, {**bound, **sizes})
     if not opened.found:
         return found
-    machine = crew.begin(str(target)) if crew is not None else measured.machine_of(target.kind)
+    machine = pool.begin(str(target)) if pool is not None else measured.machine_of(target.kind)
     entry = None if again else measured.entry_of(opened, machine)
     found.times = measured.known(opened, machine) if entry is not None else {}
     searched = {int(n): asked for n, asked in (entry or {}).get("searched", {}).items()}
     missing = [n for n in opened.found if searched.get(n, 0) < most]
     if not missing:
         return found
-    own = crew is None
-    if crew is None:
+    own = pool is None
+    if pool is None:
         check_here(target)
-        crew = LocalCrew()
-        crew.begin(str(target))
+        pool = LocalPool()
+        pool.begin(str(target))
     try:
         ranked = jit.calls.opened(bound, sizes, ranked=True).found
         known = {n: each for n, each in found.times.items() if each}
         chosen = {n: known[n][0][0] if n in known else each[0] for n, each in ranked.items()}
         for number in missing:
             if number in ranked:
-                search = _Search(jit, bound, sizes, number, dict(chosen), crew, given, found, watch)
+                search = _Search(jit, bound, sizes, number, dict(chosen), pool, given, found, watch)
                 search.run(ranked[number], most)
             searched[number] = most
             if found.times.get(number):
                 chosen[number] = found.times[number][0][0]
     finally:
         if own:
-            crew.close()
+            pool.close()
         if any(found.times.values()):
             found.is_kept = measured.keep(
                 opened, found.times, searched, found.failures, machine, again
@@ -138,7 +138,7 @@ class _Search:
     sizes: Mapping[str, int]
     number: int
     chosen: Mapping[int, Candidate]  # of all kernels, before this search
-    crew: Crew
+    pool: Pool
     given: Mapping[str, Any]
     found: Tuned
     watch: Watch
@@ -166,7 +166,7 @@ class _Search:
             except CompileError as error:
                 self.found.failures[each] = error.message
         ready = []
-        for name, told in self.crew.load(jobs, self.given):
+        for name, told in self.pool.load(jobs, self.given):
             if told:
                 self.found.failures[self.named[name]] = told
             else:
@@ -190,7 +190,7 @@ class _Search:
 
     def _time(self, names: Sequence[str], rounds: int, burst: float) -> None:
         found, first = self.found, str(self.chosen[self.number])
-        times = self.crew.times(names, rounds, burst)
+        times = self.pool.times(names, rounds, burst)
         self.seconds |= times
         for name in {*names} - {*times}:
             self.seconds.pop(name, None)

@@ -166,7 +166,7 @@ class GpuMemory(Memory):
         done = min(total, flat.size)
         if done:
             call(api.cuMemcpyHtoD(address, flat.ctypes.data, done))
-        while 0 < done < total:  # what is there, once more behind it
+        while 0 < done < total:  # what is there, once more after it
             size = min(done, total - done)
             call(api.cuMemcpyDtoD(address + done, address, size))
             done += size

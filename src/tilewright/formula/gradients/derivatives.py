@@ -49,7 +49,7 @@ def pullback(expr: Expr, cotangent: Expr) -> dict[Load, Expr]:
 
 
 def _in_order(expr: Expr) -> Iterator[Expr]:
-    """The floats that `expr` is made of, each behind what it is made of; what a `Select` chooses
+    """The floats that `expr` is made of, each after what it is made of; what a `Select` chooses
     from is left to itself."""
     seen: set[Expr] = set()
     stack = [(expr, False)]

@@ -292,7 +292,7 @@ def has_whole_rows(b: Buffer) -> bool:
 
 def padded_operands(normal: Normal, name: str) -> tuple[Normal, list[str]] | None:
     """With the operands of the product `name` as arrays whose rows are whole pieces of 16 bytes,
-    zeros behind what there is. And their names.
+    zeros after what there is. And their names.
 
     >>> from tilewright.ir.text.formula import parse_formula
     >>> formula = parse_formula('''
@@ -316,7 +316,7 @@ def padded_operands(normal: Normal, name: str) -> tuple[Normal, list[str]] | Non
     known = [{v: n for v, n in zip(at, extents(read.buffer), strict=True) if isinstance(n, int)}
              | {x.var: x.extent for x in f.over if x.var in at and isinstance(x.extent, int)}
              for at, read in zip(places, reads, strict=True)]  # fmt: skip
-    longer: dict[Var, int] = {}  # by axis: its length with zeros behind it
+    longer: dict[Var, int] = {}  # by axis: its length with zeros after it
     for read, at, ends in zip(reads, places, known, strict=True):
         if not has_whole_rows(read.buffer):
             last, each = at[-1], 128 // read.dtype.bits

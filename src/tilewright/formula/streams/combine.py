@@ -12,7 +12,7 @@ from tilewright.formula.streams.stream import Center, Fold, Result, Stream, Sum,
 from tilewright.ir.core import *
 from tilewright.ir.formula import Monoid, together
 
-NOWHERE = (1 << 31) - 1  # a place behind all others
+NOWHERE = (1 << 31) - 1  # a place after all others
 Folded: TypeAlias = Callable[[Var, str, Expr, "Monoid | None"], Expr]
 
 

@@ -487,7 +487,7 @@ def _alone(levels: tuple[Level, ...], elements: frozenset[Var], index: Var) -> S
 
 
 def _parted(level: Level, elements: frozenset[Var]) -> tuple[Expr, list[Expr]]:
-    """What a sum is of, and the factors that are the same in all steps: once, behind the loop.
+    """What a sum is of, and the factors that are the same in all steps: once, after the loop.
     Powers stay, and numbers that are far from one: what is summed keeps its range."""
     inside, behind = list[Expr](), list[Expr]()
     summed = level.monoid == "sum" and level.name.dtype.is_float

@@ -53,7 +53,7 @@ _SHORT |= dict.fromkeys(("neg", "max_nan", "min_nan"), "x")
 
 
 class Writer:
-    """The lines of one kernel: before its loop, inside, and behind. What stays the same in the
+    """The lines of one kernel: before its loop, inside, and after. What stays the same in the
     loop is written before it."""
 
     def __init__(

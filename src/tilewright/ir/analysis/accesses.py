@@ -126,7 +126,7 @@ def _map_accesses(op: Map) -> Iterator[_Found]:
             plain = kind == "threads" and all(i in extents for i in indices)
             if _is_one_to_one(op.layout) and plain:
                 axes = tuple(op.vars.index(i) for i in indices if isinstance(i, Var))
-                pattern = ("nest", op.layout, axes, tuple(extents.values()))
+                pattern = ("map", op.layout, axes, tuple(extents.values()))
             yield buffer, kind, writes, box, pattern, None
 
 
@@ -147,7 +147,7 @@ def _copy_pattern(op: Op) -> Any:
 def _span(
     index: Expr, extents: Mapping[Var, int | None], inner: set[Var]
 ) -> tuple[Expr, int] | None:
-    """The indices that an expression takes over a nest: the first, and how many."""
+    """The indices that an expression takes over a map: the first, and how many."""
     if variables(index) & inner or loads(index):
         return None
     size = 1

@@ -16,10 +16,10 @@ Who touches memory, and when that is over:
   may write the same elements of a tensor need the wait for the first between them.
 
 What reads through the asynchronous proxy, and a bulk load that overwrites, sees ordinary writes
-only behind a fence by the writers and a barrier after it. Ordinary reads are over behind a fence,
+only after a fence by the writers and a barrier after it. Ordinary reads are over after a fence,
 too: threads meet at `__syncthreads` while their loads are under way, and on an H200 a bulk load
 that was issued then has overwritten what they had not read yet. A barrier in shared memory
-(`mbarrier`) is served behind the loads that stand before it, and needs no fence.
+(`mbarrier`) is served after the loads that stand before it, and needs no fence.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Hazards(Flow[State]):
                 ((a.age, at[op], a.buffer, a.kind, a.writes), k)
                 for k, (a, op) in enumerate(found.old)
             )
-            # one fence behind the last write in front serves all of them
+            # one fence after the last write in front serves all of them
             before = [x for x in order if found.missing == "fence" and x[0][1] < new]
             old, op = found.old[(before[-1] if before else order[0])[1]]
             return Hazard(found.missing, new, at[op], old)

@@ -63,7 +63,7 @@ class Lifetimes:
         return at, [n for n in spans if self.lives(n, at)]
 
     def in_place(self, kernel: Kernel, sizes: Mapping[str, int]) -> Lifetimes:
-        """Behind loops, what an elementwise op reads for the last time and what it makes share
+        """After loops, what an elementwise op reads for the last time and what it makes share
         registers, where that takes no more. Inside, neighbouring iterations may overlap."""
         inside = {id(op) for loop in walk_ops(kernel, For) for op in walk_ops(loop.body, Map)}
         born: dict[int, int] = {}
@@ -173,7 +173,7 @@ class _Walk:
         first = min(t.position for t in touches)
         last = max(max(t.position, self.over(t, touches)) for t in touches)
         home = self.homes.get(name, ())
-        # conditions are read again behind every turn
+        # conditions are read again after every turn
         asked = {t.position for t in touches if isinstance(self.ops[t.position], While)}
         around = {at for t in touches for at, _ in t.chain if at in self.loops} | asked
         # the innermost first: what a loop inside makes longer may reach out of the one around

@@ -112,7 +112,7 @@ class _Analysis:
         return _source(exprs, self.causes)
 
     def body(self, body: Body, control: Name | None, loop: int | None) -> Name | None:
-        """`control` decides which threads run the body. Returns what decides behind it, within
+        """`control` decides which threads run the body. Returns what decides after it, within
         the innermost loop: some threads may have gone on to its next iteration."""
         for op in body:
             control = _first(self.visit(op, control, loop), control)

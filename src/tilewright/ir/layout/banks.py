@@ -159,7 +159,7 @@ def make_swizzled_layout(
     """The layout of a tile, given as a shape and the bits of an element, or as the tile itself,
     that its matrix instructions read without bank conflicts: the row-major tile with Hopper's 128,
     64 or 32 byte swizzle, the widest one, up to `max_bytes`, whose span divides a row.
-    Rows longer than the span are cut into panels of that width, one behind the other, as bulk
+    Rows longer than the span are cut into panels of that width, one after the other, as bulk
     copies and matrix descriptors take them; rows that no span divides stay as they are.
 
     In bytes, address bits 4..6 (128), 4..5 (64) or 4 (32) take XOR of the bits three above.

@@ -308,12 +308,12 @@ def check_turns(kernel: Kernel, context: Context) -> None:
                 context.fail(
                     f"this turn may still last at the end of role {role.name}",
                     op=left,
-                    fix="add `turn end` behind the last op of the section",
+                    fix="add `turn end` after the last op of the section",
                 )
 
 
 def _turns(body: Body, began: Turn | None, around: Turn | None, context: Context) -> Turn | None:
-    """The turn that lasts behind `body`, given the one before it and the one that lasts where the
+    """The turn that lasts after `body`, given the one before it and the one that lasts where the
     loop around goes on."""
     for op in body:
         if isinstance(op, Turn):
@@ -332,7 +332,7 @@ def _turns(body: Body, began: Turn | None, around: Turn | None, context: Context
                 (_turns(side, began, around, context), bool(side) and isinstance(side[-1], JUMPS))
                 for side in (op.then, op.orelse)
             ]
-            sides = [turn for turn, jumps in left if not jumps]  # those that go on behind it
+            sides = [turn for turn, jumps in left if not jumps]  # those that go on after it
             if len({turn is None for turn in sides}) > 1:
                 context.fail(
                     "a turn begins or ends on one side of this branch only",

@@ -9,10 +9,10 @@ nothing to do with each other.
 
     for k { T = A[k]·B[k]; … }
 
-In the second form nobody else may have to do with the tile: behind the loop it would not be zero.
+In the second form nobody else may have to do with the tile: after the loop it would not be zero.
 
-A mask that is written first, of zeros and other constants, is added behind the product instead, or
-behind the last of several into the same tile, where most of its elements do nothing and
+A mask that is written first, of zeros and other constants, is added after the product instead, or
+after the last of several into the same tile, where most of its elements do nothing and
 `unswitch_guards` asks for few of the others:
 
     map (i, j) { T[i, j] = 0 if seen else -inf }; T += A·B
@@ -45,10 +45,10 @@ def fold_accumulator_init(at: Facts) -> Kernel:
             elif isinstance(op, Gemm) and _adds(op) and op.c.buffer.name not in at.viewed:
                 behind = _behind(body, n, op.c.buffer, at.viewed)
                 if behind is not None:
-                    start, nest = behind
+                    start, map_ = behind
                     changes |= {id(start): (), id(op): (_anew(at, op),)}
-                    end = _last_product(body, n, op.c.buffer, nest) if nest else op
-                    changes[id(end)] = (*changes.get(id(end), (end,)), *nest)
+                    end = _last_product(body, n, op.c.buffer, map_) if map_ else op
+                    changes[id(end)] = (*changes.get(id(end), (end,)), *map_)
     return map_ops(at.kernel, lambda op: changes.get(id(op)))
 
 
@@ -70,7 +70,7 @@ def _clears(op: Op, tile: Buffer) -> bool:
 
 
 def _behind(ops: Body, at: int, tile: Buffer, shown: set[str]) -> tuple[Op, Body] | None:
-    """What starts a tile for the product `ops[at]`, and what does the same behind that."""
+    """What starts a tile for the product `ops[at]`, and what does the same after that."""
     last = next((k for k in range(at - 1, -1, -1) if _touches(ops[k], tile)), None)
     if last is None or leaves_early(ops[last:at]):  # who leaves in between leaves zeros behind
         return None
@@ -79,17 +79,17 @@ def _behind(ops: Body, at: int, tile: Buffer, shown: set[str]) -> tuple[Op, Body
         return first, ()
     if not isinstance(first, Map):
         return None
-    reads = mentioned(first) - {tile.name}  # would they be the same behind the product?
+    reads = mentioned(first) - {tile.name}  # would they be the same after the product?
     if reads & shown or reads & written_in(ops[last:at]):
         return None
-    nest = _added(first, tile)
-    return None if nest is None else (first, nest)
+    map_ = _added(first, tile)
+    return None if map_ is None else (first, map_)
 
 
-def _last_product(ops: Body, at: int, tile: Buffer, nest: Body) -> Op:
+def _last_product(ops: Body, at: int, tile: Buffer, map_: Body) -> Op:
     """The last of the products that add to `tile` from `ops[at]` on, one after the other, with
-    nothing between them that changes what `nest` reads."""
-    reads = {name for op in nest for name in mentioned(op)} - {tile.name}
+    nothing between them that changes what `map_` reads."""
+    reads = {name for op in map_ for name in mentioned(op)} - {tile.name}
     last = ops[at]
     for op in ops[at + 1 :]:
         adds = isinstance(op, Gemm) and _adds(op) and op.c.buffer == tile
@@ -99,10 +99,10 @@ def _last_product(ops: Body, at: int, tile: Buffer, nest: Body) -> Op:
     return last
 
 
-def _added(nest: Map, tile: Buffer) -> Body | None:
-    """The constants that `nest` writes to every element of `tile`, added to it; None if it does
+def _added(map_: Map, tile: Buffer) -> Body | None:
+    """The constants that `map_` writes to every element of `tile`, added to it; None if it does
     anything else."""
-    *names, store = nest.body
+    *names, store = map_.body
     match store:
         case If(cond, (Store() as yes,), (Store() as no,)) if _same_place(yes, no):
             store = rebuild(yes, value=Select(cond, yes.value, no.value))
@@ -110,9 +110,9 @@ def _added(nest: Map, tile: Buffer) -> Body | None:
         not all(isinstance(op, Let) for op in names)
         or not isinstance(store, Store)
         or store.buffer != tile
-        or store.indices != nest.vars
-        or nest.extents != tile.shape
-        or any(load.buffer == tile for op in nest.body for load in op_loads(op))
+        or store.indices != map_.vars
+        or map_.extents != tile.shape
+        or any(load.buffer == tile for op in map_.body for load in op_loads(op))
     ):
         return None
     old = Load(tile, store.indices)
@@ -131,7 +131,7 @@ def _added(nest: Map, tile: Buffer) -> Body | None:
     new = added(store.value)
     if new is None or new is old:
         return None if new is None else ()
-    return (rebuild(nest, body=(*names, rebuild(store, value=new))),)
+    return (rebuild(map_, body=(*names, rebuild(store, value=new))),)
 
 
 def _same_place(a: Store, b: Store) -> bool:

@@ -15,7 +15,7 @@ are independent: then the axis that is contiguous in memory can be the vector, w
 
 `fuse_maps`: neighbouring maps over one box become one.
 
-`forget_tiles`: a tile that one map alone writes and reads, point by point, becomes a register.
+`promote_tiles`: a tile that one map alone writes and reads, point by point, becomes a register.
 """
 
 from __future__ import annotations
@@ -290,8 +290,8 @@ def absorb_loops(op: Map, at: Facts) -> Op:
     return op
 
 
-def _absorb(nest: Map, viewed: set[str]) -> Map | None:
-    *lets, loop = nest.body or (None,)
+def _absorb(map_: Map, viewed: set[str]) -> Map | None:
+    *lets, loop = map_.body or (None,)
     if not isinstance(loop, For):
         return None
     if not all(isinstance(op, Let) and is_pure(op.value) for op in lets):
@@ -300,13 +300,13 @@ def _absorb(nest: Map, viewed: set[str]) -> Map | None:
     plain = isinstance(loop.start, Const) and loop.start.value == 0
     plain = plain and isinstance(loop.step, Const) and loop.step.value == 1
     stop = substitute(loop.stop, values)
-    if not plain or variables(stop) & set(nest.vars) or not is_pure(stop):
+    if not plain or variables(stop) & set(map_.vars) or not is_pure(stop):
         return None
     body = substitute_vars(loop.body, values)
     if not _independent(body, loop.var, viewed):
         return None
     return replace(
-        nest, vars=(*nest.vars, loop.var), extents=(*nest.extents, stop), body=body, layout=None
+        map_, vars=(*map_.vars, loop.var), extents=(*map_.extents, stop), body=body, layout=None
     )
 
 
@@ -423,7 +423,7 @@ def _depends_on_memory(place: Place) -> bool:
 
 
 @kernel_pass
-def forget_tiles(at: Facts) -> Kernel:
+def promote_tiles(at: Facts) -> Kernel:
     """A tile that one map alone touches, at each point the element of that point after it was
     written there, is a local of the point: nobody sees what would be left in memory.
 

@@ -5,7 +5,7 @@ constant, or of one sign, and are not.
 everything that follows takes steps to be positive.
 
 `bound_maps`: maps whose extents are known only at launch become loops over maps of constant
-extents, which layouts deal to threads. Copies and fills of such regions become maps first.
+extents, which layouts distribute over threads. Copies and fills of such regions become maps first.
 
     map i in n { X[i] = 0 }
 

@@ -6,10 +6,10 @@ by `wrapped` and `to_narrow`; `bits_of` and `of_bits` go to and from what lies i
 
 **Memory.** Tensors, and shared tiles that are filled from them, become arrays of bytes that hold
 several elements each, the first in the low bits; other tiles hold one element in what values live
-in. Copies between packed places stay copies, of bytes. Everything else becomes nests that unpack
+in. Copies between packed places stay copies, of bytes. Everything else becomes maps that unpack
 what they read.
 
-No thread can write part of a byte: a nest that stores to packed memory is made to compute all
+No thread can write part of a byte: a map that stores to packed memory is made to compute all
 elements of a byte in one iteration. Where that cannot be, elements are set one by one, by two
 atomics on the word around each.
 """
@@ -441,7 +441,7 @@ def _reaches(p: Packing, op: Op) -> Iterable[Op]:
     raise p.refuse(op, found[0], f"{word} of")
 
 
-# ── nests that write bytes ───────────────────────────────────────────────────────────────────
+# ── maps that write bytes ───────────────────────────────────────────────────────────────────
 
 
 def _map(p: Packing, op: Map) -> Iterable[Op]:
@@ -456,7 +456,7 @@ def _map(p: Packing, op: Map) -> Iterable[Op]:
 
 
 def _is_last(op: Map, store: Store) -> bool:
-    """Whether `store` always happens, and nothing behind it reads what it wrote."""
+    """Whether `store` always happens, and nothing after it reads what it wrote."""
     places = [i for i, s in enumerate(op.body) if s is store]
     behind = op.body[places[0] + 1 :] if places else ()
     read = {x.buffer.name for s in walk_ops(behind) for x in op_loads(s)}

@@ -55,7 +55,7 @@ class Facts:
     @cached_property
     def outside_maps(self) -> set[int]:
         """Ids of the ops that stand in no map."""
-        return set(map(id, outside_nests(self.kernel.body)))
+        return set(map(id, outside_maps(self.kernel.body)))
 
     @cached_property
     def used(self) -> set[Buffer]:

@@ -33,7 +33,7 @@ OTHERS = 20  # registers for addresses, counters and sums
 
 @kernel_pass
 def split_loops(at: Facts) -> Kernel:
-    """Loops over maps ask for guards behind the iterations that need none."""
+    """Loops over maps ask for guards after the iterations that need none."""
     if at.has_roles or at.target.internal.unswitch_guards is False:
         return at.kernel
 
@@ -108,7 +108,7 @@ def _is_simple(op: Op) -> TypeGuard[For]:
     """A loop over maps, and copies by threads, that no schedule speaks of."""
     if not isinstance(op, For) or op.kind != "serial" or op.step != const(1):
         return False
-    inside, plain = [*outside_nests(op.body)], (Alloc, Let, Map, If, Hint)
+    inside, plain = [*outside_maps(op.body)], (Alloc, Let, Map, If, Hint)
     return any(isinstance(inner, Map) for inner in inside) and all(
         isinstance(inner, plain) or (isinstance(inner, Copy) and inner.atom == "threads")
         for inner in inside
@@ -119,9 +119,9 @@ def _loaded(loop: For, words: dict[str, int], threads: int) -> int:
     """Registers for what an iteration loads."""
     copied = [words.get(op.dst.buffer.name, 0) for op in walk_ops(loop, Copy)]
     read = [
-        ceil(prod(map(int, nest.extents)) * load.dtype.bits / 32 / threads)
-        for nest in walk_ops(loop, Map)
-        for load in {x for op in walk_ops(nest) for x in op_loads(op) if not x.buffer.is_fragment}
+        ceil(prod(map(int, map_.extents)) * load.dtype.bits / 32 / threads)
+        for map_ in walk_ops(loop, Map)
+        for load in {x for op in walk_ops(map_) for x in op_loads(op) if not x.buffer.is_fragment}
     ]
     return max(1, sum(copied) + max(read, default=0))
 

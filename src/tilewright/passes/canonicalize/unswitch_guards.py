@@ -57,13 +57,13 @@ def unswitch_guards(at: Facts) -> Kernel:
 
 
 def _guarded(op: Op) -> bool:
-    """Whether nests in `op` have conditions; of those that only copy they cost nothing."""
+    """Whether maps in `op` have conditions; of those that only copy they cost nothing."""
     return any(
         isinstance(inner, If)
         or any(isinstance(node, Select) for e in expressions(inner) for node in walk(e))
-        for nest in walk_ops(op, Map)
-        if nest.atom is None
-        for inner in walk_ops(nest.body)
+        for map_ in walk_ops(op, Map)
+        if map_.atom is None
+        for inner in walk_ops(map_.body)
     )
 
 
@@ -72,7 +72,7 @@ def _guarded(op: Op) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition of an op in a nest that is to be `want`, or a part of one, where all of its parts
+    """A condition of an op in a map that is to be `want`, or a part of one, where all of its parts
     have to be."""
 
     op: Op
@@ -82,10 +82,10 @@ class Guard:
     ranges: Ranges
 
 
-def _guards(nest: Map, ranges: Ranges, loop: For) -> Iterator[Guard]:
-    """The conditions of elements in `nest`; `ranges` hold in front of it."""
-    points = {var for inner in walk_ops(nest, Map) for var in inner.vars}
-    for op, here in scope.walk_body((nest,), ranges):
+def _guards(map_: Map, ranges: Ranges, loop: For) -> Iterator[Guard]:
+    """The conditions of elements in `map_`; `ranges` hold in front of it."""
+    points = {var for inner in walk_ops(map_, Map) for var in inner.vars}
+    for op, here in scope.walk_body((map_,), ranges):
         for cond, common in _asked(op).items():
             parts = []
             for part, want in together(cond, common):
@@ -130,8 +130,8 @@ def together(cond: Expr, want: bool) -> list[tuple[Expr, bool]]:
     return [(cond, want)]
 
 
-def _unguarded(nest: Map, guards: Iterable[Guard]) -> Body:
-    """`nest` where `guards` are as wanted: without them, and without what then does nothing."""
+def _unguarded(map_: Map, guards: Iterable[Guard]) -> Body:
+    """`map_` where `guards` are as wanted: without them, and without what then does nothing."""
     claims: dict[int, dict[Expr, bool]] = {}  # by id of an op
     for guard in guards:
         claims.setdefault(id(guard.op), {})[guard.cond] = guard.want
@@ -149,11 +149,11 @@ def _unguarded(nest: Map, guards: Iterable[Guard]) -> Body:
                 result.append(op)
         return tuple(result)
 
-    return go((nest,)) if claims else (nest,)
+    return go((map_,)) if claims else (map_,)
 
 
 def _idle(op: Op) -> bool:
-    """A nest, loop or branch that does nothing any more."""
+    """A map, loop or branch that does nothing any more."""
     return isinstance(op, (Map, For, If)) and all(
         isinstance(inner, Let) for body in bodies(op) for inner in body
     )
@@ -190,7 +190,7 @@ def _body(
             if not _guarded(op) or (isinstance(op, Map) and loop is None):
                 result.append(op)
             elif isinstance(op, Map) and loop is not None:
-                result += _nest(at, op, ranges, loop)
+                result += _unswitch(at, op, ranges, loop)
             else:
                 result += _inside(at, op, ranges, loop, written)
         ranges, written = scope.after(op, ranges), written | surely_written((op,))
@@ -198,7 +198,7 @@ def _body(
 
 
 def surely_written(body: Body) -> set[str]:
-    """Scalars that have values behind `body`, whichever way control takes."""
+    """Scalars that have values after `body`, whichever way control takes."""
     found: set[str] = set()
     for op in body:
         if isinstance(op, If):
@@ -212,7 +212,7 @@ def surely_written(body: Body) -> set[str]:
 def _inside(
     at: Facts, op: Op, ranges: Ranges, loop: _Loop | None, written: frozenset[str]
 ) -> Iterator[Op]:
-    """`op` with nests in its bodies rewritten."""
+    """`op` with maps in its bodies rewritten."""
     mine = loop
     if isinstance(op, For) and op.kind in KINDS:
         mine = _Loop(op, ranges, at, written) if _counts(at, op) else None
@@ -240,15 +240,15 @@ def _counts(at: Facts, loop: For) -> bool:
     )
 
 
-def _nest(at: Facts, nest: Map, ranges: Ranges, loop: _Loop) -> Body:
-    """`nest`, with the guards that some iterations need in these alone."""
-    ids = [id(op) for op in walk_ops(nest)]
+def _unswitch(at: Facts, map_: Map, ranges: Ranges, loop: _Loop) -> Body:
+    """`map_`, with the guards that some iterations need in these alone."""
+    ids = [id(op) for op in walk_ops(map_)]
     if len({*ids}) != len(ids):  # guards are found by their ops
-        return (nest,)
+        return (map_,)
     always: list[Guard] = []
     gone: list[Guard] = []
     free: Span = ()
-    for guard in _guards(nest, ranges, loop.loop):
+    for guard in _guards(map_, ranges, loop.loop):
         span = loop.holds(guard.resolved, guard.want, guard.ranges)
         if span is None:
             continue
@@ -259,21 +259,21 @@ def _nest(at: Facts, nest: Map, ranges: Ranges, loop: _Loop) -> Body:
         elif not loop.empty(both):
             gone.append(guard)
             free = both
-    some = _unguarded(nest, always)
+    some = _unguarded(map_, always)
     if not gone:
         return some
     others = loop.outside(loop.least(free))
     conds = " and ".join(dict.fromkeys(str(guard.cond) for guard in gone))
-    loop.said.append(f"{key_of(nest)} tests {conds} only where {others}")
+    loop.said.append(f"{key_of(map_)} tests {conds} only where {others}")
     # the one with guards keeps its names: other passes have spoken of it
     rare = Hint("rare")
-    bare = tuple(_renamed(at, op) for op in _unguarded(nest, (*always, *gone)))
+    bare = tuple(_renamed(at, op) for op in _unguarded(map_, (*always, *gone)))
     return (If(others, (rare, *some), bare),)
 
 
-def _renamed(at: Facts, nest: Op) -> Op:
-    copy = rename_unique(nest)
-    for old, new in zip(walk_ops(nest), walk_ops(copy), strict=True):
+def _renamed(at: Facts, map_: Op) -> Op:
+    copy = rename_unique(map_)
+    for old, new in zip(walk_ops(map_), walk_ops(copy), strict=True):
         if isinstance(old, Map):
             because(at.kernel.name, new, f"as {key_of(old)} of the same loop")
         elif isinstance(old, (Alloc, View)) and isinstance(new, (Alloc, View)):
@@ -291,7 +291,7 @@ Span: TypeAlias = tuple[Expr, ...]
 
 @dataclass
 class _Loop:
-    """A loop around nests, and what is found in front of it. `ranges` hold there, and the scalars
+    """A loop around maps, and what is found in front of it. `ranges` hold there, and the scalars
     `written` have values."""
 
     loop: For

@@ -18,7 +18,7 @@ else `grouped` where blocks of a row load the same tiles and blocks of a column 
 places are computed; what is looked up is taken to be the same for neighbours.
 In kernels with clusters these are the orders of clusters.
 
-The second half tells how long a grid takes when its tiles differ, by who deals them out. Lengths
+The second half tells how long a grid takes when its tiles differ, by who hands them out. Lengths
 are in iterations of the tiles' pipelined loops. The hardware gives the next tile to
 whichever block is done first (`handed_out`), and every tile begins and ends with nobody computing.
 Blocks that stay walk over tiles that are theirs from the start (`in_waves`): what ends one tile and
@@ -224,19 +224,19 @@ class _Orders:
         section, inside, narrow = self.panels("section", number, size, length, width)
         step = self.let("step", inside // narrow)
         rest = self.let("rest", section * size + inside - step * narrow)
-        places = self.dealt(rest, others[:-1], others[-1])
+        places = self.distributed(rest, others[:-1], others[-1])
         return self.placed({**places, axis: length - 1 - step if direction > 0 else step})
 
     def longest(self, axis: int, direction: int) -> list[Op]:
         # where the axis is the slowest already, the others keep the indices they are launched with
         rank = len(self.counts)
         axes = [axis] if axis == rank - 1 else range(rank)
-        places = self.dealt(self.number(axes), [a for a in axes if a != axis], axis)
+        places = self.distributed(self.number(axes), [a for a in axes if a != axis], axis)
         if direction > 0:
             places[axis] = self.counts[axis] - 1 - places[axis]
         return self.placed(places)
 
-    def dealt(self, number: Expr, axes: Iterable[int], last: int) -> dict[int, Expr]:
+    def distributed(self, number: Expr, axes: Iterable[int], last: int) -> dict[int, Expr]:
         """The places of `number` on `axes`, the first of them fastest, and on the last one."""
         places: dict[int, Expr] = {}
         for axis in axes:
@@ -500,7 +500,7 @@ def handed_out(lengths: Lengths, blocks: int) -> float:
 
 
 def in_waves(lengths: Lengths, blocks: int) -> float:
-    """The same where wave after wave of tiles is dealt to blocks that stay, there and back."""
+    """The same where persistent blocks take wave after wave of tiles, there and back."""
     waves = np.pad(lengths, (0, -len(lengths) % blocks)).reshape(-1, blocks)
     shares = waves[::2].sum(axis=0) + waves[1::2, ::-1].sum(axis=0)
     return UNEVEN * float(shares.max())

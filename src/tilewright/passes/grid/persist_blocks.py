@@ -2,10 +2,10 @@
 
     for tile in block .. tiles step=blocks kind=persistent { let bx = tile % columns … body }
 
-Where some tiles have more work than others, every other wave of them is dealt backwards. Tiles are
-numbered as blocks are launched, axis 0 fastest, so the orders of `order_blocks` hold, and tiles
+Where some tiles have more work than others, every other wave of them is handed out backwards. Tiles
+are numbered as blocks are launched, axis 0 fastest, so the orders of `order_blocks` hold, and tiles
 that run at the same time are those that would have. The loop is a loop like any other: what comes
-behind puts barriers and waits between one tile's use of shared memory and the next one's, and rings
+after puts barriers and waits between one tile's use of shared memory and the next one's, and rings
 run on from tile to tile.
 
 Shared memory is one per block and allocated before the loop. Registers belong to a tile: what is
@@ -192,8 +192,8 @@ def _persistent(kernel: Kernel, blocks: int, uneven: bool) -> Kernel:
 
 
 def _there_and_back(tile: Var, block: Var, total: Expr, body: Body, blocks: int) -> For:
-    """Waves of tiles, every other one dealt from the last block to the first: where tiles have less
-    and less work, the block that had the most of one wave has the least of the next."""
+    """Waves of tiles, every other one handed out from the last block to the first: where tiles have
+    less and less work, the block that had the most of one wave has the least of the next."""
     wave = fresh_var("wave", dtype=tile.dtype)
 
     def place(number: Expr) -> Expr:
@@ -207,7 +207,7 @@ def _there_and_back(tile: Var, block: Var, total: Expr, body: Body, blocks: int)
 
 
 def _placed(kernel: Kernel, tile: Var, body: Body) -> Body:
-    """`body` behind the indices of `tile` that it needs."""
+    """`body` after the indices of `tile` that it needs."""
     rank = len(kernel.grid)
     strides: list[Expr] = [const(1)]
     for extent in kernel.grid:

@@ -294,7 +294,7 @@ def split_gemms(at: Facts) -> Kernel:
 def _in_pieces(
     at: Facts, loop: For, tile: Buffer, moved: tuple[int, ...], dim: int, size: int
 ) -> Kernel:
-    """The statements `moved` of `loop`, a product into `tile` and nests, in pieces along `dim`."""
+    """The statements `moved` of `loop`, a product into `tile` and maps, in pieces along `dim`."""
     shape = tuple(const(size) if d == dim else s for d, s in enumerate(tile.shape))
     small = replace(tile, shape=shape)
 
@@ -392,7 +392,7 @@ def _users(facts: Facts, loop: For, at: int, tile: Buffer) -> list[int]:
 
 
 def _by_element(op: Op, tile: Buffer, name: str | None = None) -> bool:
-    """Whether a nest over the tile's box touches a buffer (by default the tile) only at its own
+    """Whether a map over the tile's box touches a buffer (by default the tile) only at its own
     point."""
     if not isinstance(op, Map) or op.layout is not None or len(op.vars) != len(tile.shape):
         return False

@@ -44,24 +44,24 @@ def _inside(body: Body, at: Facts) -> Body:
 
 def _held(op: For) -> Body | None:
     """`op` after the loads of what its loops read; None where that is not worth its registers."""
-    loops, nest = _nest(op)
-    if nest is None or not isinstance(nest.layout, Fragment):
+    loops, map_ = _inner_map(op)
+    if map_ is None or not isinstance(map_.layout, Fragment):
         return None
     trips = {loop.var: _trips(loop) for loop in loops}
-    reads = prod(trips.values()) * nest.layout.values
-    if nest.layout.cover != nest.layout.tile or not 0 < reads <= MOST_READ:
+    reads = prod(trips.values()) * map_.layout.values
+    if map_.layout.cover != map_.layout.tile or not 0 < reads <= MOST_READ:
         return None
-    for dim in range(len(nest.vars)):
+    for dim in range(len(map_.vars)):
         for parts in PARTS:
-            body = _held_in(op, nest, trips, dim, parts)
+            body = _held_in(op, map_, trips, dim, parts)
             if body is not None:
                 return body
     return None
 
 
-def _held_in(op: For, nest: Map, trips: Mapping[Var, int], dim: int, parts: int) -> Body | None:
+def _held_in(op: For, map_: Map, trips: Mapping[Var, int], dim: int, parts: int) -> Body | None:
     """`_held` for one of `parts` along a dimension of the map after the other."""
-    part = _part(nest, dim, parts)
+    part = _part(map_, dim, parts)
     if part is None:
         return None
     number, inner = part
@@ -89,14 +89,14 @@ def _held_in(op: For, nest: Map, trips: Mapping[Var, int], dim: int, parts: int)
     return (For(number, const(0), const(parts), body, kind="unroll", loc=op.loc),)
 
 
-def _part(nest: Map, dim: int, parts: int) -> tuple[Var, Map] | None:
+def _part(map_: Map, dim: int, parts: int) -> tuple[Var, Map] | None:
     """The map over one of `parts` along a dimension, and the variable that says which: what threads
     hold of each is the same, in other registers."""
-    layout, extent = nest.layout, nest.extents[dim]
+    layout, extent = map_.layout, map_.extents[dim]
     assert isinstance(layout, Fragment) and isinstance(extent, Const)
     number = fresh_var("part")
     if parts == 1:
-        return number, nest
+        return number, map_
     size = int(extent.value) // parts
     if size * parts != extent.value:
         return None
@@ -106,13 +106,13 @@ def _part(nest: Map, dim: int, parts: int) -> tuple[Var, Map] | None:
         return None
     if any(not own.same(other) for other in others):
         return None
-    v = nest.vars[dim]
-    body = substitute_vars(nest.body, {v: v + number * size})
-    extents = (*nest.extents[:dim], const(size), *nest.extents[dim + 1 :])
-    return number, rebuild(nest, extents=extents, body=body, layout=own)
+    v = map_.vars[dim]
+    body = substitute_vars(map_.body, {v: v + number * size})
+    extents = (*map_.extents[:dim], const(size), *map_.extents[dim + 1 :])
+    return number, rebuild(map_, extents=extents, body=body, layout=own)
 
 
-def _nest(op: For) -> tuple[list[For], Map | None]:
+def _inner_map(op: For) -> tuple[list[For], Map | None]:
     """The loops that surround nothing but one map, and that map, which writes registers only."""
     loops: list[For] = []
     inner: Op = op
@@ -163,12 +163,12 @@ class _Axis:
     wide: int = 1
 
 
-def _window(load: Load, nest: Map, layout: Fragment, trips: Mapping[Var, int]) -> _Window | None:
+def _window(load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int]) -> _Window | None:
     """What threads hold of the places that `load` reads in loops of so many `trips`."""
-    found = _axes(load, nest, layout, trips)
+    found = _axes(load, map_, layout, trips)
     if found is None:
         return None
-    axes = [next(x for x in found if isinstance(x, _Axis) and x.own is v) for v in nest.vars]
+    axes = [next(x for x in found if isinstance(x, _Axis) and x.own is v) for v in map_.vars]
     held = _held_layout(layout, axes)
     if held is None:
         return None
@@ -199,21 +199,21 @@ def _window(load: Load, nest: Map, layout: Fragment, trips: Mapping[Var, int]) -
 
 
 def _axes(
-    load: Load, nest: Map, layout: Fragment, trips: Mapping[Var, int]
+    load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int]
 ) -> list[_Axis | Expr] | None:
     """The indices of a load, those that stay the same as they are; None where threads cannot hold
     what it reads, or gain nothing."""
-    buffer, moving = load.buffer, (*nest.vars, *trips)
+    buffer, moving = load.buffer, (*map_.vars, *trips)
     if not buffer.is_global or buffer.dtype.bits < 8 or not load.indices:
         return None
-    inside = {v for op in walk_ops(nest.body) for v in bound(op)}
+    inside = {v for op in walk_ops(map_.body) for v in bound(op)}
     zero: dict[Var, Expr] = {v: const(0, v.dtype) for v in moving}
     seen: list[Var] = []
     found: list[_Axis | Expr] = []
     for n, index in enumerate(load.indices):
         by = {v: stride_of(index, v) for v in moving}
         base = simplify(substitute(index, zero))
-        own = [v for v in nest.vars if by[v] != 0]
+        own = [v for v in map_.vars if by[v] != 0]
         taps = [v for v in trips if by[v] != 0]
         seen += own + taps
         if any(step is None or step < 0 for step in by.values()) or loads(index):
@@ -225,7 +225,7 @@ def _axes(
             continue
         axis = _Axis(base, own[0], by[own[0]] or 0)
         for tap in taps:
-            many = _run(layout, nest.vars.index(axis.own))
+            many = _run(layout, map_.vars.index(axis.own))
             step = by[tap] or 0
             length = axis.step * (many - 1) + step * (trips[tap] - 1) + 1
             last = n == len(load.indices) - 1
@@ -237,13 +237,13 @@ def _axes(
         found.append(axis)
     axes = [x for x in found if isinstance(x, _Axis) and x.tap in trips]
     gains = any(x.wide > 1 or x.length < x.many * trips[x.tap] for x in axes if x.tap is not None)
-    gains = gains or _is_asked_for(load, nest)
+    gains = gains or _is_asked_for(load, map_)
     return found if gains and len(seen) == len(moving) == len({*seen}) else None
 
 
-def _is_asked_for(load: Load, nest: Map) -> bool:
+def _is_asked_for(load: Load, map_: Map) -> bool:
     """Whether conditions say which elements are read: each would be a branch, and waited for."""
-    nodes = (n for op in walk_ops(nest.body) for e in expressions(op) for n in walk(e))
+    nodes = (n for op in walk_ops(map_.body) for e in expressions(op) for n in walk(e))
     return any(load in loads(x) for n in nodes if isinstance(n, Select) for x in (n.a, n.b))
 
 

@@ -1,7 +1,7 @@
-"""Choose how every fragment and every elementwise nest is spread over the threads of a block.
+"""Choose how every fragment and every elementwise map is spread over the threads of a block.
 
-Three rounds over a graph of buffers and nests. **Strict**: matrix instructions and annotations
-prescribe. **Propagate**: what is known is carried along elementwise nests, copies, views and
+Three rounds over a graph of buffers and maps. **Strict**: matrix instructions and annotations
+prescribe. **Propagate**: what is known is carried along elementwise maps, copies, views and
 reductions until nothing changes. **Free**: the largest tile that is left gets the cheapest spread
 (`thread_layouts`), and propagation goes on. In every step all proposals are collected before one is
 taken, the strongest kind first, the fewest registers next, then the first in the text: the answer
@@ -29,9 +29,9 @@ from tilewright.passes.layout.thread_layouts import (
     Access,
     Wish,
     accesses,
-    buffer_from_nest,
+    buffer_from_map,
+    map_from_buffer,
     needed_by,
-    nest_from_buffer,
     spread,
     spread_in_words,
     static_extents,
@@ -40,7 +40,7 @@ from tilewright.passes.layout.thread_layouts import (
 )
 from tilewright.passes.overlap.roles import by_hand, role_of
 
-Key = str | int  # a buffer's name, or the id of a nest
+Key = str | int  # a buffer's name, or the id of a map
 MOST_TURNS, SOME_TURNS = 64, 4  # of loops, where they weigh; some: known only at run time
 
 
@@ -48,7 +48,7 @@ class Strength(IntEnum):
     """Kinds of proposals, the strongest first."""
 
     STRICT = 0
-    WRITTEN = 1  # what a nest writes decides its layout, and the other way round
+    WRITTEN = 1  # what a map writes decides its layout, and the other way round
     SAME = 2  # copies, views, reductions
     READ = 3
 
@@ -59,12 +59,12 @@ class Proposal:
     fragment: Fragment
     strength: Strength
     why: str
-    source: Key | None = None  # the buffer or nest that it follows
+    source: Key | None = None  # the buffer or map that it follows
 
 
 @dataclass
-class Nest:
-    """An elementwise nest and its accesses of fragments."""
+class MapNode:
+    """An elementwise map and its accesses of fragments."""
 
     op: Map
     accesses: list[Access]
@@ -73,18 +73,20 @@ class Nest:
 
 @dataclass
 class Problem:
-    """A kernel's unknowns: fragments by name, nests by id; `ops` with their positions."""
+    """A kernel's unknowns: fragments by name, maps by id; `ops` with their positions."""
 
     kernel: Kernel
     threads: int
     target: Target
     fragments: dict[str, Buffer] = field(default_factory=dict)
-    nests: dict[int, Nest] = field(default_factory=dict)
+    maps: dict[int, MapNode] = field(default_factory=dict)
     ops: list[tuple[int, Op, Ranges]] = field(default_factory=list)
     known: dict[Key, Fragment] = field(default_factory=dict)
     why: dict[Key, str] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)  # id of an op -> how often it runs, about
-    crews: dict[Key, int] = field(default_factory=dict)  # threads of a role that is not all of them
+    partitions: dict[Key, int] = field(
+        default_factory=dict
+    )  # threads of a role that is not all of them
     source: dict[Key, Key] = field(default_factory=dict)
 
     @cached_property
@@ -103,12 +105,12 @@ class Problem:
 
     @cached_property
     def turned(self) -> set[str]:
-        """Tiles that nests turn over."""
-        return {pair[1].name for nest in self.nests.values() if (pair := turned(nest.op))}
+        """Tiles that maps turn over."""
+        return {pair[1].name for map_ in self.maps.values() if (pair := turned(map_.op))}
 
 
 def fragments_in(op: Op) -> set[str]:
-    """The fragments that an op, or a nest as a whole, names."""
+    """The fragments that an op, or a map as a whole, names."""
     ops = walk_ops(op) if isinstance(op, Map) else (op,)
     found = [buffer for each in ops for buffer in named_buffers(each)]
     return {buffer.name for buffer in found if buffer.is_fragment}
@@ -124,7 +126,7 @@ def infer_layouts(at: Facts) -> Kernel:
 
 
 def spread_fragments(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Kernel:
-    """`kernel` with a layout for every fragment and nest."""
+    """`kernel` with a layout for every fragment and map."""
     problem = collect(kernel, dims, target)
     solve(problem)
     say(problem)
@@ -152,11 +154,11 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
             key, layout = op.buffer.name, op.buffer.layout
         elif isinstance(op, Map):
             key, layout = id(op), op.layout
-            problem.nests[key] = Nest(op, accesses(op, around), known)
+            problem.maps[key] = MapNode(op, accesses(op, around), known)
         else:
             continue
         role = roles.get(id(op)) or users.get(key)
-        problem.crews[key] = problem.threads if role is None else role.warps * WARP
+        problem.partitions[key] = problem.threads if role is None else role.warps * WARP
         if isinstance(layout, Fragment):
             problem.known[key] = layout
             problem.why[key] = "given with the program"
@@ -164,7 +166,7 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
 
 
 def _walk(body: tuple[Op, ...], turns: int) -> Iterator[tuple[Op, int]]:
-    """Ops outside nests, and how often they run."""
+    """Ops outside maps, and how often they run."""
     for op in body:
         yield op, turns
         for inner in () if isinstance(op, Map) else bodies(op):
@@ -185,7 +187,7 @@ def _trips(op: Op) -> int:
 
 def solve(problem: Problem) -> None:
     """Fill `known`."""
-    unknown: set[Key] = {*problem.fragments, *problem.nests}
+    unknown: set[Key] = {*problem.fragments, *problem.maps}
     unknown -= problem.known.keys()
     asking: dict[Key, dict[int, Op]] = {}  # the ops whose rules ask for a key, by position
     for position, op, _ in problem.ops:
@@ -219,15 +221,15 @@ def solve(problem: Problem) -> None:
 
 
 def _by_size(problem: Problem) -> list[Key]:
-    """The largest first; the first in the text of equals, fragments before nests."""
-    keys: list[Key] = [*problem.fragments, *problem.nests]
+    """The largest first; the first in the text of equals, fragments before maps."""
+    keys: list[Key] = [*problem.fragments, *problem.maps]
     return sorted(keys, key=lambda key: -prod(_shape(problem, key)))
 
 
 def _shape(problem: Problem, key: Key) -> tuple[int, ...]:
     if isinstance(key, str):
         return problem.fragments[key].static_shape
-    return static_extents(problem.nests[key].op)
+    return static_extents(problem.maps[key].op)
 
 
 def _hint(problem: Problem, op: Hint) -> Iterator[Proposal]:
@@ -237,7 +239,7 @@ def _hint(problem: Problem, op: Hint) -> Iterator[Proposal]:
 
 
 def _gemm(problem: Problem, op: Gemm) -> Iterator[Proposal]:
-    threads = problem.crews.get(op.c.name, problem.threads)
+    threads = problem.partitions.get(op.c.name, problem.threads)
     for name, buffer, found in wanted_operands(op, threads, problem.target):
         split = split_of(op, threads, problem.target)
         assert split is not None
@@ -291,17 +293,17 @@ def _carried(known: Fragment, op: Copy | View | Reduce, other: Buffer) -> Fragme
 
 
 def _map(problem: Problem, op: Map) -> Iterator[Proposal]:
-    nest, layout = problem.nests[id(op)], problem.known.get(id(op))
-    for access in nest.accesses:
+    map_, layout = problem.maps[id(op)], problem.known.get(id(op))
+    for access in map_.accesses:
         name, known = access.buffer.name, problem.known.get(access.buffer.name)
         strength = Strength.WRITTEN if access.writes else Strength.READ
         if layout is None and known is not None:
-            found = nest_from_buffer(access, known)
+            found = map_from_buffer(access, known)
             if found is not None:
                 why = f"follows {name}, which it {'writes' if access.writes else 'reads'}"
                 yield Proposal(id(op), found, strength, why, name)
         elif layout is not None and known is None:
-            found = buffer_from_nest(access, layout)
+            found = buffer_from_map(access, layout)
             if found is not None:
                 verb, origin = "written" if access.writes else "read", problem.source.get(id(op))
                 through = f"the elementwise loop {at_line(op.loc)}, where it is {verb}"
@@ -329,7 +331,7 @@ def free_choice(problem: Problem, key: Key) -> Proposal:
         why = "transposed between shared tiles by 8×8 matrices"
         return Proposal(key, matrices, Strength.READ, why)
     wish = _wish(problem, key)
-    fragment = spread(_shape(problem, key) or (1,), problem.crews[key], wish)
+    fragment = spread(_shape(problem, key) or (1,), problem.partitions[key], wish)
     why = "free: " + spread_in_words(fragment, wish)
     if isinstance(key, int) and (missed := _missed(problem, key, fragment)):
         # the layout of a tile like it, which what it reads was made from
@@ -340,7 +342,7 @@ def free_choice(problem: Problem, key: Key) -> Proposal:
                 same = (
                     name
                     if isinstance(name, str)
-                    else f"the elementwise loop at {at_line(problem.nests[name].op.loc)}"
+                    else f"the elementwise loop at {at_line(problem.maps[name].op.loc)}"
                 )
                 return Proposal(key, other, Strength.READ, f"as {same}, whose result it reads")
     return Proposal(key, fragment, Strength.READ, why)
@@ -364,13 +366,13 @@ def _matrices(problem: Problem, key: Key) -> Fragment | None:
             return None
     if not onward:
         return None
-    return as_matrices(problem.fragments[key].static_shape, problem.crews[key])
+    return as_matrices(problem.fragments[key].static_shape, problem.partitions[key])
 
 
 def _missed(problem: Problem, number: int, layout: Fragment) -> int:
-    """Fragments that the nest reads, under this layout, from other threads' registers."""
+    """Fragments that the map reads, under this layout, from other threads' registers."""
     count = 0
-    for a in problem.nests[number].accesses:
+    for a in problem.maps[number].accesses:
         held = problem.known.get(a.buffer.name)
         if held is not None and not a.writes and a.points is not None:
             needed = needed_by(a.points, layout)
@@ -381,7 +383,7 @@ def _missed(problem: Problem, number: int, layout: Fragment) -> int:
 def say(problem: Problem) -> None:
     """Tell why each unknown became what it is."""
     for key, why in problem.why.items():
-        about = key if isinstance(key, str) else problem.nests[key].op
+        about = key if isinstance(key, str) else problem.maps[key].op
         because(problem.kernel.name, about, why)
 
 
@@ -393,16 +395,16 @@ def _wish(problem: Problem, key: Key) -> Wish:
     scanned: dict[int, int] = {}
     anywhere = problem.target.internal.rows == "any"
     if isinstance(key, str):
-        nests: list[Nest] = []
+        maps: list[MapNode] = []
         for op, ranges in problem.touching.get(key, ()):
             if isinstance(op, Copy):
                 vectors += _copied(op, key, ranges, anywhere)
             elif isinstance(op, Reduce) and op.src.name == key:
                 reduced[op.axis] = reduced.get(op.axis, 0) + problem.turns[id(op)]
             elif isinstance(op, Map):
-                nest = problem.nests[id(op)]
-                own = [a for a in nest.accesses if a.buffer.name == key]
-                nests += [nest for a in own if a.indices[-1:] == op.vars[-1:]]
+                map_ = problem.maps[id(op)]
+                own = [a for a in map_.accesses if a.buffer.name == key]
+                maps += [map_ for a in own if a.indices[-1:] == op.vars[-1:]]
             uses += problem.turns[id(op)]
         copies = _copies(problem, key)  # as in a wider type
         for name in (key, *copies):
@@ -415,11 +417,11 @@ def _wish(problem: Problem, key: Key) -> Wish:
                 for op, ranges in problem.touching.get(name, ()):
                     vectors += _copied(op, name, ranges, anywhere)
         for space in (Space.GLOBAL, Space.SHARED):
-            vectors = vectors or [v for nest in nests for v in _widths(nest, anywhere, space)]
+            vectors = vectors or [v for map_ in maps for v in _widths(map_, anywhere, space)]
         size = _bytes(problem.fragments[key])
         vectors = vectors or [(WIDEST // size or 1, size)]
     else:
-        vectors = [*_widths(problem.nests[key], anywhere, Space.GLOBAL, Space.SHARED)] or [(1, 4)]
+        vectors = [*_widths(problem.maps[key], anywhere, Space.GLOBAL, Space.SHARED)] or [(1, 4)]
     exact = isinstance(key, str) and key in problem.viewed
     pairs = tuple(sorted(reduced.items()))
     lanes = LANES if key in problem.turned and Feature.LDMATRIX in problem.target.features else 0
@@ -440,7 +442,7 @@ def _copied(op: Op, name: str, ranges: Ranges, anywhere: bool) -> Iterator[tuple
 
 
 def _copies(problem: Problem, name: str) -> list[str]:
-    """Other fragments of its shape that are copied to or from one, or made of it by a nest, element
+    """Other fragments of its shape that are copied to or from one, or made of it by a map, element
     by element."""
     shape, buffers = problem.fragments[name].shape, list[Buffer]()
     for op, _ in problem.touching.get(name, ()):
@@ -448,7 +450,7 @@ def _copies(problem: Problem, name: str) -> list[str]:
             buffers += [r.buffer for r in (op.src, op.dst) if r.is_whole]
         elif isinstance(op, Map):
             plain = tuple(range(len(op.vars)))
-            mine = [a.buffer for a in problem.nests[id(op)].accesses if a.dims == plain]
+            mine = [a.buffer for a in problem.maps[id(op)].accesses if a.dims == plain]
             buffers += mine if any(buffer.name == name for buffer in mine) else []
     fits = [b.name for b in buffers if b.is_fragment and b.shape == shape and b.name != name]
     return [*dict.fromkeys(fits)]
@@ -464,17 +466,17 @@ def _bytes(buffer: Buffer) -> int:
     return max(1, buffer.dtype.bits // 8)
 
 
-def _widths(nest: Nest, anywhere: bool, *spaces: Space) -> Iterator[tuple[int, int]]:
-    """How wide a nest may move what it touches in `spaces`, and the bytes of an element: what its
+def _widths(map_: MapNode, anywhere: bool, *spaces: Space) -> Iterator[tuple[int, int]]:
+    """How wide a map may move what it touches in `spaces`, and the bytes of an element: what its
     last variable runs along."""
-    last = nest.op.vars[-1]
-    for inner in walk_ops(nest.op.body):
+    last = map_.op.vars[-1]
+    for inner in walk_ops(map_.op.body):
         for place, _ in elements_of(inner):
             *others, index = place.indices or (const(0),)
             along = stride_of(index, last) == 1 and not any(last in variables(i) for i in others)
             if along and place.buffer.space in spaces:
-                first = multiple_of(index - last, nest.ranges)
-                yield _widest(place.buffer, nest.ranges, anywhere, first)
+                first = multiple_of(index - last, map_.ranges)
+                yield _widest(place.buffer, map_.ranges, anywhere, first)
 
 
 def _widest(buffer: Buffer, ranges: Ranges, anywhere: bool, *others: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from tilewright.passes.layout.matrix_tiles import wanted_operands
 from tilewright.passes.layout.thread_layouts import (
     Access,
     accesses,
-    buffer_from_nest,
+    buffer_from_map,
     needed_by,
     plain_points,
     same_registers,
@@ -107,7 +107,7 @@ class _Converter:
 
 
 def _hoisted(op: Op) -> Iterable[Op]:
-    """`op`, a loop behind the conversions in it of what it does not change."""
+    """`op`, a loop after the conversions in it of what it does not change."""
     if not isinstance(op, For):
         return (op,)
     fixed = [
@@ -125,15 +125,15 @@ def _by_threads(source: Buffer, target: Buffer, op: Op) -> Copy:
     return Copy(whole(source), whole(target), atom="threads", loc=op.loc)
 
 
-def _fits(access: Access, nest: Fragment, writes: bool = False) -> bool:
+def _fits(access: Access, map_layout: Fragment, writes: bool = False) -> bool:
     """Whether each thread holds what it touches, in the same register as the others, and, if it
-    `writes`, each one that holds an element which the nest writes writes it itself."""
+    `writes`, each one that holds an element which the map writes writes it itself."""
     if access.points is None:
         return False
     fragment, shape = access.buffer.fragment, access.buffer.static_shape
     if access.dims is None:
-        return _fits_points(access.points, fragment, nest, writes)
-    return _fits_plainly(access.dims, access.extents, shape, fragment, nest, writes)
+        return _fits_points(access.points, fragment, map_layout, writes)
+    return _fits_plainly(access.dims, access.extents, shape, fragment, map_layout, writes)
 
 
 @lru_cache(maxsize=256)
@@ -142,21 +142,23 @@ def _fits_plainly(
     extents: tuple[int, ...],
     shape: tuple[int, ...],
     fragment: Fragment,
-    nest: Fragment,
+    map_layout: Fragment,
     writes: bool,
 ) -> bool:
-    """The answer for indices that are the nest's variables: most nests ask the same."""
-    return _fits_points(plain_points(dims, extents, shape), fragment, nest, writes)
+    """The answer for indices that are the map's variables: most maps ask the same."""
+    return _fits_points(plain_points(dims, extents, shape), fragment, map_layout, writes)
 
 
-def _fits_points(points: Indices, fragment: Fragment, nest: Fragment, writes: bool) -> bool:
-    reads_own = fragment.registers(needed_by(points, nest)) is not None
-    return reads_own and (not writes or _written_by_holders(points, fragment, nest, 1))
+def _fits_points(points: Indices, fragment: Fragment, map_layout: Fragment, writes: bool) -> bool:
+    reads_own = fragment.registers(needed_by(points, map_layout)) is not None
+    return reads_own and (not writes or _written_by_holders(points, fragment, map_layout, 1))
 
 
-def _written_by_holders(points: Indices, fragment: Fragment, nest: Fragment, most: int) -> bool:
+def _written_by_holders(
+    points: Indices, fragment: Fragment, map_layout: Fragment, most: int
+) -> bool:
     """Whether each thread that holds an element runs the iterations that write it, or `most`."""
-    needed, table, count = needed_by(points, nest), fragment.table(), fragment.elements
+    needed, table, count = needed_by(points, map_layout), fragment.table(), fragment.elements
     wanted = np.minimum(np.bincount(points[points >= 0], minlength=count), most)
     own = np.arange(len(needed))[:, None] * count + needed
     keys, times = np.unique(np.append(own[needed >= 0], -1), return_counts=True)
@@ -186,8 +188,8 @@ def picked_stores(op: Map) -> set[tuple[str, tuple[Expr, ...]]]:
 
 
 def _map(c: _Converter, op: Map) -> Iterable[Op]:
-    nest = op.layout
-    assert isinstance(nest, Fragment)
+    map_layout = op.layout
+    assert isinstance(map_layout, Fragment)
     before: list[Op] = []
     after: list[Op] = []
     swaps: dict[tuple[str, tuple[Expr, ...]], Buffer] = {}
@@ -198,11 +200,12 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
         if not access.writes or buffer in written:
             continue
         alone = (buffer.name, access.indices) in picked and (
-            points is None or not _written_by_holders(points, buffer.fragment, nest, points.size)
+            points is None
+            or not _written_by_holders(points, buffer.fragment, map_layout, points.size)
         )
-        if not alone and _fits(access, nest, writes=True):
+        if not alone and _fits(access, map_layout, writes=True):
             continue
-        layout = None if alone else buffer_from_nest(access, nest)
+        layout = None if alone else buffer_from_map(access, map_layout)
         written[buffer], there, back = c.twin(buffer, layout, op)
         before.append(there)
         after.append(back)
@@ -210,12 +213,12 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
     for access in found:
         buffer = access.buffer
         now = written.get(buffer, buffer)
-        if access.writes or now.is_shared or _fits(replace(access, buffer=now), nest):
+        if access.writes or now.is_shared or _fits(replace(access, buffer=now), map_layout):
             continue
-        layout = buffer_from_nest(access, nest)
+        layout = buffer_from_map(access, map_layout)
         if layout is not None:
             spread = replace(access, buffer=buffer.with_layout(layout))
-            layout = layout if _fits(spread, nest) else None
+            layout = layout if _fits(spread, map_layout) else None
         key = (buffer.name, layout)
         if key not in copies:
             copies[key], there, _ = c.twin(buffer, layout, op)

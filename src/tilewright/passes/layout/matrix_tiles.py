@@ -1,4 +1,4 @@
-"""How a product's tile is dealt to warps: which instruction, which split, which fragments.
+"""How a product's tile is distributed over warps: which instruction, which split, which fragments.
 
 One `Split` per `Gemm`, found from shapes, types, places and the warp policy alone, so that the
 choice of atoms and the inference of layouts agree without telling each other.
@@ -331,7 +331,7 @@ def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
 
 def _fma_fragments(op: Gemm, split: Split) -> dict[str, Fragment]:
     """Lanes of a warp lie side by side, each with a run that one load takes, so that loads of a
-    warp meet no conflict; warps lie beside each other, and the thread's next run is behind all of
+    warp meet no conflict; warps lie beside each other, and the thread's next run is after all of
     them, where the swizzle of a row is often the same. Four lanes in a row are a square: a load of
     16 bytes takes four turns of shared memory where four neighbours read different ones, else two.
     """

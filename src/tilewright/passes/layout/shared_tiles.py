@@ -134,7 +134,7 @@ def lay_out_shared(kernel: Kernel) -> Kernel:
 
 def _free_of_conflicts(shared: Region, held: Region) -> bool:
     """Whether threads move these registers by words, 16 bytes at a time, and meet no conflict in
-    rows that lie one behind the other. Such addresses differ by constants; those of a swizzle are
+    rows that lie one after the other. Such addresses differ by constants; those of a swizzle are
     computed for every load: of 1191 instructions of a float32 product's loop, 1024 multiplied."""
     fragment, buffer = held.buffer.layout, shared.buffer
     if not isinstance(fragment, Fragment) or buffer.dtype.bits < 32:
@@ -231,7 +231,7 @@ def as_matrices(shape: tuple[int, ...], threads: int) -> Fragment | None:
 
 
 def as_copy(op: Map, x: Buffer, y: Buffer, name: str) -> tuple[View, Copy]:
-    """The nest as a copy from `x` seen the other way round, which is called `name`."""
+    """The map as a copy from `x` seen the other way round, which is called `name`."""
     assert x.layout is not None and not isinstance(x.layout, Fragment)
     other = replace(x, name=name, shape=x.shape[::-1], layout=reversed_modes(x.layout))
     return View(other, x, loc=op.loc), Copy(whole(other), whole(y), loc=op.loc)

@@ -160,7 +160,7 @@ def cost(candidate: Candidate, wish: Wish) -> float:
 
 
 def prod_threads(fragment: Fragment, dim: int) -> int:
-    """Threads among which one dimension is dealt."""
+    """Threads among which one dimension is distributed."""
     thread = fragment.along(dim)[0]
     return prod(extent for extent, stride in thread.modes() if stride)
 
@@ -191,15 +191,15 @@ def coalesced(tile: Sequence[int], threads: int, vector: int = 1) -> Fragment:
     return (repeat(*steps) * spatial(*across) * inner).crop(*tile)
 
 
-MOST_INNER = 4096  # values of loop variables inside a nest that are looked at
+MOST_INNER = 4096  # values of loop variables inside a map that are looked at
 
 
 @dataclass(frozen=True)
 class Access:
-    """`buffer[indices]` in a nest. `points[p, r]`: the element (row-major; -1 outside) at point p
-    for the r-th values of the loop variables inside the nest or unrolled around it; None when an
-    index is known only at run time. `dims`: the nest's dimensions that are the indices, in order,
-    when that is all they are; `extents` those of the nest. `grid`: how many boxes like the nest's
+    """`buffer[indices]` in a map. `points[p, r]`: the element (row-major; -1 outside) at point p
+    for the r-th values of the loop variables inside the map or unrolled around it; None when an
+    index is known only at run time. `dims`: the map's dimensions that are the indices, in order,
+    when that is all they are; `extents` those of the map. `grid`: how many boxes like the map's
     make up the buffer, where the access is one of them."""
 
     buffer: Buffer
@@ -211,11 +211,11 @@ class Access:
     grid: tuple[int, ...] | None = None
 
 
-def needed_by(points: Indices, nest: Fragment) -> Indices:
-    """[threads, k] elements that each thread of a nest touches, -1 for none (`Access.points`)."""
-    table = nest.table()
+def needed_by(points: Indices, map_layout: Fragment) -> Indices:
+    """[threads, k] elements that each thread of a map touches, -1 for none (`Access.points`)."""
+    table = map_layout.table()
     found = points[np.maximum(table, 0)]
-    return np.where((table < 0)[..., None], -1, found).reshape(nest.threads, -1)
+    return np.where((table < 0)[..., None], -1, found).reshape(map_layout.threads, -1)
 
 
 @lru_cache(maxsize=64)
@@ -283,7 +283,7 @@ def unrolled(kernel: Kernel) -> dict[Var, range]:
 
 
 def _dims(op: Map, indices: tuple[Expr, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The nest's dimensions that are the indices, -1 for none where there is one element; None
+    """The map's dimensions that are the indices, -1 for none where there is one element; None
     where that is not all they are."""
     found: list[int] = []
     for index, size in zip(indices, shape, strict=True):
@@ -298,8 +298,8 @@ def _dims(op: Map, indices: tuple[Expr, ...], shape: tuple[int, ...]) -> tuple[i
 
 
 def _grid(op: Map, indices: tuple[Expr, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """How many boxes like the nest's make up a buffer of that shape, where the indices are the
-    nest's variables, in order, from the start of one of these on."""
+    """How many boxes like the map's make up a buffer of that shape, where the indices are the
+    map's variables, in order, from the start of one of these on."""
     extents = static_extents(op)
     if len(indices) != len(extents):
         return None
@@ -336,23 +336,23 @@ def _points(
     return np.where(inside, ravel(places, buffer.static_shape), -1)
 
 
-# ── from nests to buffers and back ───────────────────────────────────────────────────────────
+# ── from maps to buffers and back ───────────────────────────────────────────────────────────
 
 
-def buffer_from_nest(access: Access, nest: Fragment) -> Fragment | None:
+def buffer_from_map(access: Access, map_layout: Fragment) -> Fragment | None:
     """How the buffer is spread when each thread holds what it touches; None when that is not a
     fragment of the whole buffer."""
     shape = access.buffer.static_shape
     if access.dims is not None:
         try:
-            return _dropped(access.dims, nest, shape)
+            return _dropped(access.dims, map_layout, shape)
         except LayoutError:
             pass  # modes that cross the tile's dimensions, as views have: by its table, then
-    if access.grid is not None and nest.cover == nest.tile:
-        return repeat(*access.grid) * nest  # the other boxes are held as this one is
+    if access.grid is not None and map_layout.cover == map_layout.tile:
+        return repeat(*access.grid) * map_layout  # the other boxes are held as this one is
     if access.points is None:
         return None
-    needed = needed_by(access.points, nest)
+    needed = needed_by(access.points, map_layout)
     if not needed.size or (needed < 0).any():
         return None
     _, first = np.unique(needed, axis=1, return_index=True)
@@ -363,10 +363,12 @@ def buffer_from_nest(access: Access, nest: Fragment) -> Fragment | None:
     return found if found.is_complete else None
 
 
-def _dropped(dims: tuple[int, ...], nest: Fragment, shape: tuple[int, ...]) -> Fragment | None:
-    """`nest` less the dimensions that are not among `dims`, in their order."""
-    result, kept = nest, [d for d in dims if d >= 0]
-    for dim in sorted(set(range(len(nest.tile))) - set(kept), reverse=True):
+def _dropped(
+    dims: tuple[int, ...], map_layout: Fragment, shape: tuple[int, ...]
+) -> Fragment | None:
+    """`map_layout` less the dimensions that are not among `dims`, in their order."""
+    result, kept = map_layout, [d for d in dims if d >= 0]
+    for dim in sorted(set(range(len(map_layout.tile))) - set(kept), reverse=True):
         result = row_of(result, dim, keepdim=len(result.tile) == 1)
     if kept:
         order = sorted(kept)
@@ -374,15 +376,15 @@ def _dropped(dims: tuple[int, ...], nest: Fragment, shape: tuple[int, ...]) -> F
     return with_units(result, shape)
 
 
-def nest_from_buffer(access: Access, fragment: Fragment) -> Fragment | None:
-    """The layout of a nest in which every thread touches what it holds; None unless the access
-    is a bijection between the nest and the buffer, or a part of it in the same registers of all
+def map_from_buffer(access: Access, fragment: Fragment) -> Fragment | None:
+    """The layout of a map in which every thread touches what it holds; None unless the access
+    is a bijection between the map and the buffer, or a part of it in the same registers of all
     threads."""
     if access.dims is not None:
         try:
             return _raised(access.dims, fragment, access.extents)
         except LayoutError:
-            pass  # as in `buffer_from_nest`
+            pass  # as in `buffer_from_map`
     if access.points is None or access.points.shape[1] != 1 or fragment.cover != fragment.tile:
         return None
     points = access.points[:, 0]
@@ -402,7 +404,7 @@ def nest_from_buffer(access: Access, fragment: Fragment) -> Fragment | None:
 
 
 def _raised(dims: tuple[int, ...], fragment: Fragment, extents: tuple[int, ...]) -> Fragment | None:
-    """`fragment` with its dimensions where `dims` says that they are in the nest."""
+    """`fragment` with its dimensions where `dims` says that they are in the map."""
     kept = [d for d in dims if d >= 0 and extents[d] != 1]
     sizes = tuple(extents[d] for d in kept)
     squeezed = with_units(fragment, sizes or (1,))

@@ -120,7 +120,7 @@ class Access:
         )
 
     def found(self, low: Lowering) -> tuple[Body, Access]:
-        """What has to be loaded to find the place, and the access behind that."""
+        """What has to be loaded to find the place, and the access after that."""
         rows: dict[Var, Expr] = {}
         lets: list[Op] = []
         for var, value in self.named:
@@ -298,7 +298,7 @@ def find_access(
 
 
 def _within(low: Lowering, buffer: Buffer, starts: Sequence[Expr], more: Expr | int) -> Expr:
-    """Whether an element is in the tensor, so many behind one in its row."""
+    """Whether an element is in the tensor, so many after one in its row."""
     return low.within(buffer, (*starts[:-1], low.simplify(starts[-1] + more)))
 
 
@@ -532,7 +532,7 @@ def batched(
     work: tuple[Var, Callable[[Expr], Body]] | None = None,
 ) -> Body:
     """For a batch of groups all loads, then what is computed (`work`, of the first value of the
-    group that a variable numbers), then all stores: a load that stood behind the store of the group
+    group that a variable numbers), then all stores: a load that stood after the store of the group
     before would wait for it. More than `most` batches are a loop."""
     loop, group, count = groups.loop, groups.var, groups.count
     low, rounds = loop.low, groups.number // batch

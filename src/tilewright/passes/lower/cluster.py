@@ -58,7 +58,7 @@ def passes_tensors(kernel: Kernel, ordered: Callable[[Op], bool] = lambda op: Fa
     """Blocks may depend on what others have done to a tensor before they meet: one is both written
     and read, or written on both sides of a meeting.
 
-    Atomics have no order among themselves, except that those behind a meeting see the ones before
+    Atomics have no order among themselves, except that those after a meeting see the ones before
     it. What is written by ops that are `ordered` otherwise is left out.
     """
     roots = aliases(kernel)

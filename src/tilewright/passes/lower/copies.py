@@ -450,7 +450,7 @@ def _find(
     for count in (4, 2, 1):
         if matrices % count or (consecutive and not held.runs(count * word)):
             continue
-        # lane 8q + r of the i-th instruction: [warp, i, q, r]; lanes behind repeat the first
+        # lane 8q + r of the i-th instruction: [warp, i, q, r]; lanes after repeat the first
         named = np.tile(first.reshape(len(first), -1, count * ROWS), (1, 1, 4 // count))
         table = named.transpose(0, 2, 1).reshape(low.instance.threads, -1)
         places, steps = table[:, 0] - table[0, 0], table[0]

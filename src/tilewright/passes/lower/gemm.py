@@ -307,7 +307,7 @@ def _at(blocks: Blocks, corners: Corners, op: Gemm, who: str) -> Region:
 
 def lower_fence(low: Lowering, op: Fence) -> Iterable[Op]:
     """Before `fence wgmma`, registers that ordinary code writes and matrix instructions use are
-    pinned, so that no write moves behind the fence."""
+    pinned, so that no write moves after the fence."""
     if op.kind == "wgmma":
         yield from _fence(low, low.instance.written)
     else:
@@ -315,7 +315,7 @@ def lower_fence(low: Lowering, op: Fence) -> Iterable[Op]:
 
 
 def _fence(low: Lowering, written: Iterable[Buffer]) -> Iterable[Op]:
-    """A fence behind `written`; what instructions under way use may not be named."""
+    """A fence after `written`; what instructions under way use may not be named."""
     low.fenced = True
     for buffer in written:
         if buffer not in low.in_flight and buffer.name in low.seen:

@@ -270,7 +270,7 @@ class Lowering:
 
     @contextmanager
     def restored(self, ranges: Ranges | None = None) -> Iterator[None]:
-        """Forget behind the `with` what became known of variables within; `ranges` hold there."""
+        """Forget after the `with` what became known of variables within; `ranges` hold there."""
         before = dict(self.unrolled), self.ranges
         self.ranges = ranges or self.ranges
         try:
@@ -279,7 +279,7 @@ class Lowering:
             self.unrolled, self.ranges = before
 
     def note_computed(self, op: Op) -> None:
-        """Keep `fresh` behind an op that threads compute."""
+        """Keep `fresh` after an op that threads compute."""
         if not self.committed or not isinstance(op, (Map, Reduce, Copy, Fill)):
             return
         for inner in walk_ops(op):
@@ -465,7 +465,7 @@ def joined(ops: Iterable[Op]) -> Body:
 
 
 def _keeps_fence(op: Op) -> bool:
-    """Whether a fence before `op` still stands for matrix instructions behind it. The assembler
+    """Whether a fence before `op` still stands for matrix instructions after it. The assembler
     wants it in the same straight run of code: a wait for a barrier is a loop."""
     if isinstance(op, Commit):
         return op.unit == "wgmma"
@@ -503,7 +503,7 @@ def meets(op: Sync, threads: int) -> bool:
 
 
 def touches(body: Body, state: bool, threads: int, fixed: frozenset[str]) -> bool:
-    """Whether, behind `body`, threads have accessed memory since they last met; that of tensors
+    """Whether, after `body`, threads have accessed memory since they last met; that of tensors
     that are `fixed` does not count."""
     for op in body:
         if isinstance(op, Sync) and meets(op, threads):
@@ -520,7 +520,7 @@ def touches(body: Body, state: bool, threads: int, fixed: frozenset[str]) -> boo
 
 def accesses_memory(op: Op, fixed: frozenset[str] = frozenset()) -> bool:
     """Whether the threads themselves read or write shared or global memory in `op`, other than
-    tensors that are `fixed`. What `cp.async` gathers they see only behind their wait for it, and
+    tensors that are `fixed`. What `cp.async` gathers they see only after their wait for it, and
     what tells others of that orders it too."""
     if isinstance(op, (Copy, Gemm)) and op.atom in (*ENGINE_ATOMS, "wgmma"):
         return False

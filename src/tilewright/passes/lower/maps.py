@@ -236,7 +236,7 @@ def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
 
 
 def unrolled(op: Op) -> Op:
-    """A nest of loops without its loops: registers have no addresses."""
+    """A map of loops without its loops: registers have no addresses."""
     if not isinstance(op, For):
         return op
     return rebuild(op, body=tuple(map(unrolled, op.body)), kind="unroll")
@@ -251,7 +251,7 @@ def widest_layout(low: Lowering, region: Region, tile: tuple[int, ...]) -> Fragm
 # ── vector accesses ──────────────────────────────────────────────────────────────────────────
 #
 # Where neighbouring values of a map touch neighbouring elements of memory, in every thread, they do
-# so together: loads into a piece of registers in front, stores out of one behind. Only bodies of
+# so together: loads into a piece of registers in front, stores out of one after. Only bodies of
 # plain statements, and only buffers that no statement reads after one has written them.
 
 

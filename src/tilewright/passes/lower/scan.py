@@ -1,6 +1,6 @@
 """Prefix folds along a dimension.
 
-A line of a tile is dealt to threads in levels, from the inside out: registers in a row, lanes,
+A tile's line is distributed over threads in levels, from the inside out: registers in a row, lanes,
 registers again, warps. Each thread folds its runs of registers. Then, level by level, it finds the
 fold of what comes before each run: of lanes by shuffles, of warps through shared memory, where
 each warp tells its totals. One fold of that with each element ends the scan.
@@ -50,7 +50,7 @@ def lower_scan(low: Lowering, op: Scan) -> Iterable[Op]:
     return tuple(_through_shared(low, op))
 
 
-# ── how lines are dealt ──────────────────────────────────────────────────────────────────────
+# ── how lines are distributed ──────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
-class Dealt:
+class Distribution:
     """`runs[r, k]`: the values of each run, line by line; `lines` of them; `levels` around runs;
     `rows[t, l]`: the line l of thread t as an index of the tile without the dimension, or -1."""
 
@@ -74,7 +74,7 @@ class Dealt:
 
 
 @lru_cache(maxsize=64)
-def deal(fragment: Fragment, dim: int) -> Dealt | None:
+def distribute(fragment: Fragment, dim: int) -> Distribution | None:
     """How threads hold the lines of a tile along `dim`; None where levels do not say it."""
     apart = dimensions(fragment)
     if apart is None:
@@ -117,7 +117,7 @@ def deal(fragment: Fragment, dim: int) -> Dealt | None:
         real &= at < size
         rows = rows * size + at
     run, *around = levels
-    return Dealt(
+    return Distribution(
         table.reshape(-1, run.extent), lines, tuple(x for x in around if x.extent > 1),
         np.where(real, rows, IDLE),
     )  # fmt: skip
@@ -129,14 +129,16 @@ def deal(fragment: Fragment, dim: int) -> Dealt | None:
 class _Registers:
     """A scan of fragments that are all held in one way."""
 
-    def __init__(self, low: Lowering, op: Scan, loop: MapLoop, dealt: Dealt, keep: Indices) -> None:
-        self.low, self.op, self.loop, self.dealt, self.keep = low, op, loop, dealt, keep
+    def __init__(
+        self, low: Lowering, op: Scan, loop: MapLoop, shares: Distribution, keep: Indices
+    ) -> None:
+        self.low, self.op, self.loop, self.shares, self.keep = low, op, loop, shares, keep
         self.fold, self.kinds = scan_fold(op)
-        self.runs = len(dealt.runs)
-        self.values = dealt.runs
+        self.runs = len(shares.runs)
+        self.values = shares.runs
         if op.reverse:
-            lines = dealt.runs.reshape(dealt.lines, -1)
-            self.values = lines[:, ::-1].reshape(dealt.runs.shape)
+            lines = shares.runs.reshape(shares.lines, -1)
+            self.values = lines[:, ::-1].reshape(shares.runs.shape)
         self.total, self.before = (
             [low.local(name, kind, self.runs) for kind in self.kinds]
             for name in ("total", "before")
@@ -159,27 +161,27 @@ class _Registers:
                 return None
         assert isinstance(layout, Fragment)
         loop = region_loop(low, op.src)[0]
-        dealt = deal(loop.fragment, op.axis)
-        if dealt is None or layout.values != loop.values:
+        shares = distribute(loop.fragment, op.axis)
+        if shares is None or layout.values != loop.values:
             return None
         whole_warps = low.instance.threads % WARP == 0
-        if not whole_warps and any(0 < x.place < WARP for x in dealt.levels):
+        if not whole_warps and any(0 < x.place < WARP for x in shares.levels):
             return None
         cut = loop.fragment.cover[op.axis] > loop.fragment.tile[op.axis]
         if op.by is not None and cut and (op.reverse or op.totals):
             return None
-        keep = [_direct(low, total, dealt) for total in op.totals]
+        keep = [_direct(low, total, shares) for total in op.totals]
         if any(k is None for k in keep):
             return None
-        return cls(low, op, loop, dealt, np.array(keep))
+        return cls(low, op, loop, shares, np.array(keep))
 
     def lower(self) -> Body:
-        op, dealt = self.op, self.dealt
+        op, shares = self.op, self.shares
         arrays = [*self.total, *self.before, *([self.has] if self.has is not None else [])]
         body: list[Op] = [*self._runs()]
         blocks = self.runs
-        for k, level in enumerate(dealt.levels):
-            last = k == len(dealt.levels) - 1 and not op.totals
+        for k, level in enumerate(shares.levels):
+            last = k == len(shares.levels) - 1 and not op.totals
             way = self._by_warps if level.place >= WARP else self._by_lanes
             body += (way if level.place else self._in_thread)(level, blocks, last)
             blocks //= 1 if level.place else level.extent
@@ -445,11 +447,11 @@ class _Registers:
             yield unroll(d, len(keep), (store,))
 
 
-def _direct(low: Lowering, region: Region, dealt: Dealt) -> list[int] | None:
+def _direct(low: Lowering, region: Region, shares: Distribution) -> list[int] | None:
     """For each register of a tile of totals the line that it is of, the same in all threads."""
     if region.buffer.is_shared and not region.tile:
         return [0]
-    return held_parts(low, region, dealt.rows)
+    return held_parts(low, region, shares.rows)
 
 
 # ── through shared memory ────────────────────────────────────────────────────────────────────

@@ -238,7 +238,7 @@ class _Splitter:
     # ── exchanges between threads ────────────────────────────────────────────────────────────
 
     def _exchange(self, op: Intrinsic, mask: Expr) -> tuple[Body, Op, Body, Body]:
-        """What runs before the group that ends here, what ends it, what runs behind it, and what
+        """What runs before the group that ends here, what ends it, what runs after it, and what
         the next group starts with."""
         value, *more = (Load(a.buffer, a.starts) if isinstance(a, Region) else a for a in op.args)
         width, me = op.width or WARP, self.lin

@@ -11,7 +11,7 @@
 - A kernel without roles is one instance, the block. Threads do together what is the same in all of
   them, and each for itself what is not: an atomic or a message that differs in no thread is done
   once.
-- What warps exchange (reductions, scans, relayouts) goes through scratch behind the other shared
+- What warps exchange (reductions, scans, relayouts) goes through scratch after the other shared
   memory, between barriers that the lowering puts there (`scratch`).
 """
 
@@ -82,7 +82,7 @@ def _if(low: Lowering, op: If) -> Iterable[Op]:
 
 
 def _either(a: list[frozenset[Buffer]], b: list[frozenset[Buffer]]) -> list[frozenset[Buffer]]:
-    """Groups of matrix instructions that may be open behind two branches, latest last."""
+    """Groups of matrix instructions that may be open after two branches, latest last."""
     short, long = sorted((a, b), key=len)
     pad = [frozenset[Buffer]()] * (len(long) - len(short))
     return [x | y for x, y in zip(pad + short, long, strict=True)]
@@ -168,7 +168,7 @@ def _turn_barriers(low: Lowering, op: Role) -> int | None:
 
 
 def _first_turn(low: Lowering, op: Role) -> Iterable[Op]:
-    """Nobody comes before the first warpgroup: the last one arrives once in advance, for it. Behind
+    """Nobody comes before the first warpgroup: the last one arrives once in advance, for it. After
     the last section that arrival is left over, at a barrier that nobody else uses."""
     base = low.instance.turn_id
     if base is not None:
@@ -200,7 +200,7 @@ def _one_thread_does(op: Op, role: Role) -> bool:
 
 def _is_relied_on(kernel: Kernel, role: Role) -> bool:
     """Whether other code of the role's threads needs all of them to have run it: code that reads a
-    variable which the role sets, or that comes behind what the role waits for."""
+    variable which the role sets, or that comes after what the role waits for."""
     inside = {id(op) for op in walk_ops(role)}
     outside = [op for op in walk_ops(kernel) if id(op) not in inside]
     if any(walk_ops(role, Wait, WaitGroup)) and any(

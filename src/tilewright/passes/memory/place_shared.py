@@ -4,7 +4,7 @@ Swizzled tiles begin on 1024 bytes, so that address bits and offset bits agree; 
 128, which is what bulk copies ask for; barriers come last.
 
 **Reuse** (`reuse_shared`) lays buffers that are not needed at the same time over one another. Only
-where it is worth a barrier: when the buffers do not all fit into a block's shared memory one behind
+where it is worth a barrier: when the buffers do not all fit into a block's shared memory one after
 the other, or when fewer bytes let more blocks share a multiprocessor. Otherwise `place_shared`
 gives every buffer its own place.
 
@@ -13,7 +13,7 @@ with roles of their own, placements or clusters, and buffers that threads touch 
 keep their own bytes. Beside a derived producer that is done only where they would not fit
 otherwise: a result may lie over the tiles that it was made of, once the last of them has been read.
 Barriers always keep their bytes. Between the last use of one buffer and the first of the next,
-threads meet; where one of them is touched by the asynchronous proxy, behind a fence (`hazards`
+threads meet; where one of them is touched by the asynchronous proxy, after a fence (`hazards`
 knows who shares bytes, and `insert_syncs` adds what is missing).
 
 **Exchanges** between warps (`settle_scratch`) are three things: threads write a scratch array,
@@ -45,7 +45,7 @@ from tilewright.passes.sync.insert_syncs import mended
 SWIZZLE_ALIGNMENT = 1024
 BULK_ALIGNMENT = 128
 BARRIER_BYTES = 8
-SCRATCH = 4096  # bytes that exchanges between warps may take behind everything else
+SCRATCH = 4096  # bytes that exchanges between warps may take after everything else
 PLAIN_REGISTERS = 24  # of a thread, besides fragments: addresses, counters
 MOST_PLACES = 3  # of a role, for what its warps exchange
 SMALL = 2048  # bytes of an exchange that takes turns
@@ -81,7 +81,7 @@ def _aligned(size: int, to: int = BULK_ALIGNMENT) -> int:
 
 def place_shared(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with a place for each of its shared buffers that has none (`reuse_shared` gives
-    some), one behind the other."""
+    some), one after the other."""
     places, size = stacked(kernel)
     if size > target.chip.shared:
         tiles = {buffer.name: buffer.shared_bytes for buffer in alignments(kernel)}
@@ -107,7 +107,7 @@ def alignments(kernel: Kernel) -> dict[Buffer, int]:
 
 
 def stacked(kernel: Kernel) -> tuple[dict[str, int], int]:
-    """Places of shared buffers one behind the other, behind those that have one, and how many
+    """Places of shared buffers one after the other, after those that have one, and how many
     bytes all of them take."""
     given, found = places(kernel), dict[str, int]()
     offset = max((at + buffer.shared_bytes for buffer, at in given.items()), default=0)
@@ -193,7 +193,7 @@ def _lives(kernel: Kernel) -> Lifetimes:
 
 
 def _drained(kernel: Kernel) -> Kernel:
-    """`kernel` with a wait behind each of its loops that fills by `cp.async`: the last iterations
+    """`kernel` with a wait after each of its loops that fills by `cp.async`: the last iterations
     may leave groups open, empty ones too, and then lives would not end."""
     body: list[Op] = []
     for op in kernel.body:
@@ -239,7 +239,7 @@ def _blocks(kernel: Kernel, chip: Chip, shared: int) -> int:
 def settle_scratch(
     kernel: Kernel, body: Body, exchanges: Sequence[Exchange], target: Target
 ) -> tuple[list[Op], Body]:
-    """The scratch arrays with their places, behind all other shared memory, and `body` without
+    """The scratch arrays with their places, after all other shared memory, and `body` without
     the barriers that they make superfluous."""
     if not exchanges:
         return [], body

@@ -71,7 +71,7 @@ def spill_fragments(kernel: Kernel, target: Target) -> Kernel:
     viewed = aliases(kernel).viewed
     asked = {
         load.buffer.name: load.buffer
-        for op in outside_nests(kernel.body)
+        for op in outside_maps(kernel.body)
         for load in op_loads(op)
         if load.buffer.is_fragment and load.buffer.name not in viewed
     }
@@ -166,7 +166,7 @@ def _movable(kernel: Kernel, buffer: Buffer) -> bool:
         buffer in written_buffers(op)
         or any(r.buffer == buffer for r in regions(op, reads=True))
         or (isinstance(op, Hint) and op.buffer == buffer)
-        for op in outside_nests(kernel.body)
+        for op in outside_maps(kernel.body)
         if not isinstance(op, (Alloc, Copy, Fill, Map))
     )
 
@@ -239,7 +239,7 @@ def _users(kernel: Kernel, buffer: Buffer) -> list[Op]:
     ask for its elements themselves."""
     return [
         op
-        for op in outside_nests(kernel.body)
+        for op in outside_maps(kernel.body)
         if not isinstance(op, (Alloc, Hint))
         and (buffer.name in mentioned(op) if isinstance(op, Map) else buffer in named_buffers(op))
     ]

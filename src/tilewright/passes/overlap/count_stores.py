@@ -12,7 +12,7 @@ and the stores that come then; it stays, and the barrier's phase is the iteratio
 
 Where every block tells every other one something in each iteration, small tiles get two slots and
 two barriers, which take turns. In place of that meeting a block announces to its peers what it will
-tell them, behind all that its threads have read. Who has heard from all in an iteration knows that
+tell them, after all that its threads have read. Who has heard from all in an iteration knows that
 all have read what was told before it, and stores into that slot next. (The bytes of a store order
 nothing but themselves: the announcement has to be the sender's.) Blocks meet once, before the loop.
 """

@@ -24,7 +24,7 @@ from tilewright.passes.sync.matrix_groups import NumberedGemm, Release
 
 
 class Place(NamedTuple):
-    """Where a slot is filled again, or handed back to who does: behind (`ahead`: before) statement
+    """Where a slot is filled again, or handed back to who does: after (`ahead`: before) statement
     `at`, `lag` iterations after the one that read it."""
 
     at: int
@@ -109,7 +109,7 @@ class Sections:
         self.order = list(skew.order if skew else range(len(parts)))
         self._marks: dict[tuple[int, bool], list[Mark]] = {}
         self._ends: list[Mark] = []
-        self.after: list[Op] = []  # behind the loop, if it ran at all
+        self.after: list[Op] = []  # after the loop, if it ran at all
         self.copies = Copies()
         self.settled = True  # no product into a copy runs where the loop begins again
         # names stand for their values: statements of two iterations use them

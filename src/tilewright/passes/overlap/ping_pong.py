@@ -30,7 +30,7 @@ two sections would need max(4q, 3q + s), since a warpgroup could not begin the n
 the other one's softmax is over. What threads do with registers at either end (the sum of a row)
 stands in such a section too, where it takes less time than the products in front of it: they run
 meanwhile, and nobody else could use the tensor core. Products in front of such a loop (a peeled
-iteration) take turns too; those behind it have nothing left to wait for.
+iteration) take turns too; those after it have nothing left to wait for.
 
 Loops get them unasked where the tensor core is busy longer than the threads are. On an H200,
 warpgroups often fall out of step by themselves, but not always: heads of 192 and 256 ran at 573 and
@@ -84,20 +84,20 @@ PLAIN = 40  # registers of a thread for addresses and counters
 ADDRESSES = 48  # where threads address tensors themselves
 
 
-class NotDealt(Exception):
+class NoPingPong(Exception):
     """What keeps warpgroups from having tiles of their own, in words."""
 
 
 def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
-    """A kernel whose tiles are to be dealt out, as one of a single warpgroup."""
+    """A kernel whose tiles are to be handed out, as one of a single warpgroup."""
     told = target.schedule.ping_pong
     if told is False or not any(walk_ops(kernel, Gemm)):
         return kernel
     count = max(2, kernel.thread_count // WARPGROUP)
-    dealt = replace(kernel, threads=(WARPGROUP,), ping_pong=count)
+    applied = replace(kernel, threads=(WARPGROUP,), ping_pong=count)
     against = placed(kernel) or why_not(kernel) or _spread(kernel) or _handed_on(kernel)
     if against is None and told == "auto":
-        against = _not_worth(kernel, dealt, count, target)
+        against = _not_worth(kernel, applied, count, target)
     if against is not None:
         because(kernel.name, ABOUT, f"no: {against}")
         return kernel
@@ -106,15 +106,15 @@ def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
         ABOUT,
         f"{count} warpgroups, each with tiles of its own: one multiplies while another stores",
     )
-    return dealt
+    return applied
 
 
-def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str | None:
+def _not_worth(kernel: Kernel, applied: Kernel, count: int, target: Target) -> str | None:
     """What speaks against it. On an H200, products of 128×128 and 128×192 tiles gain 1 to 3 % for
     long K, 5 to 15 % for K of 2048 and less. Single warpgroups of which two blocks share a
     multiprocessor store under each other's products anyway; with half the slots they would lose."""
     walks = any(isinstance(op, For) and op.kind == "persistent" for op in kernel.body)
-    if not walks and not worth_it(dealt, target)[0]:
+    if not walks and not worth_it(applied, target)[0]:
         return "blocks are not persistent, so there is no second tile"
     loops = [op for op in walk_ops(kernel, For) if op.kind == "pipelined"]
     inside = [op for loop in loops for op in walk_ops(loop.body)]
@@ -193,22 +193,22 @@ def _kept(body: Body, fresh: set[str]) -> Iterator[str]:
 
 @kernel_pass
 def apply_ping_pong(at: Facts) -> Kernel:
-    """Kernels that `choose_ping_pong` has chosen: their tiles dealt out."""
+    """Kernels that `choose_ping_pong` has chosen: their tiles handed out."""
     if at.kernel.ping_pong == 1:
         return at.kernel
-    dealt = _dealt(at.kernel, at.kernel.ping_pong, at.target)
-    _, taken = stacked(dealt)
+    applied = _applied(at.kernel, at.kernel.ping_pong, at.target)
+    _, taken = stacked(applied)
     if taken > at.target.chip.shared:
-        raise NotDealt(f"with tiles for each, {taken} bytes of shared memory")
-    return dealt
+        raise NoPingPong(f"with tiles for each, {taken} bytes of shared memory")
+    return applied
 
 
-def _dealt(kernel: Kernel, count: int, target: Target) -> Kernel:
+def _applied(kernel: Kernel, count: int, target: Target) -> Kernel:
     roles = {op.name: op for op in kernel.body if isinstance(op, Role)}
     if roles.keys() != {CONSUMER, PRODUCER}:
-        raise NotDealt("no producer fills their rings")
+        raise NoPingPong("no producer fills their rings")
     if places(kernel):
-        raise NotDealt("shared tiles lie over one another")
+        raise NoPingPong("shared tiles lie over one another")
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
     group = fresh_var("group")
@@ -223,14 +223,14 @@ def _dealt(kernel: Kernel, count: int, target: Target) -> Kernel:
         If(mine, tile, _skipped(kernel, before, loop, met)),
         Store(turn, (), Load(turn, ()) + 1),
     )
-    dealt = (*before, Alloc(turn, const(0)), rebuild(loop, body=body), *behind)
+    applied = (*before, Alloc(turn, const(0)), rebuild(loop, body=body), *behind)
     own = _own_memory(consumer, producer, count)
     for op in walk_ops(kernel):
         if isinstance(op, View) and own.keys() & {op.buffer.name, op.source.name}:
-            raise NotDealt(f"{op.buffer.name} shows a tile of theirs under another shape")
+            raise NoPingPong(f"{op.buffer.name} shows a tile of theirs under another shape")
     kept, taken = registers_of(producer, consumer.body, count, target)
     warps = consumer.warps * count
-    each = tuple(_for_group(op, own, group) for op in dealt)
+    each = tuple(_for_group(op, own, group) for op in applied)
     new = {
         CONSUMER: replace(
             consumer, warps=warps, body=each, instances=count, var=group, registers=taken
@@ -248,7 +248,7 @@ def _dealt(kernel: Kernel, count: int, target: Target) -> Kernel:
 
 
 def _passed_on(body: Body, rings: set[str], passed: Op) -> Body:
-    """`body` with `passed` behind the last statement that waits for a slot, once on every path."""
+    """`body` with `passed` after the last statement that waits for a slot, once on every path."""
     waits = [
         k
         for k, op in enumerate(body)
@@ -262,17 +262,19 @@ def _passed_on(body: Body, rings: set[str], passed: Op) -> Body:
 
 
 def _parts(body: Body) -> tuple[Body, For, Body]:
-    """What stands before the loop over tiles, the loop, what stands behind it. All work must be a
+    """What stands before the loop over tiles, the loop, what stands after it. All work must be a
     tile's."""
     loops = [op for op in body if isinstance(op, For) and op.kind == "persistent"]
     if len(loops) != 1:
-        raise NotDealt("every block has one tile" if not loops else "several loops walk over tiles")
+        raise NoPingPong(
+            "every block has one tile" if not loops else "several loops walk over tiles"
+        )
     at = body.index(loops[0])
     before, behind = body[:at], body[at + 1 :]
     if not all(isinstance(op, (Alloc, Let, Hint)) for op in before):
-        raise NotDealt("something is computed before the first tile")
+        raise NoPingPong("something is computed before the first tile")
     if not all(isinstance(op, WaitGroup) for op in behind):
-        raise NotDealt("something is computed after the last tile")
+        raise NoPingPong("something is computed after the last tile")
     return before, loops[0], behind
 
 
@@ -288,7 +290,7 @@ def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str]) -> Body:
     try:
         check_known(part, written_by(kernel), scalars)
     except NoProducer as error:
-        raise NotDealt(str(error)) from None
+        raise NoPingPong(str(error)) from None
     return map_body(rename_unique(part), _fold)
 
 
@@ -561,7 +563,7 @@ def _fence_before(body: list[Op], k: int) -> int:
 
 
 def _with_turns(body: list[Op], begins: list[_Run], ends: list[_Run]) -> Body:
-    """`body` with a section's begin before each of `begins`, and an end behind each of `ends`."""
+    """`body` with a section's begin before each of `begins`, and an end after each of `ends`."""
     before, behind = {r.first for r in begins}, {r.last for r in ends}
     found: list[Op] = []
     for k, op in enumerate(body):

@@ -2,8 +2,8 @@
 
 A shared buffer that a pipelined loop fills by a copy and then reads becomes a ring of `stages`
 slots. The first fills stand before the loop; in an iteration, a wait for the slot's bytes stands
-before the first reader, and behind the last one the slot is filled again for a later iteration.
-Slot and phase come from a counter that runs on across loops around and behind, so that trip counts
+before the first reader, and after the last one the slot is filled again for a later iteration.
+Slot and phase come from a counter that runs on across loops around and after, so that trip counts
 of 0 and 1, guards and persistent loops are nothing special.
 
 - The bulk engine fills what it can (`shared_tiles`), `cp.async` what it can of the rest; a copy
@@ -267,7 +267,7 @@ class _Pipeliner(SingleCopies):
     def pipelined(
         self, plan: Plan, parts: list[list[Op]], ranges: Ranges, looped: bool
     ) -> list[Op]:
-        """The loop behind its first fills. `parts` are its statements, rewritten within; `looped`
+        """The loop after its first fills. `parts` are its statements, rewritten within; `looped`
         whether it stands in another loop."""
         found: list[Op] = []
         loop = plan.loop
@@ -379,7 +379,7 @@ class _Pipeliner(SingleCopies):
         begun: list[NumberedGemm] = [latest]
         for k in order[:here]:
             # products end in order: who waits for a later one has waited for this one. One wait for
-            # both: behind one that leaves the later open, the assembler misreads registers (C7514)
+            # both: after one that leaves the later open, the assembler misreads registers (C7514)
             awaited = tuple(p.number for p in begun if waits(k, p))
             if awaited:
                 return Place(k, ahead=True, lag=1), (*final, *awaited), 0
@@ -478,7 +478,7 @@ class _Pipeliner(SingleCopies):
 
 
 def _one_slot_is_enough(plan: Plan, skew: Skew) -> Skew | str:
-    """With one slot, what is used late must be filled behind what the next iteration begins with,
+    """With one slot, what is used late must be filled after what the next iteration begins with,
     and be used late only."""
     filled: dict[bool, list[int]] = {True: [], False: []}  # where what is used late, or not, is
     for group in plan.shared_fills().values():

@@ -264,7 +264,7 @@ def _moved(pending: Iterable[Access], at: int = -1) -> Pending:
 
 
 class _Order(Flow[Pending]):
-    """Puts barriers of the block where the text's order needs them, right behind what the later
+    """Puts barriers of the block where the text's order needs them, right after what the later
     statement has to wait for: what stands between the two need not wait."""
 
     def __init__(self, kernel: Kernel, whole: Warps) -> None:
@@ -293,7 +293,7 @@ class _Order(Flow[Pending]):
         if isinstance(op, Sync) and op.scope in ("block", "cluster") and not op.arrive:
             return frozenset()
         if isinstance(op, Role) and warps_of(op) == self.whole:
-            return frozenset()  # its threads meet before it and behind it
+            return frozenset()  # its threads meet before it and after it
         if isinstance(op, Continue) and self.loops and isinstance(self.loops[-1], While):
             op = self.loops[-1]  # its condition is next
         who = warps_of(op) if isinstance(op, Role) else None
@@ -304,7 +304,7 @@ class _Order(Flow[Pending]):
             if buffer.space in (Space.SHARED, Space.GLOBAL)
             and self.roots[buffer.name] in self.written
         }
-        # all meet before `op`, the next statement behind `out`, where somebody else's access
+        # all meet before `op`, the next statement after `out`, where somebody else's access
         # conflicts with one of its own
         last = max((old.at for old in pending if any(_conflict(old, n) for n in new)), default=None)
         if last is not None:

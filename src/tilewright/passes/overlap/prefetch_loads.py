@@ -1,6 +1,6 @@
 """What threads load in pipelined loops, one iteration early.
 
-A copy into shared memory runs ahead by itself. What a nest reads from a tensor directly (scales,
+A copy into shared memory runs ahead by itself. What a map reads from a tensor directly (scales,
 rows that a table names, windows of an image) would be waited for in every iteration. Where it
 depends on the loop's variable and on nothing that the loop computes, registers take it early
 (`prefetch_loads`):
@@ -10,7 +10,7 @@ depends on the loop's variable and on nothing that the loop computes, registers 
     early = S[·, 0]
     for k { now = early; early = S[·, k + 1]; x[i, j] = q[i, j] * now[i] }
 
-Behind the last iteration it reads what is not needed, or zeros outside the tensor.
+After the last iteration it reads what is not needed, or zeros outside the tensor.
 
 Two passes before that make such loads of what is said otherwise.
 
@@ -229,9 +229,9 @@ class _Prefetch:
         body: list[Op] = []
         self.known = {}
         for k, each in enumerate(op.body):
-            nest, found = each, list[_Early]()
+            map_, found = each, list[_Early]()
             if isinstance(each, Map) and each.layout is None and id(each) not in self.ahead.copies:
-                nest, found = self.nest(each, op, let_values(op.body[:k]))
+                map_, found = self.map(each, op, let_values(op.body[:k]))
             with errors.at(each.loc):
                 for one in found:
                     before += [Alloc(one.early), Alloc(one.now)]
@@ -242,10 +242,10 @@ class _Prefetch:
                 if id(each) in self.ahead.against:
                     said += f", not by cp.async: {self.ahead.against[id(each)]}"
                 because(self.kernel.name, op, said)
-            body.append(nest)
+            body.append(map_)
         return (*before, rebuild(op, body=_needed(body))) if before else None
 
-    def nest(self, op: Map, loop: For, outer: dict[Var, Expr]) -> tuple[Map, list[_Early]]:
+    def map(self, op: Map, loop: For, outer: dict[Var, Expr]) -> tuple[Map, list[_Early]]:
         """`op` with what it may load early in registers, and these."""
         lets = let_values(walk_ops(op.body), outer)
         inner = {v for each in loop.body for v in bound_within(each)} - set(op.vars)

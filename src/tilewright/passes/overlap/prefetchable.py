@@ -114,7 +114,7 @@ class Ahead:
 
     def is_steady(self, loop: For, op: Op) -> bool:
         """Whether `op` asks for nothing that the loop computes, nor a tensor that is written: that
-        is not read behind the threads' back."""
+        is not read after the threads' back."""
         changed, ops = written_in(loop.body), list(walk_ops(op))
         inner = {v for each in loop.body for v in bound_within(each)} - {*bound_within(op)}
         return not any(variables(e) & inner for each in ops for e in expressions(each)) and not any(

@@ -2,7 +2,7 @@
 
 One record serves all fillers (`how`): the bulk engine and `cp.async` bring tiles of tensors,
 threads compute tiles for products, and a producer hands on numbers that it fetches by atomics. A
-ring's `counter` counts the iterations that used it, across loops around and behind; slot and phase
+ring's `counter` counts the iterations that used it, across loops around and after; slot and phase
 come from there. Where a producer fills, each slot has two barriers, *full* and *free*.
 """
 
@@ -272,7 +272,7 @@ def find_fetches(kernel: Kernel) -> list[Atomic]:
         and op.dst.buffer.is_global
         and op.order == "relaxed"
     ]
-    own, plain = set(map(id, found)), set(map(id, outside_nests(kernel.body)))
+    own, plain = set(map(id, found)), set(map(id, outside_maps(kernel.body)))
     touched = {
         b.name
         for op in walk_ops(kernel.body)
@@ -323,7 +323,7 @@ def plain_loop(loop: For) -> For:
 
 
 def is_async_fill(op: Op) -> bool:
-    """Whether shared memory is written behind the threads' back."""
+    """Whether shared memory is written after the threads' back."""
     return isinstance(op, (Copy, Map)) and op.atom in (BULK, CP_ASYNC)
 
 
@@ -359,7 +359,7 @@ def slots_of(buffer: Buffer, name: str, stages: int) -> Buffer:
 
 
 def staged(layout: AnyLayout, stages: int) -> AnyLayout:
-    """`layout` for each slot of a ring, one behind the other."""
+    """`layout` for each slot of a ring, one after the other."""
     if isinstance(layout, Fragment):
         return layout
     inner = layout.layout if isinstance(layout, ComposedLayout) else layout

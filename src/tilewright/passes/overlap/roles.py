@@ -116,7 +116,7 @@ def why_not(kernel: Kernel) -> str | None:
     return None
 
 
-# by the statement that they stand for, and at the end of an iteration, before the loop, behind it
+# by the statement that they stand for, and at the end of an iteration, before the loop, after it
 Fills: TypeAlias = dict[int, list[Op]]
 END, BEFORE, BEHIND = -1, -2, -3
 ROWS = 64  # of an instruction of a warpgroup
@@ -231,7 +231,7 @@ def producer_of(
         places: Fills = defaultdict(list)
         turned: dict[Buffer, Ring] = {}
         for ring, fills in rings.get(id(loop), ()):
-            # what takes many instructions comes behind what takes one
+            # what takes many instructions comes after what takes one
             found = places[min(each.at for each in fills) if ring.how == BULK else END]
             slot: Expr = const(0)
             if ring.stages > 1:

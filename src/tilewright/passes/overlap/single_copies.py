@@ -2,7 +2,7 @@
 
 Loads of single tiles get a barrier of their own, a run of them one, waited for before the next op
 that uses one of the tiles; tiles in shared memory are stored by the engine too. In a loop a load
-begins as soon as its tile is free, not behind products that it has nothing to do with: what is used
+begins as soon as its tile is free, not after products that it has nothing to do with: what is used
 late comes while threads wait for what is used first.
 """
 
@@ -172,7 +172,7 @@ class SingleCopies:
         return found, moved
 
     def orders(self, before: Op, load: Copy) -> bool:
-        """Whether `load` has to stay behind `before`."""
+        """Whether `load` has to stay after `before`."""
         if isinstance(before, Copy) and before.atom == BULK:
             return True  # loads come in the order of the text
         needs = {v for e in expressions(load) for v in variables(e)}
@@ -199,7 +199,7 @@ def _uses(op: Op, load: Copy) -> bool:
 
 def _meets_others(op: Op) -> bool:
     """Whether `op` may be there to wait until others, even of other kernels, have written what is
-    loaded behind it."""
+    loaded after it."""
     return isinstance(op, (Sync, Fence, Intrinsic, While)) or (
         isinstance(op, Atomic) and (op.result is not None or op.order != "relaxed")
     )

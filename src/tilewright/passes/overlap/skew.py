@@ -117,7 +117,7 @@ def _renewed(kernel: Kernel, loop: For, statements: Sequence[int], views: Aliase
 
 def _pinned(loop: For, body: _Statements) -> Skew | str:
     """What `order` and `stage` of the loop say of the statements that no producer makes; copies,
-    products and nests count, names that are only bound do not. Of their stages only which are later
+    products and maps count, names that are only bound do not. Of their stages only which are later
     matters: how far copies run ahead is `num_stages`' business."""
     counted = [k for k, op in enumerate(loop.body) if not isinstance(op, (Let, Hint, Alloc))]
     order, stage = loop.order or (), loop.stage or ()
@@ -136,7 +136,7 @@ def _pinned(loop: For, body: _Statements) -> Skew | str:
             raise CompileError(
                 "order and stage of T.Pipelined change what the loop computes",
                 loc=loop.body[k].loc or loop.loc,
-                expected=f"this behind the statement {at_line(first.loc)}, which touches the same",
+                expected=f"this after the statement {at_line(first.loc)}, which touches the same",
                 got=f"order={list(order)}, stage={list(stage)}",
                 fix="leave both out: the compiler finds an order",
             )

@@ -56,7 +56,7 @@ def stage_stores(at: Facts) -> Kernel:
     def rule(op: Op) -> Body | None:
         nonlocal left
         dim = 0 if swapped else 1  # all threads have elements of every row, or of every column
-        found = _of_nest(op, spread, dim) if isinstance(op, Map) else None
+        found = _of_map(op, spread, dim) if isinstance(op, Map) else None
         if isinstance(op, Copy):
             found = _of_copy(op, spread, dim, ranges.get(id(op), Ranges()))
         if found is None or len(found.shape) != 2:
@@ -99,7 +99,7 @@ def _of_copy(op: Copy, spread: set[str], dim: int, ranges: Ranges) -> Staging | 
     return Staging(op.src.buffer.name, op.src.static_tile, op.dst.dtype, dim, part)
 
 
-def _of_nest(op: Map, spread: set[str], dim: int) -> Staging | None:
+def _of_map(op: Map, spread: set[str], dim: int) -> Staging | None:
     """A map that stores what it makes of an accumulator along a tensor's rows, with or without a
     condition: computed where the accumulator is, stored in rows."""
     *before, last = op.body
@@ -159,11 +159,11 @@ def _by_matrix(kernel: Kernel) -> set[str]:
         found |= more
         more = {
             each.buffer.name
-            for nest in walk_ops(kernel, Map)
-            for each in nest.body
+            for map_ in walk_ops(kernel, Map)
+            for each in map_.body
             if isinstance(each, Store)
             and each.buffer.is_fragment
-            and each.indices == nest.vars
-            and any(x.buffer.name in found and x.indices == nest.vars for x in loads(each.value))
+            and each.indices == map_.vars
+            and any(x.buffer.name in found and x.indices == map_.vars for x in loads(each.value))
         }
     return found

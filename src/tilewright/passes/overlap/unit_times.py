@@ -25,7 +25,7 @@ SHARED_BYTES = 128  # of a cycle, which wgmma and threads read: what makes narro
 LATENCY = 800  # from a copy's issue to its arrival, past its turn
 SOLO = 0.5  # of the issue slots, what one warpgroup fills: attention of two is measured so
 PRODUCT_LATENCY = 100  # from the last step of a product until threads may read it
-SYNC = 30  # a barrier of threads, behind the last one to come
+SYNC = 30  # a barrier of threads, after the last one to come
 ARRIVE = 20  # a barrier in shared memory: a trip there
 TURN = 10  # of a loop
 BYTES_PER_CYCLE = 24  # between DRAM's and the L2's: some of what a block loads another has loaded
@@ -82,7 +82,7 @@ def _turns(op: Op) -> int:
 
 
 def _weight(op: Op, guards: bool) -> float:
-    """Instructions of a point of a nest."""
+    """Instructions of a point of a map."""
     match op:
         case Map():
             found = 0.0

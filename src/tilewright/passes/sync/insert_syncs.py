@@ -119,7 +119,7 @@ def mended(kernel: Kernel, only: tuple[str, ...] = (), role: Role | None = None)
     while (hazard := hazards.first(kernel)) is not None:
         if len(inserted) > most:
             raise CompileError("the order of thread accesses reached no fixpoint")
-        # a fence in a loop makes of what stands before the loop something to meet behind the fence
+        # a fence in a loop makes of what stands before the loop something to meet after the fence
         new, old = (id(chain(kernel, p)[-1]) for p in (hazard.path, hazard.before))
         close = (hazard.missing, new, old) in seen
         seen.add((hazard.missing, new, old))
@@ -153,7 +153,7 @@ def _mend(
     missing = _missing(hazard)
     inside = before[: len(path)]
     if isinstance(last, While) and inside == (*path[:-1], (path[-1][0], "body")):
-        # its condition is read again behind the body
+        # its condition is read again after the body
         return (*inside, (len(last.body), "")), missing
     pairs = zip(path[:-1], before[:-1], strict=False)
     common = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
@@ -173,7 +173,7 @@ def _mend(
 
 
 def _meeting_between(kernel: Kernel, hazard: Hazard) -> Path | None:
-    """Where threads meet already behind the older access, in its body, before the other one."""
+    """Where threads meet already after the older access, in its body, before the other one."""
     at, (old, _) = hazard.before[:-1], hazard.before[-1]
     if at != hazard.path[: len(at)]:
         return None
@@ -186,7 +186,7 @@ def _meeting_between(kernel: Kernel, hazard: Hazard) -> Path | None:
 
 
 def _by_warps(op: Op) -> bool:
-    """Whether each warp signals behind its own loads."""
+    """Whether each warp signals after its own loads."""
     return isinstance(op, Arrive) and op.by == "warps"
 
 
@@ -263,7 +263,7 @@ class _Release:
         )
         self.several = role.warps > GROUP and any(walk_ops(body, NumberedGemm))
         self.any_writes = any(self.touches(op, written_buffers) for op in body)
-        # reads are over where a warp arrives behind them, not where threads meet
+        # reads are over where a warp arrives after them, not where threads meet
         self.any_reads = any(self.touches(op, read_buffers) for op in body)
         body = self.body(body, False)
         end = [Fence("proxy_async")] if (self.any_writes or self.any_reads) and not last else []

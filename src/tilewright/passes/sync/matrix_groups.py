@@ -103,13 +103,13 @@ def close_groups(
     joined: Callable[[Any, Any], bool] = lambda last, op: True,
     through: tuple[type[Op], ...] = (),
 ) -> Body:
-    """A `commit` behind each run of asynchronous ops of a unit that has none. `joined`: whether two
+    """A `commit` after each run of asynchronous ops of a unit that has none. `joined`: whether two
     of them are of one run; `through`: what may stand in one."""
     found: list[Op] = []
     last: Op | None = None  # of a run that is not closed
 
     def close(commit: Commit) -> None:
-        """Behind the last op of the run, not behind the waits that follow it."""
+        """After the last op of the run, not after the waits that follow it."""
         at = len(found)
         while at and isinstance(found[at - 1], through):
             at -= 1
@@ -170,7 +170,7 @@ class _Scan(Flow[_State]):
         self.by_iteration = waits in ("iteration", "each")
         self.each = waits == "each"
         self.gemms = {op.number: self.product(op) for op in walk_ops(body, NumberedGemm)}
-        # ops right behind which the program waits for everything
+        # ops right after which the program waits for everything
         self.waited = {
             id(op)
             for op, after in followed(body)
@@ -294,11 +294,11 @@ class _Scan(Flow[_State]):
 
 
 def _open(state: _State, pending: int) -> _State:
-    """Behind a wait that leaves so many groups open."""
+    """After a wait that leaves so many groups open."""
     return state._replace(ages={k: age for k, age in state.ages.items() if age < pending})
 
 
 def followed(body: Body) -> Iterator[tuple[Op, Op | None]]:
-    """Ops, wherever they stand in `body`, and what stands right behind them."""
+    """Ops, wherever they stand in `body`, and what stands right after them."""
     for inner in (body, *(b for op in walk_ops(body) for b in bodies(op))):
         yield from zip(inner, (*inner[1:], None), strict=False)

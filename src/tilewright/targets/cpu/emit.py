@@ -1,4 +1,4 @@
-"""Kernels as LLVM IR: control flow, scalars, memory; nests and tile operations come by
+"""Kernels as LLVM IR: control flow, scalars, memory; maps and tile operations come by
 inheritance. The emitter decides nothing that the passes could have: it prints."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.core import *
 from tilewright.support.errors import at
 from tilewright.targets.cpu.emit_expr import Mem
-from tilewright.targets.cpu.emit_nest import Folded, paired
+from tilewright.targets.cpu.emit_map import Folded, paired
 from tilewright.targets.cpu.emit_tile import TileEmitter
 from tilewright.targets.cpu.llvm_text import Function, Module, Size, plain, symbol
 from tilewright.targets.cpu.numbers import (
@@ -349,7 +349,7 @@ class KernelEmitter(TileEmitter):
 
     def _tell(self, op: Intrinsic, operands: Sequence[Expr | Region]) -> None:
         """Hands a table to the runtime's callback in the argument block: per operand a pointer,
-        behind that of a tile start, extent, size and stride of each dimension."""
+        after that of a tile start, extent, size and stride of each dimension."""
         watch = Watch(op)
         self.watches.append(watch)
         table: list[tuple[str, str]] = []  # (type, value)

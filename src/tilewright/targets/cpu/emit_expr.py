@@ -1,6 +1,6 @@
 """Expressions and memory: values, addresses, guards.
 
-Code is emitted for one *lane context*: scalar, or `Lanes` of a nest's innermost variable. A value
+Code is emitted for one *lane context*: scalar, or `Lanes` of a map's innermost variable. A value
 that does not depend on that variable stays a scalar until it meets one that does. Reads outside a
 global tensor are redirected to a block of zeros by choosing the pointer, so no expression ever
 branches; writes outside are branched around.
@@ -57,7 +57,7 @@ class Strided:
 
 @dataclass
 class Lanes:
-    """The innermost variable of a nest, `count` consecutive values of it from `first` on.
+    """The innermost variable of a map, `count` consecutive values of it from `first` on.
 
     `assured`: (index, size) pairs that the choice of the range has made idle.
     """
@@ -233,7 +233,7 @@ class ExprEmitter:
         return convert("sext" if value.dtype.kind == "int" else "zext", value, INT64)
 
     def varies(self, e: Expr) -> bool:
-        """The value differs between the lanes of the current nest."""
+        """The value differs between the lanes of the current map."""
         if self.lane_count == 1:
             return False
         assert self.lanes is not None
@@ -437,7 +437,7 @@ class ExprEmitter:
             return
         chosen = list(range(len(pointers)))
         if len(pointers) < lanes:
-            # a uniform place in a vector nest: lanes write in order, the last one wanted stays
+            # a uniform place in a vector map: lanes write in order, the last one wanted stays
             chosen = list(range(lanes)) if self.mask is not None else [lanes - 1]
         for lane in chosen:
             at = lane if len(pointers) > 1 else 0

@@ -16,7 +16,7 @@ from tilewright.passes.lower.reduce import FOLDS, TRUTHS, accumulates_in, elemen
 from tilewright.passes.lower.scan import scan_fold
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.emit_expr import Mem, Strided
-from tilewright.targets.cpu.emit_nest import Folded
+from tilewright.targets.cpu.emit_map import Folded
 from tilewright.targets.cpu.gemm import GemmEmitter
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.numbers import *
@@ -72,7 +72,7 @@ class TileEmitter(GemmEmitter):
 
     def _lines(self, op: Reduce, sizes: Sequence[int], axis: int) -> None:
         """Fold along dimension `axis` of a source of these `sizes`, none of them 1, by a loop in an
-        elementwise nest over the others."""
+        elementwise map over the others."""
         kind = accumulates_in(op.op, op.src.dtype, op.dst.dtype)
         total = Buffer("fold.total", (), kind, Space.LOCAL)
         names = [Var(f"fold.{d}") for d in range(len(sizes))]
@@ -141,7 +141,7 @@ class TileEmitter(GemmEmitter):
             yield add
             r.finish(row, self._fold_lanes(self._current(slot, r, lanes), r))
 
-        if not self.map(op.nest, follow):
+        if not self.map(op.map, follow):
             self.reduce(op.reduce)
 
     def _reduction(self, op: Reduce) -> _Reduction:
@@ -222,7 +222,7 @@ class TileEmitter(GemmEmitter):
     # ── atomics ──────────────────────────────────────────────────────────────────────────────
 
     def atomic(self, op: Atomic) -> None:
-        """One element per lane; tiles have become nests before."""
+        """One element per lane; tiles have become maps before."""
         mem = self.mems[op.dst.buffer.name]
         if mem.dtype.packed:
             raise CompileError(f"{mem.dtype} is packed and has no atomics", loc=op.loc)

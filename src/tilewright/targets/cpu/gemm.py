@@ -20,7 +20,7 @@ from tilewright.ir.expr import Const
 from tilewright.ir.op import Gemm
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.emit_expr import Strided
-from tilewright.targets.cpu.emit_nest import NestEmitter
+from tilewright.targets.cpu.emit_map import MapEmitter
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.micro_kernel import (
     MicroKernel,
@@ -52,7 +52,7 @@ def _transposed(m: Strided) -> Strided:
     return m.kept((1, 0))
 
 
-class GemmEmitter(NestEmitter):
+class GemmEmitter(MapEmitter):
     """`Gemm`, with conversions and packing in memory that is free again after the product."""
 
     _work_bytes = 0

@@ -141,7 +141,7 @@ def _unload(library: Any, linker: Any) -> None:
 @cache
 def _pass_builder(level: str) -> Any:
     options = llvm.create_pipeline_tuning_options(speed_level=2)
-    # nests are vectors already; the vectorizers would only cost time on what is left
+    # maps are vectors already; the vectorizers would only cost time on what is left
     options.loop_vectorization = False
     options.slp_vectorization = False
     options.loop_unrolling = False

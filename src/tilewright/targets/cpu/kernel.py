@@ -192,7 +192,7 @@ class CpuKernel:
         """The launch for these sizes, called with what is left: `head`."""
         dims = [sizes[d.var] for d in self.given.dims]
         rooms = [item_bytes(b.dtype) * prod(shape_of(b, sizes)) for b in self.code.scratch]
-        # behind the sizes: whether an assertion has failed, and whom to tell
+        # after the sizes: whether an assertion has failed, and whom to tell
         hears = ctypes.cast(self._show, ctypes.c_void_p).value if self.code.watches else 0
         tail = struct.pack(f"<{len(dims) + 1}qQ", *dims, 0, hears)
         blank = bytes(8 * (len(self.given.params) + len(rooms)))

@@ -264,14 +264,14 @@ class Driver:
         self.call(self.api.cuMemcpyDtoH(to, address, size))
 
     def event(self, stream: int) -> Any:
-        """A mark behind what `stream` has been given so far."""
+        """A mark after what `stream` has been given so far."""
         flags = int(self.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         event = self.call(self.api.cuEventCreate(flags))
         self.call(self.api.cuEventRecord(event, stream))
         return event
 
     def order(self, device: Device, first: int, then: int) -> None:
-        """What `then` is given from now on runs behind what `first` has been given so far."""
+        """What `then` is given from now on runs after what `first` has been given so far."""
         if first == then:
             return
         with self.active(device):
@@ -374,7 +374,7 @@ def driver() -> Driver:
 
 class DeviceMemory:
     """Bytes that a stream may use from now on. They go back when nobody holds this any more,
-    behind all that the stream, and those in `users`, have been given by then."""
+    after all that the stream, and those in `users`, have been given by then."""
 
     def __init__(self, found: Driver, device: Device, size: int, stream: int) -> None:
         self.found, self.device, self.stream = found, device, stream

@@ -128,7 +128,7 @@ def _form(op: Intrinsic, forms: list[str]) -> str:
 
 
 def _print(w: Writer, op: Intrinsic) -> str:
-    """One line: its text, values behind it."""
+    """One line: its text, values after it."""
     shown = [_shown(w, a) for a in op.args if isinstance(a, Expr)]
     forms = [form for form, _ in shown]
     text = " ".join([_form(op, forms), *forms[op.width or 0 :]])

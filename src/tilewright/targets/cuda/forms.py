@@ -76,11 +76,11 @@ def _has_rows(region: Region) -> bool:
     return len(region.extents) - 1 in long_dims(region.extents)
 
 
-def _along(nest: Map) -> Iterator[str]:
-    """Tensors that a nest's last variable runs along."""
-    for op in walk_ops(nest.body):
+def _along(map_: Map) -> Iterator[str]:
+    """Tensors that a map's last variable runs along."""
+    for op in walk_ops(map_.body):
         for x, _ in elements_of(op):
-            if x.indices and nest.vars[-1] in variables(x.indices[-1]):
+            if x.indices and map_.vars[-1] in variables(x.indices[-1]):
                 yield x.buffer.name
 
 

@@ -1,7 +1,7 @@
 """What GPUs from sm_80 on execute: a record per instruction with its source template.
 
 The emitter prints an `Intrinsic` by filling the template of its record with the printed operands
-(`{0}`, `{1}`, … and `{rest}` for those behind the numbered ones) and the fields of its text
+(`{0}`, `{1}`, … and `{rest}` for those after the numbered ones) and the fields of its text
 (`key=value` words). Instructions that come in many shapes carry `define`, which writes the one
 wrapper function a kernel needs.
 """

@@ -164,7 +164,7 @@ def registers_of_block(registers: int, threads: int) -> int:
 # ── how many blocks share a multiprocessor ───────────────────────────────────────────────────
 
 _SHARED_UNIT = 128
-_PARTITIONS = 4  # warps are dealt to them in turn, each has its part of the registers
+_PARTITIONS = 4  # warps are distributed over them in turn, each has its part of the registers
 
 
 def blocks_per_sm(sm: Chip, *, threads: int, registers: int, shared: int) -> int:

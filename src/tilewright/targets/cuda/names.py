@@ -73,7 +73,7 @@ def words_of(sources: Iterable[str]) -> set[str]:
 
 
 def comment(text: str) -> str:
-    """`text` fit to stand behind `//`: one line, whatever is in it."""
+    """`text` fit to stand after `//`: one line, whatever is in it."""
     return re.sub(r"[^ -\[\]-~]", "?", text)
 
 

@@ -13,7 +13,7 @@ from tilewright.ir.schedule import word
 from tilewright.ir.target import Target
 from tilewright.passes.memory.place_shared import TooMuchShared
 from tilewright.passes.memory.registers import TooManyRegisters
-from tilewright.passes.overlap.ping_pong import ABOUT, NotDealt
+from tilewright.passes.overlap.ping_pong import ABOUT, NoPingPong
 from tilewright.passes.reasons import key_of
 from tilewright.passes.run import Trace
 from tilewright.targets.cuda.nvrtc import NO_WARPGROUPS, Remedied, Serialized
@@ -76,7 +76,7 @@ SHARED = Level(TooMuchShared, (
 ), "given up", together=True)  # fmt: skip
 # the assembler would say the same, after a minute of trying
 REGISTERS = Level(TooManyRegisters, (Remedy({"wgmma": False}, "not wgmma"),))
-PING_PONG = Level(NotDealt, (Remedy({"ping_pong": False}, "no", over=True),), ABOUT)
+PING_PONG = Level(NoPingPong, (Remedy({"ping_pong": False}, "no", over=True),), ABOUT)
 LEVELS = (SERIALIZED, SHARED, REGISTERS, PING_PONG)
 
 GivenUp: TypeAlias = tuple[Level, Remedy, Exception]

@@ -34,7 +34,7 @@ TW_EFFECT(arrive_expect_remote, (uint32_t barrier, uint32_t bytes),
 TW_EFFECT(expect_remote, (uint32_t barrier, uint32_t bytes),
           "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;",
           "r"(barrier), "r"(bytes))
-// `relaxed` says nothing of memory: the fence of shared memory comes behind it.
+// `relaxed` says nothing of memory: the fence of shared memory comes after it.
 #define TW_TRY(name, how)                                                     \
   TW_DEVICE bool name(uint32_t barrier, uint32_t parity) {                    \
     uint32_t done;                                                            \
@@ -396,7 +396,7 @@ TW_PAIR(max, float16, "f16")
 TW_PAIR(min, float16, "f16")
 // `Renamed`: of sums that a loop keeps in registers. A vector is stored from four registers in a
 // row, and the assembler would keep the sums there: FFMAs wait when two of their operands lie in
-// the same bank. Behind an XOR with a zero that it does not know they are other registers.
+// the same bank. After an XOR with a zero that it does not know they are other registers.
 template <class To, int Count, Policy Kept = normal, bool Renamed = false, class From>
 TW_DEVICE void store_global(To* to, const From* from) {
   if constexpr (sizeof(To) == 8) {

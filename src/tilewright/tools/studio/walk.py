@@ -32,7 +32,7 @@ from tilewright.passes.overlap import unit_times as rates
 STORES = "stores"
 MORE = 6  # iterations of a second tile that are walked
 FIRST, LAST = 12, 4  # iterations that a recording keeps; those between repeat the steady state
-POINTS = 1 << 14  # of a nest whose box is looked for
+POINTS = 1 << 14  # of a map whose box is looked for
 
 Box = tuple[
     str, tuple[int | None, ...], tuple[int, ...]
@@ -165,20 +165,20 @@ class WholeWalk(Simulation):
 
     def in_loop(self) -> bool:
         """Whether the main loop was walked; then its agents, each with its first tile alone."""
-        self.agents = [who for who in self.crew if len(who.starts) > 1]
+        self.agents = [who for who in self.partitions if len(who.starts) > 1]
         for who in self.agents:
             del who.starts[self.trip + 1 :]
         return self.has_loop and bool(self.agents)
 
     @property
     def finished(self) -> bool:
-        return not any(who.number in self.open for who in self.crew)
+        return not any(who.number in self.open for who in self.partitions)
 
     def standing(self) -> Iterator[tuple[Who, Op]]:
         """Agents that cannot go on, and the op at which they stand."""
         if self.clock.queue or self.cut or self.finished:
             return  # it was given up, nobody hangs
-        for who in self.crew:
+        for who in self.partitions:
             at = self.walks[who.number].at if who.number in self.walks else None
             if who.number not in self.ended and at is not None:
                 yield who, at
@@ -238,17 +238,17 @@ class WholeWalk(Simulation):
         return region.buffer.name, starts, extents
 
     def points(self, op: Op, env: Env) -> tuple[tuple[Box, ...], tuple[Box, ...]]:
-        """Of a nest, the box around all elements that it reads, and writes."""
+        """Of a map, the box around all elements that it reads, and writes."""
         own: dict[Var, Any] = {}
         sizes: list[int] = []
-        for nest in walk_ops(op):
-            if isinstance(nest, Map):
-                sizes += [max(1, int(value(e, env))) for e in nest.extents]
-                own |= dict.fromkeys(nest.vars)
-            elif isinstance(nest, For):
-                own[nest.var] = None
+        for map_ in walk_ops(op):
+            if isinstance(map_, Map):
+                sizes += [max(1, int(value(e, env))) for e in map_.extents]
+                own |= dict.fromkeys(map_.vars)
+            elif isinstance(map_, For):
+                own[map_.var] = None
                 sizes.append(max(1, len(range(*(int(value(e, env)) for e in
-                                                (nest.start, nest.stop, nest.step))))))  # fmt: skip
+                                                (map_.start, map_.stop, map_.step))))))  # fmt: skip
         if prod(sizes) > POINTS:
             sizes = [min(2, n) for n in sizes]  # their corners
             ends = [int(value(e, env)) for n in walk_ops(op, Map) for e in n.extents]
@@ -310,7 +310,7 @@ def _around(buffer: Buffer, indices: tuple[Expr, ...], values: Mapping[Var, Any]
 
 def recorded(run: WholeWalk) -> dict[str, Any]:
     """The spans of all blocks of a multiprocessor, with what they touch, in tables."""
-    tracks = {who.number: n for n, who in enumerate(run.crew)}
+    tracks = {who.number: n for n, who in enumerate(run.partitions)}
     ops: dict[int, int] = {}
     told: list[dict[str, Any]] = []
     boxes: dict[Box, int] = {}
@@ -343,7 +343,9 @@ def recorded(run: WholeWalk) -> dict[str, Any]:
         "elided": [{**window, "start": round(window["start"]), "end": round(window["end"])}]
         if window
         else [],
-        "tracks": [{"role": role_name(w, run.crew), "block": w.block} for w in run.crew],
+        "tracks": [
+            {"role": role_name(w, run.partitions), "block": w.block} for w in run.partitions
+        ],
         "ops": told,
         "regions": [list(box) for box in boxes],
         "spans": {"columns": [*columns, "reads", "writes"], "rows": rows},
@@ -376,7 +378,7 @@ def _stores(op: Op) -> bool:
 
 def _starts(run: WholeWalk) -> list[float]:
     """Of the iterations of the first warpgroup that computes, in its first tile."""
-    return next((w.starts[: run.trip + 1] for w in run.crew if len(w.starts) > 1), [])
+    return next((w.starts[: run.trip + 1] for w in run.partitions if len(w.starts) > 1), [])
 
 
 def _elided(run: WholeWalk) -> dict[str, Any]:
@@ -402,7 +404,7 @@ def _phases(run: WholeWalk, end: float) -> Iterator[dict[str, Any]]:
     ends = [round(t) for t in (0, starts[0], starts[-1])]
     tile = [s.start for s, n in zip(run.spans, run.notes, strict=True)
             if n[1] > 0 and s.unit != WAITS and n[0] >= 0
-            and run.crew[s.who].starts[:1] == starts[:1]]  # fmt: skip
+            and run.partitions[s.who].starts[:1] == starts[:1]]  # fmt: skip
     ends.append(round(min(tile, default=end)))
     yield from (
         {"name": name, "start": a, "end": b}

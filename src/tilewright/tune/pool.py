@@ -30,7 +30,7 @@ class Lost(Exception):
     """A station hung or died; what it was asked last is to blame."""
 
 
-class Crew(Protocol):
+class Pool(Protocol):
     """Who compiles programs, runs and times them."""
 
     def begin(self, target: str) -> str:
@@ -103,7 +103,7 @@ class Process:
                     pipe.close()
 
 
-class LocalCrew:
+class LocalPool:
     """Stations on this machine: several that compile, and one that runs and times. They meet in the
     cache on disk, or in a folder that goes with them where there is none."""
 

@@ -1,6 +1,6 @@
-"""Random elementwise nests, atomics and thread-level code.
+"""Random elementwise maps, atomics and thread-level code.
 
-The iterations of a nest write distinct elements and read the tile they write at that same element
+The iterations of a map write distinct elements and read the tile they write at that same element
 only.
 """
 
@@ -14,12 +14,12 @@ from devtools.fuzz.values import Index, Site, number
 from devtools.fuzz.workshop import Block, Part, Workshop
 
 
-class Nests(Workshop):
+class Maps(Workshop):
     """`T.Parallel`, atomics, threads."""
 
-    def a_nest(self, b: Block) -> Stmt | None:
+    def a_map(self, b: Block) -> Stmt | None:
         tile = self.any_tile(b)
-        return self.nest(b, tile) if tile else None
+        return self.map(b, tile) if tile else None
 
     def points(self, extents: tuple[str, ...]) -> list[Index]:
         names = self.r.sample("ijklpq", len(extents))
@@ -38,8 +38,8 @@ class Nests(Workshop):
         names = ", ".join(p.name for p in order)
         return f"for {names} in T.Parallel({', '.join(p.extent for p in order)}):"
 
-    def nest(self, b: Block, tile: Tile, whole: bool = False) -> Stmt:
-        """A nest that writes a tile, each iteration one element."""
+    def map(self, b: Block, tile: Tile, whole: bool = False) -> Stmt:
+        """A map that writes a tile, each iteration one element."""
         r = self.r
         if len(tile.shape) > 1 and r.random() < 0.15 and tile.dtype != "bool":
             return self.rows(b, tile, whole)
@@ -53,7 +53,7 @@ class Nests(Workshop):
             outer, inner = head.split("\n")
             return Stmt(outer, body=(Stmt(inner.strip(), body=tuple(store)),))
         if len(store) == 1 and not store[0].body and r.random() < 0.25:
-            other = self.any_tile(b)  # one more tile of that shape, written by the same nest
+            other = self.any_tile(b)  # one more tile of that shape, written by the same map
             fits = other and other.shape == tile.shape
             if other and fits and self.root(b, other) != self.root(b, tile):
                 plain = ", ".join(p.name for p in points)
@@ -168,12 +168,12 @@ class Nests(Workshop):
             return [begin, loop, end]
         return [store]
 
-    def a_nest_out(self, b: Block) -> Stmt | None:
+    def a_map_out(self, b: Block) -> Stmt | None:
         parts = [p for p in b.parts if not p.tensor.scratch]
-        return self.nest_out(b, self.r.choice(parts)) if parts else None
+        return self.map_out(b, self.r.choice(parts)) if parts else None
 
-    def nest_out(self, b: Block, part: Part, whole: bool = False) -> Stmt:
-        """A nest that writes our part of an output."""
+    def map_out(self, b: Block, part: Part, whole: bool = False) -> Stmt:
+        """A map that writes our part of an output."""
         points = self.points(part.extents)
         place = ", ".join(
             p.name if o == "0" else f"{o} + {p.name}"

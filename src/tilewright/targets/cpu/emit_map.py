@@ -1,4 +1,4 @@
-"""Elementwise nests: loops around explicit vectors.
+"""Elementwise maps: loops around explicit vectors.
 
 The innermost loop runs over the variable that most accesses are contiguous in. Guards and
 conditions that are linear in it (`0 <= base + v < size`, `v < n - base`) become a range of `v`
@@ -26,7 +26,7 @@ _VECTOR_OPS = (Store, Let, If, For, Alloc, Atomic, Hint)
 
 @dataclass(frozen=True)
 class _Touch:
-    """One element access in a nest's body, and what is known where it stands."""
+    """One element access in a map's body, and what is known where it stands."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
@@ -74,7 +74,7 @@ def lane_count(size: int, native: int, repeats: bool) -> int:
     return min(choices, key=cost, default=1)
 
 
-class NestEmitter(ExprEmitter):
+class MapEmitter(ExprEmitter):
     """`Map`, for bodies of statements that `ops` can emit."""
 
     holds: frozenset[Expr] = frozenset()
@@ -84,7 +84,7 @@ class NestEmitter(ExprEmitter):
         raise NotImplementedError
 
     def map(self, op: Map, fold: RowFold | None = None) -> bool:
-        """`fold` meets every row; where the nest is not made of whole vectors along its last axis
+        """`fold` meets every row; where the map is not made of whole vectors along its last axis
         it does not, and the answer is False."""
         ranges = scope.inside(op, "body", self.ranges)
         touches = list(self._touches(op.body, ranges))
@@ -92,17 +92,17 @@ class NestEmitter(ExprEmitter):
         order = [i for i in range(len(op.vars)) if i != axis] + [axis]
         private = self._private(op.body)
 
-        def nest(level: int) -> bool:
+        def loops(level: int) -> bool:
             var, extent = op.vars[order[level]], op.extents[order[level]]
             if level == len(order) - 1:
                 inner = fold if axis == len(op.vars) - 1 else None
                 return self._innermost(op, var, extent, lanes, touches, private, inner)
             with self.fn.loop(0, self.index(extent), hint=var.name) as at, self.scope():
                 self.counters[var] = at
-                return nest(level + 1)
+                return loops(level + 1)
 
         with self.scope(ranges):
-            return nest(0)
+            return loops(0)
 
     # ── choosing ─────────────────────────────────────────────────────────────────────────────
 
@@ -425,20 +425,20 @@ class NestEmitter(ExprEmitter):
         self.ops(op.body)
 
 
-# ── reductions of rows that a nest has just written: folded in while values are in registers ─
+# ── reductions of rows that a map has just written: folded in while values are in registers ─
 
 
 class Folded(Op):
-    """A nest, and the reduction of the rows of a tile that it writes."""
+    """A map, and the reduction of the rows of a tile that it writes."""
 
-    nest: Map
+    map: Map
     reduce: Reduce
 
     syntax = ""
 
 
 def paired(body: Body, viewed: Collection[str]) -> Iterable[Op]:
-    """`body` with reductions next to the nests that write what they reduce, as one. Nests between
+    """`body` with reductions next to the maps that write what they reduce, as one. Maps between
     the two come first, where they have nothing to do with it."""
     done: list[Op] = []
     for op in body:
@@ -446,9 +446,9 @@ def paired(body: Body, viewed: Collection[str]) -> Iterable[Op]:
         if at is None or not isinstance(op, Reduce):
             done.append(op)
             continue
-        nest = done.pop(at)
-        assert isinstance(nest, Map)
-        done.append(Folded(nest, op, loc=op.loc))
+        map_ = done.pop(at)
+        assert isinstance(map_, Map)
+        done.append(Folded(map_, op, loc=op.loc))
     return done
 
 
@@ -471,18 +471,18 @@ def _names(op: Op) -> set[str]:
     return {buffer.name for each in walk_ops(op) for buffer in named_buffers(each)}
 
 
-def _writes_rows(nest: Map, reduce: Reduce) -> bool:
-    """The nest stores every element of the tile once, in its own place, and the reduction runs
+def _writes_rows(map_: Map, reduce: Reduce) -> bool:
+    """The map stores every element of the tile once, in its own place, and the reduction runs
     along its last axis."""
     src, dst, tile = reduce.src, reduce.dst, reduce.src.buffer
     if tile.space not in (Space.SHARED, Space.FRAGMENT) or not (src.is_whole and dst.is_whole):
         return False
-    if any(walk_ops(nest, Intrinsic, Atomic)):
+    if any(walk_ops(map_, Intrinsic, Atomic)):
         return False
-    shape = nest.extents
+    shape = map_.extents
     if shape != tile.shape or not all(isinstance(n, Const) and n.value > 1 for n in shape):
         return False
     if reduce.axis != len(shape) - 1 or dst.tile != shape[:-1]:
         return False
-    stores = [op for op in walk_ops(nest.body, Store) if op.buffer == tile]
-    return len(stores) == 1 and stores[0] in nest.body and stores[0].indices == nest.vars
+    stores = [op for op in walk_ops(map_.body, Store) if op.buffer == tile]
+    return len(stores) == 1 and stores[0] in map_.body and stores[0].indices == map_.vars

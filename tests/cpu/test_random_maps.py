@@ -1,4 +1,4 @@
-"""Random nests with guards, conditions, loops and gathers: the CPU and the interpreter agree."""
+"""Random maps with guards, conditions, loops and gathers: the CPU and the interpreter agree."""
 
 import random
 
@@ -69,7 +69,7 @@ class Maker:
         if kind == 3:
             return (f"alloc n{k}: float32 local init=0.0\nfor k{k} in 0 .. {r.randint(0, 4)} {{ "
                     f"n{k} = n{k} + {self.value(1)} * float32(k{k}) }}\n{out} = n{k}")  # fmt: skip
-        if kind == 6:  # a tile that no other nest has
+        if kind == 6:  # a tile that no other map has
             return f"u[i, j] = {self.value(1)}\n{out} = u[i, j] * {self.value(1)} + u[i, j]"
         if kind == 4:
             return f"let x{k} = {self.value(1)}\n{out} = x{k} + {self.value(1)} + x{k}"
@@ -95,7 +95,7 @@ class Maker:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_nests(seed):
+def test_random_maps(seed):
     maker = Maker(seed)
     shape = (maker.m, maker.n)
     args = {
