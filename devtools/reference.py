@@ -20,10 +20,19 @@ from types import ModuleType
 from typing import Any
 
 from tilewright.lang.meanings import DTYPE_NAMES
+from tilewright.passes import cpu_passes, cuda_passes
+from tilewright.passes.run import Pass
 from tilewright.runtime.jit import Jit
 
 # how users write the names of a module
 MODULES = {"T": "tilewright.language", "tw": "tilewright", "layout": "tilewright.layout"}
+
+PIPELINES: dict[str, tuple[Pass, ...]] = {
+    "CUDA: from tiles to the scheduled form": (*cuda_passes.FIRST, *cuda_passes.SCHEDULE),
+    "CUDA: a traced build": cuda_passes.STAMP,
+    "CUDA: from the scheduled form to threads": cuda_passes.LOWER,
+    "CPU": cpu_passes.PIPELINE,
+}
 
 FRAME = """\
 @T.prim_func
@@ -304,6 +313,10 @@ def render_index() -> str:
         out.append("")
     types = " ".join(f"`{n}`" for n in DTYPE_NAMES)
     out += [
+        "## [Passes](passes.md)",
+        "",
+        "The steps of the compiler, target by target.",
+        "",
         "## Element types",
         "",
         f"As strings or as `T.` names; NumPy's and PyTorch's types name them, too: {types}.",
@@ -323,6 +336,25 @@ def render_index() -> str:
     return "\n".join(out) + "\n"
 
 
+def render_passes() -> str:
+    """The page that lists the passes of each target."""
+    out = [
+        "# Passes",
+        "",
+        "What each pass does, from its docstring, and why it stands where it does. `tilewright ir "
+        "FILE --stage NAME` prints a program after a pass, `--changed` what each pass changed. "
+        "Passes that choose leave kernels with roles of their own as they are.",
+        "",
+    ]
+    for title, passes in PIPELINES.items():
+        out += [f"## {title}", "", "| pass | does | its place |", "|---|---|---|"]
+        for each in passes:
+            doc = " ".join(_doc(each.run).split("\n\n")[0].split())
+            out.append(f"| `{each.name}` | {doc} | {each.reason} |")
+        out.append("")
+    return "\n".join(out).rstrip() + "\n"
+
+
 def write(folder: Path) -> list[Path]:
     """Write all pages; those that changed."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -337,7 +369,7 @@ def write(folder: Path) -> list[Path]:
 def pages(folder: Path) -> dict[Path, str]:
     """Path → text of all pages."""
     made = {folder / f"{page.file}.md": render(page) for page in PAGES}
-    return {folder / "README.md": render_index(), **made}
+    return {folder / "README.md": render_index(), folder / "passes.md": render_passes(), **made}
 
 
 # ── one name ─────────────────────────────────────────────────────────────────────────────────

@@ -34,7 +34,8 @@ from tilewright.passes.core import *
 
 @kernel_pass
 def fold_accumulator_init(at: Facts) -> Kernel:
-    """Products do not have tiles cleared where they can begin anew."""
+    """Let a GEMM overwrite its accumulator instead of clearing it first. Masks of constants that
+    were written first are added afterwards."""
     changes: dict[int, Body] = {}  # by id of an op, what stands there instead
     for body in (body for op in at.ops for body in bodies(op)):
         for n, op in enumerate(body):

@@ -37,8 +37,9 @@ _TILES = (Space.SHARED, Space.FRAGMENT)
 
 @kernel_pass
 def split_edges(at: Facts) -> Kernel:
-    """Where all but the last block, or the last iteration, find the factors of products whole, it
-    has a text of its own. Of
+    """Give blocks and iterations in which operands of GEMMs are whole a text of their own.
+
+    Of
 
         for k in 0 .. 8 { copy A[m * 128:+128, k * 64:+64] -> a; … gemm a, b -> c }
 
@@ -84,7 +85,7 @@ def split_edges(at: Facts) -> Kernel:
 
 @kernel_pass
 def forward_copies(at: Facts) -> Kernel:
-    """Tiles that a single copy fills and only products read are removed."""
+    """Remove tiles that a single copy fills and only GEMMs read."""
     kernel = at.kernel
     uses = Counter(b.name for op in at.ops for b in named_buffers(op))
     gone: set[str] = set()
@@ -224,8 +225,8 @@ def _agreed(op: Gemm) -> Gemm:
 
 @kernel_pass
 def write_products(at: Facts) -> Kernel:
-    """A tile that one product fills, and one copy stores, is removed: the product writes to the
-    tensor. Sums over several steps are faster in a tile, whose rows are near each other."""
+    """Let a GEMM write to the tensor where one copy stores its tile. Sums over several steps stay
+    in a tile, whose rows lie near each other: that is faster."""
     changes: dict[int, Body] = {}  # by id of an op, what stands there instead
     uses = Counter(b.name for op in at.ops for b in named_buffers(op))
 
@@ -284,7 +285,7 @@ def _made_at_once(op: Copy, dst: Region, before: Body) -> tuple[Gemm | None, Bod
 
 @rule(Map)
 def absorb_loops(op: Map, at: Facts) -> Op:
-    """`map i { for k { … } }` becomes `map (i, k) { … }`."""
+    """Turn `map i { for k { … } }` into `map (i, k) { … }`."""
     while (wider := _absorb(op, at.viewed)) is not None:
         op = wider
     return op
@@ -340,7 +341,8 @@ Places: TypeAlias = dict[str, set[tuple[Place, bool]]]  # and whether they are w
 
 @kernel_pass
 def fuse_maps(at: Facts) -> Kernel:
-    """Fuse where every element that one map writes is met by the other at the same point."""
+    """Fuse two maps where the second one meets every element that the first one writes at the same
+    point."""
 
     def fuse(body: Body) -> Body:
         done: list[Op] = []
@@ -424,13 +426,8 @@ def _depends_on_memory(place: Place) -> bool:
 
 @kernel_pass
 def promote_tiles(at: Facts) -> Kernel:
-    """A tile that one map alone touches, at each point the element of that point after it was
-    written there, is a local of the point: nobody sees what would be left in memory.
-
-        map (i, j) in (16, 64) { a[i, j] = X[i, j]; Y[i, j] = exp(a[i, j]) }
-
-    writes half as much without `a`, and what of it lies outside Y is not needed.
-    """
+    """Keep a tile that one map alone writes and then reads, each point its own element, in
+    registers."""
     uses = Counter(b.name for op in at.ops for b in named_buffers(op))
     gone: set[Buffer] = set()
 

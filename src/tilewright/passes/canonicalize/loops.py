@@ -54,7 +54,7 @@ def _are_constant(exprs: tuple[Expr, ...]) -> bool:
 
 @kernel_pass
 def count_loops(at: Facts) -> Kernel:
-    """Loops whose steps may be negative or zero run over 0, 1, 2, … instead."""
+    """Rewrite loops whose step may be zero or negative to count 0, 1, 2, …"""
     if not any(isinstance(op, For) and _is_open(op) for op in at.ops):
         return at.kernel
     known = {
@@ -92,7 +92,7 @@ def _counted(op: For) -> Body:
 
 @rule(For)
 def unroll_single(op: For, at: Facts) -> Body | None:
-    """A loop with one iteration is its body."""
+    """Replace a loop of one iteration by its body."""
     match op:
         case For(start=Const(first), stop=Const(last), step=Const(step)) if (
             first < last <= first + step and not leaves_early(op.body)
@@ -103,7 +103,8 @@ def unroll_single(op: For, at: Facts) -> Body | None:
 
 @rule(Copy, Fill, Atomic, Map)
 def bound_maps(op: Op, at: Facts) -> Op | None:
-    """Maps have constant extents; copies and fills of open regions are maps."""
+    """Turn maps, fills and copies of extents known only at launch into loops over maps of constant
+    extents, with guards."""
     found: Op | None = op
     if not isinstance(op, Map) and not _are_constant(_extents(op)):
         found = expand_op(op)
@@ -191,8 +192,8 @@ def _surely_read(e: Expr) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
 
 @kernel_pass
 def unroll_shifts(at: Facts) -> Kernel:
-    """Maps and copies find their parts of fragments at constant places, as far as short loops
-    go. Loops over a few neighbours in a tensor are unrolled, too."""
+    """Unroll short constant loops whose variable selects a part of a fragment: registers are
+    indexed by constants. Loops over a few neighbours in a tensor are unrolled, too."""
     if at.has_roles:
         return at.kernel
     body = _written_out(at.kernel.body, at)
@@ -295,7 +296,7 @@ _INDEX_FIELDS: dict[type[Op], frozenset[str]] = {
 
 @kernel_pass
 def simplify_indices(at: Facts) -> Kernel:
-    """Expressions are simplified with the contracts of sizes too."""
+    """Simplify expressions, with the contracts of sizes."""
     ranges = entry(at.kernel, at.dims)
     kernel = simplify_operands(at.kernel, ranges)
     return rebuild(kernel, body=_body(kernel.body, ranges))

@@ -186,8 +186,8 @@ def whole_bytes(region: Region, ranges: Ranges | None = None) -> bool:
 
 
 def pack_elements(program: Program, target: Target) -> Program:
-    """`program` without elements of less than a byte. Kernels with roles are refused: their layouts
-    are said in elements."""
+    """Pack elements of less than a byte. Kernels with roles are refused: their layouts count
+    elements."""
     if not uses_packed(program):
         return program
     for tensor in (*program.tensors, *program.scratch):

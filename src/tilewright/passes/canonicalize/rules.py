@@ -156,6 +156,7 @@ def _drop_unused(op: Alloc | Hint, at: Facts) -> Body | None:
 
 
 def drop_unused(program: Any, target: Target) -> Any:
+    """Remove tiles that are allocated and never used."""
     for each in (_drop_empty, _drop_unused, _drop_empty):  # of unused tiles, nothing is left
         program = each(program, target)
     return program
@@ -163,9 +164,8 @@ def drop_unused(program: Any, target: Target) -> Any:
 
 @rule(Copy)
 def reduce_by_atomics(op: Copy, at: Facts) -> Op | None:
-    """A tile that is added by the copy engine (`T.atomic_add(..., use_tma=True)`) is added by the
-    block's threads: which engine adds does not change what is added. A scheduled program says
-    `atom=bulk_store` itself."""
+    """Let the block's threads add a tile that the copy engine would add (`T.atomic_add(...,
+    use_tma=True)`): the sum is the same. A scheduled program says `atom=bulk_store` itself."""
     if op.reduce is None or op.atom is not None:
         return None
     return Atomic(op.reduce, op.dst, src=op.src)
@@ -173,9 +173,9 @@ def reduce_by_atomics(op: Copy, at: Facts) -> Op | None:
 
 @rule(Store)
 def map_stores(op: Store, at: Facts) -> Op | None:
-    """A store to one element of a fragment becomes a map of one point, so that which threads hold
-    the element is a question of layouts. Stores that differ between threads stay, and are refused
-    where threads are told apart."""
+    """Turn a store to one element of a fragment into a map of one point: its layout says which
+    threads hold the element. Stores that differ between threads stay, and are refused where threads
+    are told apart."""
     if (
         not op.buffer.is_fragment
         or id(op) not in at.outside_maps
@@ -191,7 +191,7 @@ def map_stores(op: Store, at: Facts) -> Op | None:
 
 @kernel_pass
 def use_fast_functions(at: Facts) -> Kernel:
-    """Approximate functions and division in float32, where `fast_math` asks for them. They are off
+    """Use approximate float32 functions and division where `fast_math` asks for them. They are off
     by a few ulp (`tanh` by 2⁻¹¹) where the hardware has them."""
     if not at.target.numerics.fast_math:
         return at.kernel
@@ -209,9 +209,9 @@ def _fast(e: Expr) -> Expr | None:
 
 @kernel_pass
 def announce_barriers(at: Facts) -> Kernel:
-    """The block meets after the initialisation of barriers that a kernel's author allocates: one
-    thread initialises them, and others must not arrive or wait before. Kernels that say it
-    themselves, and those whose barriers are derived, stay as they are."""
+    """Synchronize the block after one thread has initialized the barriers that the author
+    allocates: no other thread may arrive or wait before. Kernels that do so themselves, and derived
+    barriers, stay as they are."""
     kernel = at.kernel
     if at.has_roles:
         return kernel
@@ -232,8 +232,8 @@ def announce_barriers(at: Facts) -> Kernel:
 
 @kernel_pass
 def hoist_views(at: Facts) -> Kernel:
-    """Views of tensors are made first: copies that run ahead would stand before a view made inside
-    a loop. Those whose offset is known only inside stay where they are."""
+    """Make views of tensors first: copies that run ahead would stand before a view made inside a
+    loop. Views whose offset is known only inside stay where they are."""
     kernel = at.kernel
     inner = {var for op in at.ops[1:] for var in bound(op)}
     stay: set[str] = set()
@@ -254,7 +254,7 @@ def hoist_views(at: Facts) -> Kernel:
 
 
 def label_prints(kernel: Kernel, target: Target) -> Kernel:
-    """What prints say in their author's names, before other passes change them."""
+    """Record what `T.print` calls its values, before passes rename them."""
     return label_kernel(kernel)
 
 
@@ -263,7 +263,7 @@ def label_prints(kernel: Kernel, target: Target) -> Kernel:
 
 @rule(Copy, Fill, Relayout, Atomic)
 def expand_copies(op: Op, at: Facts) -> Op | None:
-    """Copies become maps, which everything after understands."""
+    """Turn copies into maps, which every later pass understands."""
     return expand_op(op)
 
 

@@ -33,7 +33,8 @@ OTHERS = 20  # registers for addresses, counters and sums
 
 @kernel_pass
 def split_loops(at: Facts) -> Kernel:
-    """Loops over maps ask for guards after the iterations that need none."""
+    """Split loops over maps into iterations that need no guard, unrolled so that their loads
+    overlap, and those that need one."""
     if at.has_roles or at.target.internal.unswitch_guards is False:
         return at.kernel
 

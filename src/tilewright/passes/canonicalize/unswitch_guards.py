@@ -48,7 +48,8 @@ CONNECTIVES = {"and": "and", "or": "or", "&": "and", "|": "or"}  # of conditions
 
 @kernel_pass
 def unswitch_guards(at: Facts) -> Kernel:
-    """Maps in loops ask for their guards only in iterations that need them."""
+    """Test guards of maps once an iteration where that decides for all elements: a mask costs only
+    the iterations that need it."""
     loops = [op for op in at.ops if isinstance(op, For) and _guarded(op)]
     if not loops or at.target.internal.unswitch_guards is False:
         return at.kernel

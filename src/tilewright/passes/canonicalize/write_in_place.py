@@ -18,7 +18,7 @@ from tilewright.passes.core import *
 
 @kernel_pass
 def write_in_place(at: Facts) -> Kernel:
-    """Accumulators take what maps make of them."""
+    """Let a map write its result over an accumulator that is not read again."""
     sums = {op.c.buffer for op in at.ops if isinstance(op, Gemm) and op.c.is_whole}
     fixed = at.viewed | {op.buffer.name for op in at.ops if isinstance(op, Hint) and op.buffer}
     if at.has_roles or not sums:

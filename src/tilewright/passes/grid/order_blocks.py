@@ -61,7 +61,8 @@ Lengths = np.ndarray[Any, np.dtype[np.int64]]
 
 @kernel_pass
 def order_blocks(at: Facts) -> Kernel:
-    """The block orders that the target or hints ask for."""
+    """Choose the order in which blocks take tiles of the grid: in panels that share operands in the
+    L2 cache, or the longest first where the loops of blocks differ."""
     hints = [op for op in at.kernel.body if isinstance(op, Hint) and op.name == "swizzle"]
     work = _Orders(map_ops(at.kernel, lambda op: () if op in hints else None))
     lets, why = _chosen(work, hints[0] if hints else None, at.dims, at.target)

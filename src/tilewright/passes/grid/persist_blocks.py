@@ -59,7 +59,8 @@ ABOUT, CLUSTERS = "persistent blocks", "clusters"
 
 @kernel_pass
 def persist_blocks(at: Facts) -> Kernel:
-    """Blocks that stay, in the kernels where that is possible and worth it."""
+    """Launch only as many blocks as fit on the chip, each walking over its share of the tiles,
+    where that is possible and pays."""
     kernel = at.kernel
     wanted, why = worth_it(kernel, at.target)
     against = why_not(kernel) if wanted else None
@@ -240,7 +241,8 @@ def _placed(kernel: Kernel, tile: Var, body: Body) -> Body:
 
 @kernel_pass
 def cluster_blocks(at: Facts) -> Kernel:
-    """The clusters that the target asks for, or else what chose the kernel's tiles."""
+    """Form clusters where the schedule asks for them, or where they were chosen with the tiles:
+    blocks that need the same tile load a part of it each, for all."""
     told = at.target.schedule.cluster
     count = asked_cluster(at.kernel) if told == "auto" else told
     kernel = map_ops(at.kernel, lambda op: () if _asks(op) else None)
@@ -338,7 +340,7 @@ def of_kernel(kernel: Kernel) -> tuple[Body, Body]:
 
 @kernel_pass
 def spread_clusters(at: Facts) -> Kernel:
-    """The places of clusters become blocks."""
+    """Turn the places of clusters into blocks."""
     kernel, loop = at.kernel, cluster_loop(at.kernel)
     if loop is None:
         return kernel

@@ -56,7 +56,7 @@ _WIDER = {
 
 @kernel_pass
 def choose_gemms(at: Facts) -> Kernel:
-    """An atom for each product, which the threads of its role or of the block share."""
+    """Choose the atom of each GEMM, which the threads of its role or block share."""
     roles = role_of(at.kernel)
     # a product of a product: warps that own whole rows have what they need for the next
     chained = any(op.a.buffer.is_fragment for op in walk_ops(at.kernel, Gemm))
@@ -270,7 +270,7 @@ MOST = 4  # pieces
 
 @kernel_pass
 def split_gemms(at: Facts) -> Kernel:
-    """Products in pieces where registers would not do."""
+    """Split GEMMs that would leave too few registers into pieces of their columns or rows."""
     kernel, asked = at.kernel, at.target.internal.split_gemms
     if asked is False or at.has_roles:
         return kernel

@@ -25,7 +25,7 @@ VECTOR = 128  # bits of the widest access
 
 @kernel_pass
 def hold_windows(at: Facts) -> Kernel:
-    """Loops over windows find what their places share in registers."""
+    """Load what the places of a window share into registers, once."""
     return at.kernel if at.has_roles else rebuild(at.kernel, body=_inside(at.kernel.body, at))
 
 

@@ -118,8 +118,8 @@ def fragments_in(op: Op) -> set[str]:
 
 @kernel_pass
 def infer_layouts(at: Facts) -> Kernel:
-    """A layout for every fragment, map and shared tile. Roles of their author's say their layouts
-    themselves."""
+    """Choose a layout for every fragment, map and shared tile. Roles that the author wrote state
+    their layouts themselves."""
     if by_hand(at.kernel):
         return at.kernel
     return lay_out_shared(spread_fragments(at.kernel, at.dims, at.target))

@@ -76,7 +76,7 @@ def split_of(op: Gemm, threads: int, target: Target) -> Split | None:
 
 @kernel_pass
 def swap_operands(at: Facts) -> Kernel:
-    """Products that warpgroups cannot multiply as they are written, but otherwise.
+    """Rewrite GEMMs that warpgroups cannot multiply as they are written.
 
     - Cᵀ = Bᵀ·Aᵀ, where columns, not rows, are a multiple of 64.
     - Types of which instructions want K innermost in shared memory: an A that lies otherwise goes

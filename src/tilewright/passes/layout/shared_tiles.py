@@ -31,7 +31,7 @@ CORE_BYTES = 16  # rows of the smallest block that a matrix descriptor knows
 
 
 def pin_shared(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with the layouts that its author gives shared tiles, by hints."""
+    """Give shared tiles the layouts that the author pinned."""
     changes: dict[Buffer, Buffer] = {}
     views = list(walk_ops(kernel, View))
     for op in walk_ops(kernel, Hint):

@@ -25,7 +25,7 @@ _SYMBOLS = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}
 
 @kernel_pass
 def split_at_barriers(at: Facts) -> Kernel:
-    """Per-thread statements become maps over the thread indices."""
+    """Turn statements of threads into maps over the thread indices."""
     return _Splitter(at.kernel).run()
 
 

@@ -206,7 +206,7 @@ def planned(kernel: Kernel, stamps: Buffer = NOWHERE) -> tuple[Plan, Kernel]:
 
 
 def stamp_ops(program: Program, target: Target) -> Program:
-    """Every kernel with stamps at its waits and tile ops."""
+    """Stamp the clock at every wait and tile op, for `kernel.trace`."""
     warps = max((kernel.warps for kernel in program.kernels), default=1)
     shape = tuple(map(const, (BLOCKS * warps + 1, SLOTS, 2)))
     stamps = Buffer(fresh_var("stamps").name, shape, dtype("uint32"), Space.GLOBAL)

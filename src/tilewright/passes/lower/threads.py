@@ -438,7 +438,7 @@ def lowering_of(at: Facts, names: set[str]) -> Lowering:
 
 @kernel_pass
 def lower_threads(at: Facts) -> Kernel:
-    """Every tile op of a kernel as code of one thread."""
+    """Lower every tile op to the code of one thread."""
     kernel, low = at.kernel, lowering_of(at, at.names)
     linear, loc = kernel.thread, kernel.loc
     body = low.body(kernel.body)
@@ -464,7 +464,7 @@ def lower_threads(at: Facts) -> Kernel:
 
 @kernel_pass
 def choose_copies(at: Facts) -> Kernel:
-    """An atom for each copy; roles of their author's stay as they are."""
+    """Choose the atom of each copy; roles that the author wrote stay as they are."""
     if by_hand(at.kernel):
         return at.kernel
     low = lowering_of(at, TakenNames(at.names))

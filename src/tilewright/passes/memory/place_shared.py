@@ -80,8 +80,8 @@ def _aligned(size: int, to: int = BULK_ALIGNMENT) -> int:
 
 
 def place_shared(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with a place for each of its shared buffers that has none (`reuse_shared` gives
-    some), one after the other."""
+    """Give each shared buffer that has no place yet (`reuse_shared` gives some) a place after the
+    others."""
     places, size = stacked(kernel)
     if size > target.chip.shared:
         tiles = {buffer.name: buffer.shared_bytes for buffer in alignments(kernel)}
@@ -141,7 +141,8 @@ def _with_places(kernel: Kernel, places: Mapping[str, int]) -> Kernel:
 
 
 def reuse_shared(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with places for its shared buffers where some of them should share theirs."""
+    """Let shared buffers whose lifetimes do not overlap use the same memory, where that is worth a
+    barrier."""
     sizes = {b.name: b.shared_bytes for b in alignments(kernel) if b.is_shared}
     if len(sizes) < 2 or kernel.cluster_size > 1 or not _in_order(kernel):
         return kernel

@@ -67,7 +67,8 @@ def _in_space(kernel: Kernel, space: Space, *buffers: Buffer) -> Kernel:
 
 
 def spill_fragments(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel`, its control asking for elements of memory only, as far as they can be there."""
+    """Where control flow reads elements of a fragment (`if used[k]`), let it read the tensor that
+    they were copied from, or a shared copy."""
     viewed = aliases(kernel).viewed
     asked = {
         load.buffer.name: load.buffer
@@ -175,7 +176,8 @@ def _movable(kernel: Kernel, buffer: Buffer) -> bool:
 
 
 def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` without fragments that no thread has registers for, as far as they can move."""
+    """Move fragments that need more registers than a thread has to shared memory where they fit,
+    with a warning."""
     if any(walk_ops(kernel, Role)):
         return kernel
     most = min(MOST, target.chip.registers // kernel.thread_count)
@@ -200,7 +202,8 @@ def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
 
 
 def keep_operands(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with tiles in registers that need not be in shared memory."""
+    """Keep a left operand that threads compute from another GEMM's result in registers: no shared
+    tile, no barrier."""
     threads = kernel.thread_count
     if Feature.WGMMA not in target.features or threads % WARPGROUP or placed(kernel):
         return kernel
@@ -286,7 +289,8 @@ def _writes(op: Op, buffer: Buffer, results: set[Buffer]) -> bool:
 
 
 def share_fragments(program: Program, target: Target) -> Program:
-    """`program` with fragments in shared memory that threads would hold several times."""
+    """Keep left operands of GEMMs in shared memory where warpgroups have no rows of their own, and
+    vectors that maps read by columns, which the bulk engine loads ahead."""
     if Feature.WGMMA not in target.features:
         return program
 
@@ -357,7 +361,7 @@ class TooManyRegisters(CompileError):
 
 
 def fit_registers(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel`, if its fragments fit."""
+    """Refuse kernels whose live fragments exceed the registers of a thread, role by role."""
     sizes = fragment_words(kernel)
     sums = {op.c.buffer.name for op in walk_ops(kernel, Gemm) if op.atom == "wgmma"}
     allocs = {op.buffer.name: op for op in walk_ops(kernel, Alloc)}

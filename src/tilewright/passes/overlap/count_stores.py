@@ -37,7 +37,8 @@ TWICE = 4096  # bytes of a loop's tiles that may get a second slot
 
 @kernel_pass
 def count_stores(at: Facts) -> Kernel:
-    """Every kernel with waits for bytes in place of meetings of clusters, where that is enough."""
+    """Replace cluster barriers by waits for the bytes that blocks of a cluster store to each other
+    (`T.copy_cluster`), where that is enough."""
     kernel = at.kernel
     if kernel.cluster_size == 1 or at.has_roles:
         return kernel

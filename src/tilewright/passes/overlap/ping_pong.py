@@ -89,7 +89,8 @@ class NoPingPong(Exception):
 
 
 def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
-    """A kernel whose tiles are to be handed out, as one of a single warpgroup."""
+    """Choose ping-pong: a tile for each consumer warpgroup instead of one tile for all of them,
+    where blocks are persistent and threads only store what GEMMs leave."""
     told = target.schedule.ping_pong
     if told is False or not any(walk_ops(kernel, Gemm)):
         return kernel
@@ -193,7 +194,7 @@ def _kept(body: Body, fresh: set[str]) -> Iterator[str]:
 
 @kernel_pass
 def apply_ping_pong(at: Facts) -> Kernel:
-    """Kernels that `choose_ping_pong` has chosen: their tiles handed out."""
+    """Hand the tiles of kernels with ping-pong out to their warpgroups."""
     if at.kernel.ping_pong == 1:
         return at.kernel
     applied = _applied(at.kernel, at.kernel.ping_pong, at.target)
@@ -386,7 +387,7 @@ def _widened(op: Op, own: dict[str, Buffer]) -> Op:
 
 
 def order_warpgroups(kernel: Kernel, target: Target) -> Kernel:
-    """Derived consumers of several warpgroups: sections around their products."""
+    """Order the consumer warpgroups: one after the other runs the section with its GEMMs."""
     choice = target.schedule.order_warpgroups
     found: list[Op] = []
     for op in kernel.body:

@@ -75,7 +75,8 @@ FETCHED_AHEAD = 2  # numbers that are under way: the producer is a tile ahead
 
 @kernel_pass
 def pipeline_loops(facts: Facts) -> Kernel:
-    """Every kernel with its copies running ahead, as far as the target can."""
+    """Derive rings of pipelined loops: slots, barriers, phases and byte counts, who fills them, and
+    which statements of two iterations stand side by side (`skew`)."""
     kernel, told = facts.kernel, facts.target.schedule.roles
     if split_into_roles(kernel):
         work = _Pipeliner(Ahead(facts), releases)

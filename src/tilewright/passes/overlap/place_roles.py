@@ -108,7 +108,7 @@ def meet_in_roles(kernel: Kernel) -> Kernel:
 
 
 def place_roles(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with roles for `ws` hints."""
+    """Turn statements placed on warpgroups (`T.ws`) into roles."""
     if not any(_is_placement(op) for op in walk_ops(kernel)):
         return kernel
     whole = block_warps(kernel)
@@ -334,7 +334,7 @@ def _say(kernel: Kernel, body: Body, crossing: list[str]) -> None:
 
 @kernel_pass
 def split_roles(at: Facts) -> Kernel:
-    """One role for each range of warps on which the author has placed statements."""
+    """Make a role of each range of warps on which the author has placed statements."""
     if not by_hand(at.kernel) or _is_laid_out(at.kernel):
         return at.kernel
     return _Splitter(at).run()

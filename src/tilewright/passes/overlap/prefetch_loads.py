@@ -54,7 +54,8 @@ MOST_LOADS = 4  # of a number that is not carried any more
 
 @kernel_pass
 def inline_rows(at: Facts) -> Kernel:
-    """Every kernel without tiles that only carry rows of numbers to maps."""
+    """Remove shared tiles that only carry rows of numbers (scales) from one map to another: the
+    second map loads them itself, and no barrier is needed."""
     wanted = at.target.internal.inline_rows is not False and not at.has_roles
     return _inlined(at) if wanted else at.kernel
 
@@ -148,7 +149,8 @@ def _without(kernel: Kernel, writer: Op, tile: Buffer, var: Var, value: Expr) ->
 
 @kernel_pass
 def map_copies(at: Facts) -> Kernel:
-    """Copies of tiles that products multiply, and that only threads can make, as maps."""
+    """Turn copies of GEMM operands that no engine can make (rows that begin at any element, odd
+    sizes) into maps."""
     if at.has_roles:
         return at.kernel
     alone = Ahead(at).by_threads
@@ -177,7 +179,8 @@ def _is_plain(op: Copy) -> bool:
 
 @kernel_pass
 def prefetch_loads(at: Facts) -> Kernel:
-    """Every kernel with the loads of its pipelined loops' maps early, where they can be."""
+    """Load what maps of pipelined loops read from tensors (scales, packed numbers) one iteration
+    early, into registers."""
     if at.has_roles:
         return at.kernel
     work = _Prefetch(at.kernel, Ahead(at))

@@ -307,7 +307,8 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups]) -> list[Op]:
 
 @kernel_pass
 def part_roles(at: Facts) -> Kernel:
-    """Kernels with a derived producer: everything else becomes the consumers' role."""
+    """Split kernels with a derived producer into the roles of producer and consumers, with their
+    warps and registers."""
     kernel = at.kernel
     producer = [op for op in kernel.body if isinstance(op, Role) and op.derived]
     if not producer:

@@ -43,9 +43,9 @@ class Staging:
 
 @kernel_pass
 def stage_stores(at: Facts) -> Kernel:
-    """Every kernel with staging tiles in front of the stores of accumulators, where there is room:
-    for the whole tile, or for pieces of its columns that take turns in two, or one; shorter pieces
-    where those would not divide it, or fit."""
+    """Stage accumulators in shared memory before they are stored, where there is room: the whole
+    tile, or pieces of its columns in two alternating tiles, or in one. Pieces are shorter where
+    those would not divide it, or fit."""
     kernel = at.kernel
     if at.target.schedule.stage_stores is False or at.has_roles:
         return kernel

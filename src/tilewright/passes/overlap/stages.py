@@ -71,7 +71,8 @@ def planned_bytes(kernel: Kernel) -> int:
 
 @kernel_pass
 def stage_loads(at: Facts) -> Kernel:
-    """Every load of a pipelined loop by way of a tile that runs ahead."""
+    """Where `stages` is given, let every load of a pipelined loop go through a tile that runs
+    ahead."""
     stages = at.target.schedule.stages
     if not isinstance(stages, int) or stages < 2 or at.has_roles:
         return at.kernel
@@ -85,7 +86,7 @@ def stage_loads(at: Facts) -> Kernel:
 
 
 def choose_stages(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with a number of stages for every pipelined loop."""
+    """Choose the number of stages of every pipelined loop."""
     for loop in [op for op in walk_ops(kernel, For) if op.kind == "pipelined"]:
         work = _work(kernel, loop)
         choose = _stages if loop.stages == UNSAID else _deeper
@@ -232,7 +233,8 @@ def _slots_of_threads(kernel: Kernel, loop: For, work: Work) -> int:
 
 @kernel_pass
 def split_stages(at: Facts) -> Kernel:
-    """Every kernel with the tiles of products in boxes, where that is worth it or asked for."""
+    """Split operands along K where a ring has few slots: a copy, an event and a GEMM for each
+    box."""
     kernel, told, roles = at.kernel, at.target.schedule.split_stages, at.target.schedule.roles
     if told is False or Feature.BULK_COPY not in at.target.features or placed(kernel):
         return kernel

@@ -41,7 +41,8 @@ _BULK = ("bulk_load", "bulk_store")
 
 
 def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with its threads in order; roles of their author's are left as they are."""
+    """Insert barriers and fences where threads or asynchronous engines use what others wrote; roles
+    that the author wrote stay as they are."""
     if by_hand(kernel) or any(isinstance(op, Hint) and op.name == "ws" for op in walk_ops(kernel)):
         return kernel
     turning, roots = multibuffer(kernel), aliases(kernel)
