@@ -26,7 +26,7 @@ from tilewright.targets.cuda.backend import lower
 
 DEALT = Target.parse("cuda -arch=sm_90a -ping_pong -roles=on -persistent=on")
 AUTO = Target.parse("cuda -arch=sm_90a")
-GOLDEN = Path(__file__).parent / "golden/dealt_gemm.tw"
+GOLDEN = Path(__file__).parent / "golden/ping_pong_gemm.tw"
 
 
 def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu", loops="grid"):

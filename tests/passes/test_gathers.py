@@ -276,12 +276,12 @@ PRODUCER = """\
         row[i_1] = rows[bx * 128 + i_1]
       }
       for k_1 in 0 .. 4 {
-        let k_slot_1 = k_turn_1 % 3
-        wait b_free[k_slot_1] phase (k_turn_1 // 3 % 2 + 1) % 2
+        let k_slot_1 = k_count_1 % 3
+        wait b_free[k_slot_1] phase (k_count_1 // 3 % 2 + 1) % 2
         arrive b_full[k_slot_1] bytes=8192
         copy B[k_1 * 64:+64, :] -> b[k_slot_1, :, :] barrier=b_full[k_slot_1] atom=bulk_load
-        let k_slot = k_turn_1 % 3
-        wait a_free[k_slot] phase (k_turn_1 // 3 % 2 + 1) % 2
+        let k_slot = k_count_1 % 3
+        wait a_free[k_slot] phase (k_count_1 // 3 % 2 + 1) % 2
         map (i_2, j_1) in (128, 64) layout="frag{tile=(128,64) tv=(128,(8,8)):(8,(1,1024))}" \
 atom=cp_async {
           a[k_slot, i_2, j_1] = X[row[i_2], k_1 * 64 + j_1]
@@ -290,13 +290,13 @@ atom=cp_async {
         wait_group cp_async pending 1
         if k_1 >= 1 {
           fence proxy_async
-          arrive a_full[(k_turn_1 + 2) % 3] count=4 by=warps
+          arrive a_full[(k_count_1 + 2) % 3] count=4 by=warps
         }
-        k_turn_1 = k_turn_1 + 1
+        k_count_1 = k_count_1 + 1
       }
       wait_group cp_async pending 0
       fence proxy_async
-      arrive a_full[(k_turn_1 + 2) % 3] count=4 by=warps
+      arrive a_full[(k_count_1 + 2) % 3] count=4 by=warps
 """
 
 

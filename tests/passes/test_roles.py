@@ -55,15 +55,15 @@ def test_a_product():
     assert [(r.first, r.warps, r.registers) for r in roles.values()] == [(0, 8, 240), (8, 4, 24)]
     producer = [print_op(op).strip().split("\n")[0] for op in walk_ops(roles["producer"].body)]
     assert producer == [
-        "alloc k_turn_1: int32 local init=0",
+        "alloc k_count_1: int32 local init=0",
         "for k_1 in 0 .. 4 {",
-        "let k_slot = k_turn_1 % 3",
-        "wait a_free[k_slot] phase (k_turn_1 // 3 % 2 + 1) % 2",
+        "let k_slot = k_count_1 % 3",
+        "wait a_free[k_slot] phase (k_count_1 // 3 % 2 + 1) % 2",
         "arrive a_full[k_slot] bytes=32768",
         "copy A[by * 128:+128, k_1 * 64:+64] -> a[k_slot, :, :] barrier=a_full[k_slot] "
         "atom=bulk_load",
         "copy B[k_1 * 64:+64, :] -> b[k_slot, :, :] barrier=a_full[k_slot] atom=bulk_load",
-        "k_turn_1 = k_turn_1 + 1",
+        "k_count_1 = k_count_1 + 1",
     ]
     consumer = list(walk_ops(roles["consumer"].body))
     assert not any(isinstance(op, Copy) and op.atom == "bulk_load" for op in consumer)

@@ -82,18 +82,18 @@ def test_two_iterations_at_a_time():
     heads = [print_op(op).strip().split("\n")[0].split(" layout")[0] for op in loop.body]
     heads = [re.sub(r"k_(slot|done)\w*", r"\1", head) for head in heads]
     assert [head for head in heads if head.startswith(kept)] == [
-        "wait a_full[slot] phase k_turn // 3 % 2",
+        "wait a_full[slot] phase k_count // 3 % 2",
         "gemm a[slot, :, :], b[slot, :, :] -> part_1 clear=true transpose_b=true atom=wgmma",
         "commit wgmma",
-        "wait s_full[done] phase (k_turn - 1) // 3 % 2",
+        "wait s_full[done] phase (k_count - 1) // 3 % 2",
         "wait_group wgmma pending 1",
         "arrive a_free[done] count=8 by=warps",
         "map (i, j) in (128, 64)",
         "arrive s_free[done] count=8 by=warps",
-        "wait a_full[slot] phase k_turn // 3 % 2",
+        "wait a_full[slot] phase k_count // 3 % 2",
         "gemm a[slot, :, :], b[slot, :, :] -> part clear=true transpose_b=true atom=wgmma",
         "commit wgmma",
-        "wait s_full[done] phase (k_turn - 1) // 3 % 2",
+        "wait s_full[done] phase (k_count - 1) // 3 % 2",
         "wait_group wgmma pending 1",
         "arrive a_free[done] count=8 by=warps",
         "map (i_1, j_1) in (128, 64)",

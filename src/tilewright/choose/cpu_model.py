@@ -31,7 +31,7 @@ SINGLE = 1.0  # vectors, of an element of a kept row that fills none
 ALONE = 1.1  # an element of a ragged end that is shorter than a vector
 PADDED = 0.26  # an element of a tile that lies outside
 BLOCK = 20.0
-TURN = 2.0  # of a loop over tiles
+TRIP = 2.0  # of a loop over tiles
 NEAR = 0.013  # a byte of values after the first-level cache
 FAR = 0.027  # and after the second
 FIRST, SECOND = 17 << 10, 391 << 10  # bytes of values that they hold
@@ -41,7 +41,7 @@ CALL = 3.0  # of the micro-kernel
 SUM = 0.31  # 64 bytes of results that are read and written
 LOAD = 0.006  # a byte that is read where it lies: 61×182×1544 by 2 rows takes twice as long
 PACK = 0.036  # a byte of a factor
-TURNED = 0.015  # and one of a factor that lies transposed
+TRANSPOSED = 0.015  # and one of a factor that lies transposed
 NEAR_B = 0.0011  # a byte of B, for each block of rows, after the first-level cache
 FAR_B = 0.0012
 MEMORY_B = 0.05
@@ -53,7 +53,7 @@ UNKNOWN = 4096  # elements of a range whose length a launch gives
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # of a range
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # besides even parts
 SWEEPS = 3  # over all loops, each by itself
-BLOCKS, NESTS, CACHES, PRODUCTS = "blocks", "vectors", "caches", "products"
+BLOCKS, MAPS, CACHES, PRODUCTS = "blocks", "vectors", "caches", "products"
 
 
 class Axes(NamedTuple):
@@ -122,7 +122,7 @@ class Model:
         counted = prod(ceil(self.length[name] / self.probed[name]) for name in self.grid)
         blocks = prod(int(n.value) for n in kernel.grid if isinstance(n, Const))
         self.besides = max(1, blocks // counted)  # blocks for each tile
-        self.turns = [name for name in self.sizes if name not in self.grid]
+        self.inner = [name for name in self.sizes if name not in self.grid]
 
     def noted(self, axes: Iterable[Any]) -> Axes:
         names, sizes = [], []
@@ -144,14 +144,14 @@ class Model:
         """What a choice of sizes takes, by part."""
         sizes = {**self.sizes, **chosen}
         lengths = dict(self.length)
-        for name in self.turns:
+        for name in self.inner:
             ends = [sizes[at] for at in self.grid if lengths[at] == lengths[name]]
             if name not in self.known and ends:  # it goes on to the block's own place
                 lengths[name] = (lengths[name] + min(lengths[name], *ends)) // 2
         trips = {name: ceil(lengths[name] / size) for name, size in sizes.items()}
         blocks = self.besides * prod(trips[name] for name in self.grid)
-        turns = prod(trips[name] for name in self.turns) if self.turns else 0
-        found = {BLOCKS: (BLOCK + TURN * turns) * blocks, NESTS: 0.0, CACHES: 0.0, PRODUCTS: 0.0}
+        steps = prod(trips[name] for name in self.inner) if self.inner else 0
+        found = {BLOCKS: (BLOCK + TRIP * steps) * blocks, MAPS: 0.0, CACHES: 0.0, PRODUCTS: 0.0}
         held = moved = 0.0  # bytes: of a block's values, and of all of them
         for names, given in self.maps:
             each = [own or sizes[name] for name, own in zip(names, given, strict=True)]
@@ -159,7 +159,7 @@ class Model:
             around = self.besides * prod(n for name, n in trips.items() if name not in names)
             rows = around * prod(each[:-1]) * prod(often[:-1])
             length = each[-1] if given[-1] else lengths[names[-1]]
-            found[NESTS] += rows * row_ns(each[-1], length, often[-1], self.bits, self.folds)
+            found[MAPS] += rows * row_ns(each[-1], length, often[-1], self.bits, self.folds)
             held += prod(each) * self.bits / 8
             moved += rows * each[-1] * often[-1] * self.bits / 8
         for names, given in self.reads:
@@ -266,7 +266,7 @@ def product_ns(factors: Factors, m: int, n: int, k: int) -> float:
     time = cycles * k * CYCLE + calls * CALL + m * n * size / 64 * SUM
     bytes_b, part_a = n * k * size, m / blocks * (factors.down_a or k) * size
     if factors.is_turned:
-        time += bytes_b * TURNED
+        time += bytes_b * TRANSPOSED
     elif is_narrow or (m >= ROWS_WORTH and k * (factors.down_b or n) * size > SPREAD):
         time += bytes_b * PACK
     else:

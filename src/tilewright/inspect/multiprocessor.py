@@ -109,9 +109,9 @@ def _dry(body: Body, env: Env, seen: dict[int, int]) -> None:
         elif isinstance(op, Alloc) and op.init is not None:
             env[op.buffer.name] = value(op.init, env)
         elif isinstance(op, For):
-            turns = trips(op, env)
-            seen.setdefault(id(op), len(turns))
-            env[op.var] = turns[0] if turns else value(op.start, env)
+            values = trips(op, env)
+            seen.setdefault(id(op), len(values))
+            env[op.var] = values[0] if values else value(op.start, env)
             _dry(op.body, env, seen)
         elif not isinstance(op, Map):
             for inner in bodies(op):
@@ -379,9 +379,9 @@ class Multiprocessor:
         if isinstance(op, Gemm):
             return self._product(op)
         if isinstance(op, (For, If)):
-            turns = len(trips(op, self.env)) if isinstance(op, For) else 1
+            count = len(trips(op, self.env)) if isinstance(op, For) else 1
             inner = [self.cost(each) for body in bodies(op) for each in body]
-            return Cost(*(turns * sum(each) for each in zip(Cost(), *inner, strict=True)))
+            return Cost(*(count * sum(each) for each in zip(Cost(), *inner, strict=True)))
         if isinstance(op, (Map, Reduce, Copy, Store, Fill, Scan, Relayout, Atomic, Intrinsic)):
             try:
                 return Cost(0.0, rates.cycles(op), _through_shared(op), _specials(op))

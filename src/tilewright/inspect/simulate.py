@@ -97,15 +97,15 @@ class Walk:
         if is_quiet(op):
             yield from self.compute(op)
             return
-        turns = trips(op, self.env)
-        if len(turns) > MANY and not sim.partner(op):
-            turns = turns[:CAP]
-        for turn in turns:
+        values = trips(op, self.env)
+        if len(values) > MANY and not sim.partner(op):
+            values = values[:CAP]
+        for each in values:
             if id(op) in sim.loops:
                 self.who.starts.append(self.now)
                 if len(self.who.starts) > sim.rounds:
                     raise Over
-            self.env[op.var] = turn
+            self.env[op.var] = each
             yield self.now + rates.TURN
             try:
                 yield from self.body(op.body)

@@ -1,5 +1,5 @@
 """What thread code does to memory, counted: every address of every access is evaluated for all
-threads of a block, at the first turn of loops that stay loops and all turns of unrolled ones.
+threads of a block, in the first iteration of loops, and all iterations of unrolled ones.
 
 Shared memory is counted in wavefronts (`ir.layout.banks`), global memory in sectors of 32 bytes.
 """
@@ -69,7 +69,7 @@ class _Unknown(Exception):
 
 
 class _Walk:
-    """Values of variables are arrays over (threads, turns of unrolled loops …)."""
+    """Values of variables are arrays over (threads, iterations of unrolled loops …)."""
 
     def __init__(self, kernel: Kernel, dims: Mapping[Var, Any]) -> None:
         self.kernel = kernel
@@ -119,10 +119,10 @@ class _Walk:
     def loop(self, op: For, mask: Any) -> Iterator[Access]:
         bounds = (op.start, op.stop, op.step)
         if op.kind == "unroll" and all(isinstance(e, Const) for e in bounds):
-            turns = np.arange(int(op.start), int(op.stop), int(op.step))
+            iterations = np.arange(int(op.start), int(op.stop), int(op.step))
             self.axes += 1
-            self.values[op.var] = turns.reshape(1, *[1] * (self.axes - 1), -1)
-            if turns.size:
+            self.values[op.var] = iterations.reshape(1, *[1] * (self.axes - 1), -1)
+            if iterations.size:
                 yield from self.body(op.body, mask[..., None])
             self.axes -= 1
             return

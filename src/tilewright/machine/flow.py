@@ -71,11 +71,11 @@ def run_for(
 
 @meaning(While)
 def run_while(op: While, cond: Eval, body: Run, fr: Frame) -> Flow:
-    loop, turns = _Loop(fr), 0
+    loop, rounds = _Loop(fr), 0
     while loop.next(fr):
         fr.op = op
-        turns += 1
-        if turns > MANY:
+        rounds += 1
+        if rounds > MANY:
             raise RunError(
                 f"a while loop ran {MANY} times and goes on",
                 notes=("blocks run one after another here: waiting for another never ends",),

@@ -43,7 +43,7 @@ AGAIN = Var(" again")  # what a `while` counts, as far as accesses go
 
 
 def multibuffer(kernel: Kernel) -> set[str]:
-    """Buffers whose slots take turns (`multibuffer`): no product reads one while it is written,
+    """Buffers whose slots alternate (`multibuffer`): no product reads one while it is written,
     whatever the code between the two says."""
     return {op.buffer.name for op in walk_ops(kernel, Alloc) if op.multibuffer}
 
@@ -158,7 +158,7 @@ class Hazards(Flow[State]):
         return after
 
     def again(self, loop: Loop, state: State, out: list[Op]) -> State:
-        return super().again(loop, self.turn(state, _counter(loop)), out)
+        return super().again(loop, self.iterate(state, _counter(loop)), out)
 
     def runs(self, role: Role) -> bool:
         mine = self.role
@@ -191,7 +191,7 @@ class Hazards(Flow[State]):
         tensors = self.tensors
         return State(*(p & ~tensors | self.moved(p & tensors, change) for p in state))
 
-    def turn(self, state: State, loop: Var) -> State:
+    def iterate(self, state: State, loop: Var) -> State:
         """Another iteration of `loop` has begun."""
 
         def one(access: Access) -> Access:
@@ -290,14 +290,14 @@ class Hazards(Flow[State]):
             old, at = self.known[k]
             key = old, access, at == op
             if key not in self.conflicts:
-                conflict = not self.takes_turns(old, access) and meet(*key, self.defined)
+                conflict = not self.alternate(old, access) and meet(*key, self.defined)
                 self.conflicts[key] = conflict
             hits |= self.conflicts[key] << k
         self.met[new] = asked | group, hits
         return hits & group
 
-    def takes_turns(self, old: Access, new: Access) -> bool:
-        """Slots that take turns are free where they are written; their bytes are not."""
+    def alternate(self, old: Access, new: Access) -> bool:
+        """Slots that alternate are free where they are written; their bytes are not."""
         return old.kind == "matrix" and old.buffer == new.buffer and new.buffer in self.turning
 
     def record(self, new: int, state: State) -> State:

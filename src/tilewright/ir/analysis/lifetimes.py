@@ -173,14 +173,14 @@ class _Walk:
         first = min(t.position for t in touches)
         last = max(max(t.position, self.over(t, touches)) for t in touches)
         home = self.homes.get(name, ())
-        # conditions are read again after every turn
+        # conditions are read again after every iteration
         asked = {t.position for t in touches if isinstance(self.ops[t.position], While)}
         around = {at for t in touches for at, _ in t.chain if at in self.loops} | asked
         # the innermost first: what a loop inside makes longer may reach out of the one around
         for loop in sorted(around, reverse=True):
             start, end = self.loops[loop]
             if any(at == loop for at, _ in home):
-                continue  # made anew in every turn
+                continue  # made anew in every iteration
             inside = [t for t in touches if start < t.position <= end]
             kept = loop in asked or first < start or last > end
             if kept or not _made_anew(inside, loop, name):
@@ -203,7 +203,7 @@ class _Walk:
             after = position > touch.position and touch.chain[: len(chain)] == chain
             if unit == touch.unit and after:
                 return position
-        return touch.position if touch.ring else never  # a ring's is waited for in the next turn
+        return touch.position if touch.ring else never  # a ring's: in the next iteration
 
 
 def _engine(op: Op) -> tuple[str, list[Buffer]]:
@@ -223,7 +223,7 @@ def _engine(op: Op) -> tuple[str, list[Buffer]]:
 
 
 def _made_anew(touches: list[_Touch], loop: int, name: str) -> bool:
-    """Whether every turn of the loop writes the whole buffer before anything else touches it."""
+    """Whether each iteration writes the whole buffer before anything else touches it."""
     first = min(touches, key=lambda t: t.position)
     return first.chain[-1][0] == loop and overwrites(first.op, name)
 

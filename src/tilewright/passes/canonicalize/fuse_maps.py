@@ -312,15 +312,15 @@ def _absorb(map_: Map, viewed: set[str]) -> Map | None:
 
 
 def _independent(body: Body, var: Var, viewed: set[str]) -> bool:
-    """Stores only, each to places of its own turn, and nothing reads what another turn writes."""
+    """Stores only, each to places of its own iteration; nothing reads what another one writes."""
     ops = list(walk_ops(body))
     stores = [op for op in ops if isinstance(op, Store)]
     if not all(isinstance(op, (Store, Let, If)) for op in ops):
         return False
     written = {op.buffer.name: op.indices for op in stores}
-    found = {op.var for op in ops if isinstance(op, Let)}  # in each turn
+    found = {op.var for op in ops if isinstance(op, Let)}  # in each iteration
     for op in stores:
-        # two turns never store to one place: an index is linear in the loop's variable
+        # two iterations never store to one place: an index is linear in the loop's variable
         place = [i for i in op.indices if not variables(i) & found]
         if all(stride_of(i, var) in (0, None) for i in place):
             return False

@@ -139,9 +139,9 @@ def _bounded(op: Map, threads: int) -> Op:
             if size is not None:
                 guard = logical_and(guard, var < extent)
         elif at == last:
-            turn, inner = (fresh_var(stem, dtype=var.dtype) for stem in "tp")
-            loops.append((turn, (extent + (threads - 1)) // threads))
-            values[var] = turn * threads + inner
+            outer, inner = (fresh_var(stem, dtype=var.dtype) for stem in "tp")
+            loops.append((outer, (extent + (threads - 1)) // threads))
+            values[var] = outer * threads + inner
             vars_.append(inner)
             extents.append(const(threads, extent.dtype))
             guard = logical_and(guard, values[var] < extent)

@@ -211,8 +211,8 @@ class _Orders:
             up = self.let("up", ((number >> (2 * level)) ^ right) & 1)
             flip = right > up
             x, y = select(flip, half - 1 - x, x), select(flip, half - 1 - y, y)
-            turn = compare("==", up, 0)
-            x, y = select(turn, y, x), select(turn, x, y)
+            is_up = compare("==", up, 0)
+            x, y = select(is_up, y, x), select(is_up, x, y)
             x, y = self.let("x", x + right * half), self.let("y", y + up * half)
         return x, y
 

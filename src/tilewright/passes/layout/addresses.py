@@ -177,7 +177,7 @@ def ravel(coords: Iterable[Any], sizes: Iterable[int]) -> Any:
 def fit_index(table: Indices, variables: Sequence[Var]) -> Expr | None:
     """The expression that has value `table[i, j, …]` where `variables` are i, j, …: a sum of a
     function of each. None if there is none."""
-    if not table.size:  # a loop without turns
+    if not table.size:  # a loop without iterations
         return const(0, INT32)
     origin = (0,) * table.ndim
     first, narrow = int(table[origin]), bool((abs(table) < 1 << 30).all())

@@ -41,7 +41,7 @@ from tilewright.passes.layout.thread_layouts import (
 from tilewright.passes.overlap.roles import by_hand, role_of
 
 Key = str | int  # a buffer's name, or the id of a map
-MOST_TURNS, SOME_TURNS = 64, 4  # of loops, where they weigh; some: known only at run time
+MOST_TRIPS, SOME_TRIPS = 64, 4  # of loops, where they weigh; some: known only at run time
 
 
 class Strength(IntEnum):
@@ -83,7 +83,7 @@ class Problem:
     ops: list[tuple[int, Op, Ranges]] = field(default_factory=list)
     known: dict[Key, Fragment] = field(default_factory=dict)
     why: dict[Key, str] = field(default_factory=dict)
-    turns: dict[int, int] = field(default_factory=dict)  # id of an op -> how often it runs, about
+    trips: dict[int, int] = field(default_factory=dict)  # id of an op -> how often it runs, about
     partitions: dict[Key, int] = field(
         default_factory=dict
     )  # threads of a role that is not all of them
@@ -145,8 +145,8 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
              for b in (*read_buffers(op), *written_buffers(op))}  # fmt: skip
     key: Key
     around = unrolled(kernel)
-    for position, (op, turns) in enumerate(_walk(kernel.body, 1)):
-        problem.turns[id(op)] = turns
+    for position, (op, trips) in enumerate(_walk(kernel.body, 1)):
+        problem.trips[id(op)] = trips
         known = ranges[id(op)]
         problem.ops.append((position, op, known))
         if isinstance(op, Alloc | View) and op.buffer.is_fragment:
@@ -165,21 +165,21 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
     return problem
 
 
-def _walk(body: tuple[Op, ...], turns: int) -> Iterator[tuple[Op, int]]:
+def _walk(body: tuple[Op, ...], trips: int) -> Iterator[tuple[Op, int]]:
     """Ops outside maps, and how often they run."""
     for op in body:
-        yield op, turns
+        yield op, trips
         for inner in () if isinstance(op, Map) else bodies(op):
-            yield from _walk(inner, min(turns * _trips(op), MOST_TURNS))
+            yield from _walk(inner, min(trips * _trips(op), MOST_TRIPS))
 
 
 def _trips(op: Op) -> int:
     if isinstance(op, While):
-        return SOME_TURNS
+        return SOME_TRIPS
     if not isinstance(op, For):
         return 1
     values = values_of(op)
-    return SOME_TURNS if values is None else max(len(values), 1)
+    return SOME_TRIPS if values is None else max(len(values), 1)
 
 
 # ── solving ──────────────────────────────────────────────────────────────────────────────────
@@ -400,18 +400,18 @@ def _wish(problem: Problem, key: Key) -> Wish:
             if isinstance(op, Copy):
                 vectors += _copied(op, key, ranges, anywhere)
             elif isinstance(op, Reduce) and op.src.name == key:
-                reduced[op.axis] = reduced.get(op.axis, 0) + problem.turns[id(op)]
+                reduced[op.axis] = reduced.get(op.axis, 0) + problem.trips[id(op)]
             elif isinstance(op, Map):
                 map_ = problem.maps[id(op)]
                 own = [a for a in map_.accesses if a.buffer.name == key]
                 maps += [map_ for a in own if a.indices[-1:] == op.vars[-1:]]
-            uses += problem.turns[id(op)]
+            uses += problem.trips[id(op)]
         copies = _copies(problem, key)  # as in a wider type
         for name in (key, *copies):
             for op, _ in problem.touching.get(name, ()):
                 if isinstance(op, Scan) and name in _scanned_like(op):
-                    scanned[op.axis] = scanned.get(op.axis, 0) + problem.turns[id(op)]
-                    moves = max(moves, problem.turns[id(op)])
+                    scanned[op.axis] = scanned.get(op.axis, 0) + problem.trips[id(op)]
+                    moves = max(moves, problem.trips[id(op)])
         if scanned and not vectors:
             for name in copies:
                 for op, ranges in problem.touching.get(name, ()):

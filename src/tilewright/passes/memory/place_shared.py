@@ -22,8 +22,8 @@ place was last used: `lower_threads` puts a barrier in front of each write, and 
 needed are taken out here. What decides is which places have been used since the threads of the role
 last met, on any path to the write, through branches and round loops.
 
-Exchanges of a role that lie at one place need a barrier between any two of them. Small ones take
-turns over a few places: the meeting inside one exchange then serves the other as well.
+Exchanges of a role at one place need a barrier between any two of them. Small ones
+alternate between a few places: the barrier inside one then serves the other as well.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BARRIER_BYTES = 8
 SCRATCH = 4096  # bytes that exchanges between warps may take after everything else
 PLAIN_REGISTERS = 24  # of a thread, besides fragments: addresses, counters
 MOST_PLACES = 3  # of a role, for what its warps exchange
-SMALL = 2048  # bytes of an exchange that takes turns
+SMALL = 2048  # bytes of an exchange that alternates
 OFTEN = 16  # a barrier in a loop counts as so many outside
 
 
@@ -281,7 +281,7 @@ def settle_scratch(
 
 @dataclass(frozen=True)
 class _Group:
-    """Exchanges of one role, or of what stands outside roles, that take turns over `count` places.
+    """Exchanges of one role, or of code outside roles, that alternate between `count` places.
     `body`: what touches scratch there, or makes its threads meet; `uses`: by id of an op, the
     exchanges whose scratch it touches."""
 
@@ -294,14 +294,14 @@ class _Group:
     @cached_property
     def places(self) -> dict[int, int]:
         """The place of each exchange; large ones have the first for themselves. Instances of a
-        role do not meet: nothing takes turns with what another of them may be using."""
+        role do not meet: nothing alternates with what another of them may be using."""
         mine = sorted({n for op in walk_ops(self.body) for n in self.uses.get(id(op), ())})
         if any(self.exchanges[n].instances > 1 for n in mine):
             return {n: k for k, n in enumerate(mine)}
         large = {n for n in mine if self.exchanges[n].buffer.bytes > SMALL}
         first = 1 if large and self.count > 1 else 0
-        turns = cycle(range(first, self.count))
-        return {n: 0 if n in large else next(turns) for n in mine}
+        places = cycle(range(first, self.count))
+        return {n: 0 if n in large else next(places) for n in mine}
 
     @cached_property
     def sizes(self) -> dict[int, int]:

@@ -11,7 +11,7 @@ kernel both writes and reads. In a loop the first meeting of the next iteration 
 and the stores that come then; it stays, and the barrier's phase is the iteration's.
 
 Where every block tells every other one something in each iteration, small tiles get two slots and
-two barriers, which take turns. In place of that meeting a block announces to its peers what it will
+two barriers, which alternate. In place of that meeting a block announces to its peers what it will
 tell them, after all that its threads have read. Who has heard from all in an iteration knows that
 all have read what was told before it, and stores into that slot next. (The bytes of a store order
 nothing but themselves: the announcement has to be the sender's.) Blocks meet once, before the loop.
@@ -105,20 +105,20 @@ class _Counted:
         # an iteration has all of its exchanges or none: one number counts them
         if not exchanges or leaves_early(body[meetings[0] : exchanges[-1].last]):
             return body
-        turn: Expr = const(0)
+        round_: Expr = const(0)
         before: Body = ()
         if isinstance(part, For) and not (
             leaves_early(body) or loads(part.start) or loads(part.step)
         ):
-            turn = (part.var - part.start) // part.step
+            round_ = (part.var - part.start) // part.step
         elif not isinstance(part, Kernel):
             counter = Buffer(fresh_name("exchange"), (), INT32, Space.LOCAL)
-            turn = var = fresh_var("turn")
+            round_ = var = fresh_var("round")
             self.start.append(Alloc(counter, const(0)))
-            count = Store(counter, (), turn + 1)
+            count = Store(counter, (), round_ + 1)
             before = (Let(var, Load(counter, ())), count)
-        slots = self.take_turns(part, [e.stores.values() for e in exchanges])
-        slot, phase = (turn % 2, turn // 2 % 2) if slots else (const(0), turn % 2)
+        slots = self.alternate(part, [e.stores.values() for e in exchanges])
+        slot, phase = (round_ % 2, round_ // 2 % 2) if slots else (const(0), round_ % 2)
         meeting = body[meetings[0]]
         if slots:
             self.slots |= slots
@@ -148,7 +148,7 @@ class _Counted:
         found = tuple(op for k, each in enumerate(body) for op in changes.get(k, (each,)))
         return tuple(slotted(op, slots, slot) for op in found) if slots else found
 
-    def take_turns(
+    def alternate(
         self, loop: Kernel | For | While, exchanges: list[Iterable[Copy]]
     ) -> dict[str, Buffer]:
         """Two slots for each of the tiles, where they make the loop's first meeting needless: in

@@ -40,9 +40,9 @@ class Copies:
     tiles: dict[Buffer, Buffer] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
 
-    def swapped(self, ops: Iterable[Op], turn: int) -> Body:
-        """`ops` of the iteration `turn`, by its own tiles."""
-        if not self.tiles or turn % 2 == 0:
+    def swapped(self, ops: Iterable[Op], parity: int) -> Body:
+        """`ops` of the iteration `parity`, by its own tiles."""
+        if not self.tiles or parity % 2 == 0:
             return tuple(ops)
 
         def number(op: Op) -> Op | None:
@@ -66,11 +66,11 @@ def copies_of(tiles: Iterable[Buffer], kernel: Kernel) -> Copies:
 @dataclass
 class Section:
     """Code of one section: statements of the iteration itself (shift 0), late ones of the iteration
-    before (1), or both. `turn`: its iteration is an even or an odd one; `head`: names of slots."""
+    before (1), or both. `parity` of its iteration; `head`: names of slots."""
 
     loop: For
     shifts: tuple[int, ...] = ()
-    turn: int = 0
+    parity: int = 0
     head: list[Op] = field(default_factory=list)
     slots: dict[tuple[Buffer, Expr | int], Expr] = field(default_factory=dict)
 
@@ -149,7 +149,7 @@ class Sections:
             if behind and not self.skewed:
                 begun = loop.var > loop.start
                 return *free, If(begun, tuple(found))
-            return *self.copies.swapped(free, section.turn - behind), *found
+            return *self.copies.swapped(free, section.parity - behind), *found
 
         def end(section: Section) -> Iterable[Op]:
             """Where the place's own statement is missing."""
@@ -175,17 +175,17 @@ class Sections:
                 return body
             return [If(loop.start < loop.stop, tuple(body))]
 
-        def code(value: Expr, *shifts: int, turn: int = 0) -> Body:
-            return finish(self.code(Section(loop, shifts, turn), value))
+        def code(value: Expr, *shifts: int, parity: int = 0) -> Body:
+            return finish(self.code(Section(loop, shifts, parity), value))
 
-        def again(value: Expr, *shifts: int, turn: int = 0) -> Body:
-            return rename_unique(code(value, *shifts, turn=turn))
+        def again(value: Expr, *shifts: int, parity: int = 0) -> Body:
+            return rename_unique(code(value, *shifts, parity=parity))
 
         if not self.skewed:
             return [rebuild(plain, body=code(loop.var, 0)), *guarded(self.after)]
-        turns = (loop.stop - loop.start - 1) // step
+        trips = (loop.stop - loop.start - 1) // step
         end = fresh_var(f"{loop.var.name}_last", dtype=loop.var.dtype)
-        first, body = code(loop.start, 0), code(loop.var, 0, 1, turn=1)
+        first, body = code(loop.start, 0), code(loop.var, 0, 1, parity=1)
         stop = loop.stop
         if not self.copies.tiles:
             left = code(end, 1)
@@ -196,15 +196,15 @@ class Sections:
                 numbers = self.copies.numbers
                 body += (Release((*numbers, *numbers.values())),)
             stop, step = stop - step, step * 2
-            even = again(end, 1, turn=1)
-            odd = again(end, 0, 1, turn=1) + again(end, 1)
-            is_odd = compare("!=", turns % 2, 0)
+            even = again(end, 1, parity=1)
+            odd = again(end, 0, 1, parity=1) + again(end, 1)
+            is_odd = compare("!=", trips % 2, 0)
             left = (If(is_odd, odd, even),)
             if isinstance(is_odd, Const):
                 left = odd if is_odd.value else even
             first = rename_unique(first)
         rest = rebuild(plain, start=loop.start + loop.step, stop=stop, step=step, body=body)
-        last = Let(end, loop.start + turns * loop.step)
+        last = Let(end, loop.start + trips * loop.step)
         return guarded([*first, rest, last, *left, *self.after])
 
     def code(self, section: Section, value: Expr) -> list[Op]:
@@ -237,4 +237,4 @@ class Sections:
         values = {name: substitute(e, own) for name, e in self.values.items()}
         if value is not self.loop.var or values:
             found = substitute_vars(found, {**values, **own})
-        return self.copies.swapped(found, section.turn - self.shift(k))
+        return self.copies.swapped(found, section.parity - self.shift(k))

@@ -6,8 +6,8 @@ After all other passes, `apply_ping_pong` distributes the iterations of the pers
 several such warpgroups. One ring feeds them all, in the order of the tiles.
 
     for tile in … {
-      if turn % 2 == group { wait order[group]; products; arrive order[next]; store } else { skip }
-      turn = turn + 1
+      if tiles % 2 == group { wait order[group]; products; arrive order[next]; store } else { skip }
+      tiles = tiles + 1
     }
 
 A warpgroup begins when the one before it has waited for its last slot. It keeps the tensor core to
@@ -213,18 +213,18 @@ def _applied(kernel: Kernel, count: int, target: Target) -> Kernel:
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
     group = fresh_var("group")
-    turn = Buffer(fresh_name(f"{loop.var.name}_turn"), (), INT32, Space.LOCAL)
-    mine = compare("==", Load(turn, ()) % count, group)
+    tiles = Buffer(fresh_name(f"{loop.var.name}_count"), (), INT32, Space.LOCAL)
+    mine = compare("==", Load(tiles, ()) % count, group)
     order = Buffer(fresh_name("order"), (const(count),), BARRIER, Space.BARRIER)
     passed = Arrive(element(order, (group + 1) % count), count=const(consumer.warps), by="warps")
-    began = Wait(element(order, group), (Load(turn, ()) - 1) // count % 2)
+    began = Wait(element(order, group), (Load(tiles, ()) - 1) // count % 2)
     met = set(_barriers(producer.body))
     tile = (began, *_passed_on(loop.body, met, passed))
     body = (
         If(mine, tile, _skipped(kernel, before, loop, met)),
-        Store(turn, (), Load(turn, ()) + 1),
+        Store(tiles, (), Load(tiles, ()) + 1),
     )
-    applied = (*before, Alloc(turn, const(0)), rebuild(loop, body=body), *behind)
+    applied = (*before, Alloc(tiles, const(0)), rebuild(loop, body=body), *behind)
     own = _own_memory(consumer, producer, count)
     for op in walk_ops(kernel):
         if isinstance(op, View) and own.keys() & {op.buffer.name, op.source.name}:

@@ -134,7 +134,7 @@ class _Pipeliner(SingleCopies):
         super().__init__(found, gives)
         self.plans = found.plans
         self.apart = apart
-        self.turns: dict[tuple[frozenset[int], int], Buffer] = {}
+        self.shared_counters: dict[tuple[frozenset[int], int], Buffer] = {}
         self.fetches: Fetches | None = None
 
     # ── rings ────────────────────────────────────────────────────────────────────────────────
@@ -174,9 +174,9 @@ class _Pipeliner(SingleCopies):
             own = fresh_name(tile.name) if tile.name in used else tile.name
             slots[tile.name] = slots_of(tile, own, stages)
         together = loops, stages  # rings that the same loops go round count together
-        if together not in self.turns:
-            self.turns[together] = self.counter(f"{name}_turn")
-        made = Ring(stages, how, slots, self.turns[together], peers=peers)
+        if together not in self.shared_counters:
+            self.shared_counters[together] = self.counter(f"{name}_count")
+        made = Ring(stages, how, slots, self.shared_counters[together], peers=peers)
         first, apart = next(iter(slots)), self.apart and how != THREADS
         if how == BULK or apart:
             made.full = self.barrier(f"{first}_full", stages)
@@ -407,21 +407,21 @@ class _Pipeliner(SingleCopies):
         return [*later.head, *found]
 
     def first_fills(self, loop: For, groups: Groups, ranges: Ranges) -> list[Op]:
-        turn = fresh_var(f"{loop.var.name}_first", dtype=loop.var.dtype)
-        value = simplify(loop.start + turn * loop.step, ranges)
+        number = fresh_var(f"{loop.var.name}_first", dtype=loop.var.dtype)
+        value = simplify(loop.start + number * loop.step, ranges)
         extent = bounds(loop.stop - loop.start, ranges)
         step, count = int(loop.step), loop.stages
         by_threads = any(ring.how == CP_ASYNC for ring, _ in groups)
         # as many groups of cp.async as slots, so that waits may count them
         if not by_threads:
             count = min(count, -(-extent.hi // step))
-        inner = self.fills(loop, groups, value, turn, None)
+        inner = self.fills(loop, groups, value, number, None)
         if (count - 1) * step >= extent.lo:
             inner = [If(value < loop.stop, tuple(inner))]
         if by_threads:
             inner.append(Commit(CP_ASYNC))
         zero, last = const(0, loop.var.dtype), const(count, loop.var.dtype)
-        return [For(turn, zero, last, tuple(inner), kind="unroll")]
+        return [For(number, zero, last, tuple(inner), kind="unroll")]
 
     def refill(
         self, loop: For, groups: Groups, lag: int, ranges: Ranges, section: Section

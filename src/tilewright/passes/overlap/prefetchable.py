@@ -126,9 +126,9 @@ class Ahead:
     def engine(self, op: Copy | Map, loop: For, ranges: Ranges) -> tuple[str, int] | str:
         """What makes the copy wherever it ends up, before the loop or iterations ahead in it, and
         how many bytes `cp.async` moves at a time; or why nothing does."""
-        turn, count = Var(" turn", loop.var.dtype), loop.stages
+        iteration, count = Var(" iteration", loop.var.dtype), loop.stages
         ahead = scope.inside(loop, "body", ranges)
-        places = [(loop.start + turn * loop.step, ranges.where(turn, 0, count - 1))]
+        places = [(loop.start + iteration * loop.step, ranges.where(iteration, 0, count - 1))]
         places += [(loop.var + loop.step * n, ahead) for n in (count, count - 1)]
         moved = [(substitute_vars(op, {loop.var: v}), known) for v, known in places]
         features = self.target.features

@@ -40,8 +40,8 @@ class Ring:
         return (Load(self.counter, ()) + ahead) % self.stages
 
     def phase(self, behind: int = 0) -> Expr:
-        turn = Load(self.counter, ())
-        return (turn - behind if behind else turn) // self.stages % 2
+        uses = Load(self.counter, ())
+        return (uses - behind if behind else uses) // self.stages % 2
 
     @property
     def bytes(self) -> int:

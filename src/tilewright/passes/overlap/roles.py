@@ -300,8 +300,8 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups]) -> list[Op]:
     found: list[Op] = []
     for several in shared.values():
         waits = [ring.acquire(ring.slot()) for ring in several]
-        end, turn = const(several[0].stages), several[0].advance()
-        found.append(For(fresh_var("slot"), const(0), end, (*waits, turn)))
+        end, advance = const(several[0].stages), several[0].advance()
+        found.append(For(fresh_var("slot"), const(0), end, (*waits, advance)))
     return found
 
 

@@ -120,9 +120,9 @@ class SingleCopies:
             found.extend(rebuild(c, barrier=barrier) for c in run)
             wait: list[Op] = [Wait(barrier, const(0))]
             if looped:
-                counter = self.counter(f"{first}_turn")
-                turn = Load(counter, ())
-                wait = [Wait(barrier, turn % 2), Store(counter, (), turn + 1)]
+                counter = self.counter(f"{first}_count")
+                uses = Load(counter, ())
+                wait = [Wait(barrier, uses % 2), Store(counter, (), uses + 1)]
             waiting.append(([*run], wait))
             run.clear()
 

@@ -275,10 +275,10 @@ class _Statements:
         starts = []
         began: dict[tuple[int, int], float] = {}  # by statement and iteration
         ended: dict[tuple[int, int], float] = {}
-        for turn in range(ROUNDS):
+        for iteration in range(ROUNDS):
             starts.append(now)
             for k in order:
-                own = turn - (k in late)
+                own = iteration - (k in late)
                 if own < 0:
                     continue
                 for p in self.waits[k]:

@@ -34,7 +34,7 @@ class Staging:
     part: Callable[[int, int, Buffer], Body | None]
 
     def sizes(self) -> list[tuple[int, int]]:
-        """Of pieces, with the number of tiles that they take turns in, the best first."""
+        """Of pieces, with the number of tiles that they alternate between, the best first."""
         length = self.shape[self.dim]
         if self.dim:
             return [(length, 1), *product((PIECE, PIECE // 2), (2, 1))]

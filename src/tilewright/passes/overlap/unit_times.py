@@ -22,7 +22,7 @@ SHUFFLES = 4  # what a row's reduction adds to each of its lanes, in instruction
 # What `simulate` needs besides, and `Chip` does not say; an H200 at 1.6 GHz, as it runs under load
 CLOCK = 1.6e9
 SHARED_BYTES = 128  # of a cycle, which wgmma and threads read: what makes narrow products slow
-LATENCY = 800  # from a copy's issue to its arrival, past its turn
+LATENCY = 800  # from a copy's issue to its arrival, past its turn in the queue
 SOLO = 0.5  # of the issue slots, what one warpgroup fills: attention of two is measured so
 PRODUCT_LATENCY = 100  # from the last step of a product until threads may read it
 SYNC = 30  # a barrier of threads, after the last one to come
@@ -68,7 +68,7 @@ def cycles(op: Op, guards: bool = True) -> float:
         0.0 if is_rare(body) else sum(cycles(inner, guards) for inner in body)
         for body in bodies(op)
     ]
-    return max(each) if isinstance(op, If) else sum(each) * _turns(op)
+    return max(each) if isinstance(op, If) else sum(each) * _trips(op)
 
 
 def load_cycles(tile: Buffer) -> float:
@@ -76,7 +76,7 @@ def load_cycles(tile: Buffer) -> float:
     return LATENCY + tile.bytes / BYTES_PER_CYCLE
 
 
-def _turns(op: Op) -> int:
+def _trips(op: Op) -> int:
     values = values_of(op) if isinstance(op, For) else None
     return 1 if values is None else len(values)
 
@@ -91,7 +91,7 @@ def _weight(op: Op, guards: bool) -> float:
         case _:
             found = sum(_cost(e, guards) for e in expressions(op))
     inside = (_weight(each, guards) for body in bodies(op) for each in body)
-    return found + sum(inside) * _turns(op)
+    return found + sum(inside) * _trips(op)
 
 
 def _cost(e: Expr, guards: bool) -> float:

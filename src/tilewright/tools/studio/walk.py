@@ -201,15 +201,15 @@ class WholeWalk(Simulation):
         iteration = tile = -1
         for loop in self.inside.get(id(span.op), ()):
             first, step = (int(value(e, env)) for e in (loop.start, loop.step))
-            turn = (int(env.get(loop.var, first)) - first) // max(step, 1)
+            number = (int(env.get(loop.var, first)) - first) // max(step, 1)
             if id(loop) in self.iterated:
-                iteration = turn
+                iteration = number
             else:
-                tile = turn
+                tile = number
         self.notes.append((iteration, tile, *self.touched(span.op, env)))
 
     def touched(self, op: Op, env: Env) -> tuple[tuple[Box, ...], tuple[Box, ...]]:
-        """Once for all turns in which what the op's indices are made of is the same."""
+        """Once for all iterations in which what the op's indices are made of is the same."""
         if id(op) not in self.makes:
             told = [e for inner in walk_ops(op) for e in expressions(inner)]
             names = {v for e in told for v in variables(e)} | {
