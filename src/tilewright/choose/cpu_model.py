@@ -3,7 +3,7 @@ axes of values that it keeps and stores, and of products. No candidate is traced
 
 A value is made by a map of loops, of which the innermost goes along vectors. A row costs something
 to begin, and more where it has to find where its tensor ends; elements that fill no vector come one
-by one. Values that the first-level cache does not hold take longer, and longer still after the
+by one. Values that the first-level cache does not hold take longer, and longer still beyond the
 second; those that elements alone are computed of stay in registers. A product takes what its blocks
 of registers take, and what its operands take to be packed.
 
@@ -32,8 +32,8 @@ ALONE = 1.1  # an element of a ragged end that is shorter than a vector
 PADDED = 0.26  # an element of a tile that lies outside
 BLOCK = 20.0
 TRIP = 2.0  # of a loop over tiles
-NEAR = 0.013  # a byte of values after the first-level cache
-FAR = 0.027  # and after the second
+NEAR = 0.013  # a byte of values beyond the first-level cache
+FAR = 0.027  # and beyond the second
 FIRST, SECOND = 17 << 10, 391 << 10  # bytes of values that they hold
 READ = 0.15  # of what is read, what stays there beside values
 CYCLE = 0.21  # of the units that multiply
@@ -42,7 +42,7 @@ SUM = 0.31  # 64 bytes of results that are read and written
 LOAD = 0.006  # a byte that is read where it lies: 61×182×1544 by 2 rows takes twice as long
 PACK = 0.036  # a byte of a factor
 TRANSPOSED = 0.015  # and one of a factor that lies transposed
-NEAR_B = 0.0011  # a byte of B, for each block of rows, after the first-level cache
+NEAR_B = 0.0011  # a byte of B, for each block of rows, beyond the first-level cache
 FAR_B = 0.0012
 MEMORY_B = 0.05
 SECOND_B, THIRD_B = 130 << 10, 4 << 20  # bytes of B that the others hold: of the third, a part

@@ -370,7 +370,7 @@ def _sequential(
     if known:
         (count,) = counts
         counts = _parts(count, trips)
-        if share.is_padded:  # steps behind the end are tiles past the end of the last axis
+        if share.is_padded:  # steps past the end are tiles past the end of the last axis
             inside = compare("<", count, lengths[0])
             counts = [select(inside, each, const(0, each.dtype)) for each in counts[:-1]] + [
                 select(inside, counts[-1], trips[-1])

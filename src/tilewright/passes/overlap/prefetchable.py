@@ -113,8 +113,8 @@ class Ahead:
         return None
 
     def is_steady(self, loop: For, op: Op) -> bool:
-        """Whether `op` asks for nothing that the loop computes, nor a tensor that is written: that
-        is not read after the threads' back."""
+        """Whether `op` depends on nothing that the loop computes, and on no tensor that is written:
+        an asynchronous copy could miss the change."""
         changed, ops = written_in(loop.body), list(walk_ops(op))
         inner = {v for each in loop.body for v in bound_within(each)} - {*bound_within(op)}
         return not any(variables(e) & inner for each in ops for e in expressions(each)) and not any(

@@ -323,7 +323,7 @@ def plain_loop(loop: For) -> For:
 
 
 def is_async_fill(op: Op) -> bool:
-    """Whether shared memory is written after the threads' back."""
+    """Whether `op` fills shared memory asynchronously."""
     return isinstance(op, (Copy, Map)) and op.atom in (BULK, CP_ASYNC)
 
 
