@@ -60,7 +60,7 @@ def a_slice_up_to_the_last():
 #+          Y[m] = T.sum(X[m, 0:7], dim=1)
 
 
-@case(CompileError, "a slice of X has no elements", "an end behind the start, 2")
+@case(CompileError, "a slice of X has no elements", "an end after the start, 2")
 def a_slice_of_nothing():
     @T.prim_func
     def main(X: T.Tensor((64, 8), "float32"), Y: T.Tensor((64,), "float32")):
