@@ -114,6 +114,7 @@ NIGHTLY ?= 7200
 nightly: $(DEV) ## 10,000 random schedules, mutants, wrong kernels, the zoo for every GPU; takes an hour
 	$(call step,schedules,$(PY) -m devtools schedules zoo/schedules.py --count 10000 --jobs $(JOBS) --time $(NIGHTLY),A failure is printed as the command that repeats it.)
 	$(call step,plans,$(PY) -m tests.formula.plans --count 2000,A failure prints the plan.)
+	$(call step,plans of random formulas,$(PY) -m devtools.fuzz.formulas --count 2000 --target "cpu plans" --seconds $(NIGHTLY),A failure prints the formula and its plan.)
 	$(call step,mutants,$(PY) -m tests.derived.run --jobs $(JOBS),)
 	$(call step,chips,$(PY) -m devtools chips --jobs $(JOBS),)
 	$(call step,sources on the host,$(PY) -m devtools extremes,)

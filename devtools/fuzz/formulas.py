@@ -4,8 +4,9 @@ float64.
     python -m devtools.fuzz.formulas --count 200 --target cpu
     python -m devtools.fuzz.formulas --count 100 --target threads
     python -m devtools.fuzz.formulas --count 100 --target dynamic
+    python -m devtools.fuzz.formulas --count 100 --target "cpu plans"
 
-`dynamic` is the CPU with sizes that calls give.
+`dynamic` is the CPU with sizes that calls give; `plans` draws decisions and schedules, too.
 
 How far a result may be off follows from the formula: its meaning is computed again with a little
 noise in every operation (that of 16 bits where operands of products are rounded so), and the
@@ -21,6 +22,7 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from inspect import signature
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,9 @@ import tilewright.math as tm
 from devtools.fuzz.command import run_command
 from devtools.fuzz.formula_draw import Crash, Data, Formula
 from devtools.fuzz.formula_moves import make
+from devtools.fuzz.formula_plans import drawn_plan
 from devtools.fuzz.tile_values import HOPPER, THREADS, by_threads
-from tilewright.formula.function import math
+from tilewright.formula.function import MathFunction, math
 from tilewright.formula.meaning import Evaluator, computed
 from tilewright.ir import formula as ir
 from tilewright.ir.core import *
@@ -38,7 +41,7 @@ from tilewright.support.errors import CompileError
 
 _ULP = {"float64": 2.0**-40, "float32": 2e-5, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _ROUNDS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-DYNAMIC = "dynamic"
+DYNAMIC, PLANS = "dynamic", " plans"
 _EXACT = {"neg", "abs", "floor", "ceil", "trunc", "round", "copysign", "isnan", "max_nan",
           "min_nan", "sign"}  # fmt: skip
 
@@ -130,21 +133,29 @@ def function_of(formula: Formula) -> Any:
     return space["formula"]
 
 
-def run(formula: Formula, target: str) -> tuple[ir.Formula, list[Data]]:
-    """The formula as it was read, and its results."""
-    return computed_by(function_of(formula), formula.arrays, target)
-
-
-def computed_by(function: Any, arrays: list[Data], target: str) -> tuple[ir.Formula, list[Data]]:
+def computed_by(
+    function: Any, arrays: list[Data], target: str, seed: int = 0
+) -> tuple[ir.Formula, list[Data]]:
     """The formula of a function, and what it gives; `threads` runs the thread code of a GPU."""
-    dynamic = _sizes(function, arrays) if target == DYNAMIC else {}
-    f = math(function, target={THREADS: HOPPER, DYNAMIC: "cpu"}.get(target, target),
-             dynamic=dynamic)  # fmt: skip
+    return results_of(prepared(function, arrays, target, seed), arrays, target)
+
+
+def prepared(function: Any, arrays: list[Data], target: str, seed: int) -> MathFunction:
+    """The function for a target, with the plan of a seed where one is asked for."""
+    where = target.removesuffix(PLANS)
+    f: MathFunction = math(
+        function, target={THREADS: HOPPER, DYNAMIC: "cpu"}.get(where, where),
+        dynamic=_sizes(function, arrays) if where == DYNAMIC else {},
+    )  # fmt: skip
+    return f.with_plan(drawn_plan(f, arrays, Random(seed))) if where != target else f
+
+
+def results_of(f: MathFunction, arrays: list[Data], target: str) -> tuple[ir.Formula, list[Data]]:
     made, given = f._of(tuple(arrays), {})
-    if dynamic:
+    if f.dynamic:
         found, known = made.run(given), ir.bound_sizes(made.formula, [x.shape for x in given])
         return ir.at_sizes(made.formula, known), [*map(np.asarray, _several(found))]
-    if target != THREADS:
+    if not target.startswith(THREADS):
         return made.formula, [*map(np.asarray, _several(made.run(given)))]
     shaped = made.shaped(given)
     compiled = made.kernel.compile(*shaped)
@@ -171,20 +182,24 @@ def _sizes(function: Any, arrays: list[Data]) -> dict[str, dict[int, Any]]:
 
 def judge(formula: Formula, target: str) -> tuple[str, str, Finding | None]:
     """'ok', 'refused' and why, or 'found'."""
+    plan = ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            meant, got = run(formula, target)
+            f = prepared(function_of(formula), formula.arrays, target, formula.seed)
+            plan = f"\n{f.planned}" if f.planned else ""
+            meant, got = results_of(f, formula.arrays, target)
     except CompileError as error:
-        if "<tile program" in str(error):  # a text that the math level wrote
-            return "found", "", Finding("crash", str(error), formula)
+        if plan or "<tile program" in str(error):  # a text that the math level wrote
+            return "found", "", Finding("crash", f"{error}{plan}", formula)
         return "refused", error.message, None
     except Exception as error:
-        if target == THREADS and "has no meaning" in str(error):
+        if target.startswith(THREADS) and "has no meaning" in str(error):
             return "refused", "the interpreter does not know all of the thread code", None
-        return "found", "", Finding("crash", f"{type(error).__name__}: {error}"[:500], formula)
+        said = f"{type(error).__name__}: {error}"[:500]
+        return "found", "", Finding("crash", said + plan, formula)
     told = differs(meant, formula.arrays, got)
-    return ("found", "", Finding("mismatch", told, formula)) if told else ("ok", "", None)
+    return ("found", "", Finding("mismatch", told + plan, formula)) if told else ("ok", "", None)
 
 
 def smaller(finding: Finding, target: str) -> Finding:

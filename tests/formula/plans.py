@@ -7,61 +7,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import re
 
 import numpy as np
 
 import tilewright as tw
+from devtools.fuzz.formula_plans import drawn_plan
 from tests.formula.cases import CASES
 from tilewright.formula.meaning import evaluate
-from tilewright.formula.plan import Step, digest
-from tilewright.formula.search.decisions import Decided, alternatives, decided
-from tilewright.formula.tiles.program import TileProgram, program_of
-from tilewright.ir.schedule import Schedule
-
-SIZES = (4, 8, 16, 24, 32)
-MOST = 3  # decisions
-
-
-def drawn(f, arrays, rng: random.Random) -> tw.Plan:
-    """A plan with some decisions of those that there are, and tiles of any size."""
-    made, _ = f._of(arrays, {})
-    at, program = _decided(decided(made.formula, made.normal), rng)
-    steps = []
-    for n, arrays_of in enumerate(program.computes):
-        tiles = {name: rng.choice(SIZES) for name in loops_of(program.text)}
-        tiles |= {name: rng.choice((1, 2, 5)) for name in program.numbers if n == 0}
-        steps.append(Step(f"kernel{n}", arrays_of, Schedule(tiles=tiles)))
-    return tw.Plan(
-        made.formula.name, digest(made.formula), "cpu", at.normal.laws, at.decisions,
-        tuple(steps), program.rounded,
-    )  # fmt: skip
-
-
-def loops_of(text: str) -> list[str]:
-    """The variables of the loops over tiles, whose sizes are open."""
-    found = []
-    for names, sizes in re.findall(r"for ([\w, ]+) in T\.tile\((.*)\):", text):
-        axes = re.findall(r"T\.each\([^()]*\)|\([^()]*(?:\([^()]*\)[^()]*)*\)|[^,()]+", sizes)
-        axes = [a.strip() for a in axes if a.strip()]
-        if names != "_" and len(axes) == len(names.split(", ")):
-            pairs = zip(names.split(", "), axes, strict=True)
-            found += [name for name, axis in pairs if not axis.startswith("T.each")]
-    return list(dict.fromkeys(found))
-
-
-def _decided(at: Decided, rng: random.Random) -> tuple[Decided, TileProgram]:
-    program = program_of(at.normal)
-    for _ in range(rng.randrange(MOST + 1)):
-        options = [d for d in alternatives(at, program.kernels) if d not in at.decisions]
-        if not options:
-            break
-        try:
-            more = at.and_then(rng.choice(options))
-            at, program = more, program_of(more.normal, (), more.grouping)
-        except tw.CompileError:  # there is no such program
-            continue
-    return at, program
 
 
 def worst(f, arrays) -> float:
@@ -91,7 +43,7 @@ def main() -> None:
         name = list(CASES)[n % len(CASES)]
         function, arrays = CASES[name]
         f = tw.math(function, target="cpu")
-        plan = drawn(f, arrays, random.Random(f"{args.seed} {n}"))
+        plan = drawn_plan(f, arrays, random.Random(f"{args.seed} {n}"))
         by = worst(f.with_plan(plan), arrays)
         assert by <= 1, f"{name}, --seed {args.seed}, plan {n} is {by:.2g} of the bound\n{plan}"
         for d in plan.decisions:

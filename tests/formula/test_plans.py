@@ -14,8 +14,9 @@ import pytest
 import tests.roads  # noqa: F401
 import tilewright as tw
 import tilewright.math as tm
+from devtools.fuzz.formula_plans import drawn_plan
 from tests.formula.cases import CASES
-from tests.formula.plans import drawn, worst
+from tests.formula.plans import worst
 from tilewright.formula.function import load
 from tilewright.formula.plan import Plan, Step
 from tilewright.formula.search.decisions import Decision, alternatives, decided
@@ -26,7 +27,7 @@ def test_plans_change_no_result(name):
     function, arrays = CASES[name]
     f = tw.math(function, target="cpu")
     for n in range(2):
-        plan = drawn(f, arrays, random.Random(f"{name} {n}"))
+        plan = drawn_plan(f, arrays, random.Random(f"{name} {n}"))
         assert worst(f.with_plan(tw.Plan.parse(plan.text())), arrays) <= 1, plan
 
 

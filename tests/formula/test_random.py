@@ -10,7 +10,9 @@ from tilewright.formula import masks, merge
 from tilewright.formula.tiles import text
 
 
-@pytest.mark.parametrize("target, count", [("cpu", 50), ("threads", 10), ("dynamic", 10)])
+@pytest.mark.parametrize("target, count", [
+    ("cpu", 50), ("threads", 10), ("dynamic", 10), ("cpu plans", 20),
+])  # fmt: skip
 def test_a_short_run_finds_nothing(target, count):
     report = hunt(count, 0, target, seconds=4)
     assert not report.findings, str(report.findings[0])
