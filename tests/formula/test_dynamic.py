@@ -230,6 +230,8 @@ def apart(x, y):
         (branches, "n >= 5 is known only when"),
         (looped, "n is known only when"),
         (too_far, "whether index 5 lies inside"),
+        (lambda x: x[-(x.shape[0] // 2) :], "whether the part .* lies inside"),
+        (lambda x: tm.reshape(x, (-1, 4)), r"\(n,\) has n elements, which \(-1, 4\) does not hold"),
         (apart, r"\(n,\) and \(k,\) do not broadcast"),
     ],
 )
@@ -278,3 +280,23 @@ def test_squares_of_squares_over_several_axes(axes, names):
     made = tw.math(lambda x: tm.var(x * x, axis=axes), target="cpu", dynamic=names and {"x": names})
     x = np.random.default_rng(0).random((5, 3, 7), dtype=np.float32)
     np.testing.assert_allclose(made(x), np.var(x * x, axis=axes), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda xp, x: xp.reshape(x, (x.shape[0], -1, 4)),
+        lambda xp, x: xp.reshape(xp.reshape(x, (x.shape[0] * 4, -1)), (-1, 2)),
+        lambda xp, x: xp.sum(xp.reshape(x, (2, x.shape[1] // 4, 4)), axis=0),
+        lambda xp, x: xp.sum(xp.reshape(x.T, (-1, 4, 2)), axis=1),
+        lambda xp, x: x[:, -(x.shape[1] // 2) :] + x[:, -(x.shape[1] // 4)][:, None],
+        lambda xp, x: xp.roll(x, (x.shape[1] // 2, -x.shape[1]), axis=(1, 0)),
+    ],
+)
+def test_contracts_divide_and_have_a_sign(function):
+    """Of a multiple of 4 there are quarters; a negative number of sizes counts from the end."""
+    size = T.dynamic("n", min=4, multiple_of=4)
+    made = tw.math(lambda x: function(tm, x), target="cpu", dynamic={"x": {1: size}})
+    for n in (4, 12):
+        x = sample(2, n)
+        np.testing.assert_allclose(made(x), function(np, x), rtol=1e-5)

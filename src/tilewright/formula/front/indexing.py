@@ -15,13 +15,12 @@ from tilewright.formula.front.values import (
     axis_of,
     broadcast_at,
     broadcast_shapes,
-    current,
     define,
     extent_of,
+    is_sure,
     same,
     sizes,
 )
-from tilewright.ir.analysis.bounds import prove
 from tilewright.ir.core import *
 from tilewright.ir.formula import extents
 from tilewright.support.errors import CompileError
@@ -157,18 +156,13 @@ def _ends(key: slice, extent: Any) -> tuple[Any, Any, int]:
     def counted(given: Any, end: Any) -> Any:
         if given is None:
             return end
-        return given + extent if isinstance(given, int) and given < 0 else given
+        return given + extent if is_sure(given < 0) else given
 
     start, stop = counted(key.start, ends[0]), counted(key.stop, ends[1])
     low, high = (start, stop) if step > 0 else (stop + 1, start + 1)
-    if not all(_surely(n) for n in (low, high - low, extent - high)):
+    if not all(is_sure(n >= 0) for n in (low, high - low, extent - high)):
         raise _undecided(f"the part {low} … {high}", extent)
     return start, stop, step
-
-
-def _surely(n: Any) -> bool:
-    """Whether a number is never below zero."""
-    return n >= 0 if isinstance(n, int) else bool(prove(n.expr >= 0, current().ranges))
 
 
 def _undecided(what: str, extent: Any) -> CompileError:
@@ -181,8 +175,8 @@ def _undecided(what: str, extent: Any) -> CompileError:
 
 def _number(key: Any, extent: Any) -> Callable[..., Expr]:
     if isinstance(key, Number) or isinstance(extent, Number):
-        at = key + extent if isinstance(key, int) and key < 0 else key
-        if not (_surely(at) and _surely(extent - at - 1)):
+        at = key + extent if is_sure(key < 0) else key
+        if not is_sure((at >= 0) & (at < extent)):
             raise _undecided(f"index {key}", extent)
         place = wrap(extent_of(at))
         return lambda new: place

@@ -21,6 +21,7 @@ from tilewright.formula.front.values import (
     define,
     element_of,
     extent_of,
+    is_sure,
     number_of,
     operand,
     paired,
@@ -134,7 +135,7 @@ def reshape(x: Value, /, shape: Any, *, copy: bool | None = None) -> Value:
     if len(open_) == 1:
         left = quotient(x.size, math.prod(n for d, n in enumerate(new) if d != open_[0]))
         new = tuple(left if d == open_[0] and left is not None else n for d, n in enumerate(new))
-    if any(same(n, -1) for n in new) or not same(math.prod(new), x.size):
+    if any(same(n, -1) for n in new) or not is_sure(math.prod(new) == x.size):
         raise CompileError(
             f"shape {x.shape} has {x.size} elements, which {new} does not hold",
             fix="give a shape of as many elements, with one -1 for what is left",
@@ -166,7 +167,7 @@ def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
         a, b = [left.pop(0)], [right.pop(0)]
         while True:
             before, after = math.prod(old[d] for d in a), math.prod(new[d] for d in b)
-            if same(before, after):
+            if is_sure(before == after):
                 break
             sized = isinstance(before, Number) or isinstance(after, Number)
             shorter = quotient(before, after) is None if sized else before < after
@@ -185,11 +186,15 @@ def _least_one(n: Any) -> Extent:
 
 
 def quotient(a: Any, b: Any) -> Any:
-    """a / b of sizes, if it is one: what one is a product of, the other is, too."""
+    """a / b of sizes, if it is one: what one is a product of, the other is, too, or a contract
+    says that nothing is left."""
     (k, above), (m, below) = _factors(a), _factors(b)
-    if not m or k % m or below - above:
+    if not m:
         return None
-    return math.prod((above - below).elements(), start=k // m)
+    both = math.gcd(k, m)
+    rest = math.prod((above - below).elements(), start=k // both)
+    by = math.prod((below - above).elements(), start=m // both)
+    return rest if same(by, 1) else rest // by if is_sure(rest % by == 0) else None
 
 
 def _factors(n: Any) -> tuple[int, Counter[Number]]:
@@ -216,15 +221,15 @@ def roll(x: Value, /, shift: Any, *, axis: Any = None) -> Value:
 
     def indices(*new: Expr) -> tuple[Expr, ...]:
         steps = zip(new, by, x.shape, strict=True)
-        return tuple(_rolled(i, n, extent_of(size)) for i, n, size in steps)
+        return tuple(_rolled(i, extent_of(n), extent_of(size)) for i, n, size in steps)
 
     return x.view(x.shape, indices)
 
 
-def _rolled(i: Expr, by: int, size: Extent) -> Expr:
-    if not isinstance(size, int):
-        return (i - by) % size if by else i
-    return (i + -by % size) % size if size and by % size else i
+def _rolled(i: Expr, by: Extent, size: Extent) -> Expr:
+    if isinstance(by, int) and isinstance(size, int):
+        return (i + -by % size) % size if size and by % size else i
+    return i if by == 0 else (i - by) % size
 
 
 def repeat(x: Value, repeats: Any, /, *, axis: int | None = None) -> Value:

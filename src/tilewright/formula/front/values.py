@@ -362,6 +362,12 @@ def same(a: Any, b: Any) -> bool:
     return extent_of(a) == extent_of(b)
 
 
+def is_sure(condition: Any) -> bool:
+    """Whether a comparison of sizes holds, whatever calls give."""
+    known = prove(condition.expr, current().ranges) if isinstance(condition, Number) else condition
+    return known is True
+
+
 # ── operands ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -467,7 +473,9 @@ def sizes(shape: Any, what: str = "a shape") -> Shape:
     given = [n for n in each if not (isinstance(n, Number) and n.dtype.is_int)]
     if any(not hasattr(n, "__index__") or isinstance(n, (Value, bool)) for n in given):
         raise CompileError(
-            f"{what} is made of Python integers", got=repr(shape)[:80], fix="write (8, 16)"
+            f"Python integers are needed for {what}",
+            got=repr(shape)[:80],
+            fix="write one, such as 8, or some, such as (8, 16)",
         )
     return tuple(n if isinstance(n, Number) else n.__index__() for n in each)
 
