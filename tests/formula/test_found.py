@@ -347,3 +347,31 @@ def test_integers_of_8_bits_are_multiplied_as_such():
     a, b = drawn((40, 64), "int8", 0), drawn((64, 48), "int8", 1)
     assert "A[i, k] @ B[k, j]" in f.tile(a, b)
     np.testing.assert_array_equal(f(a, b), a.astype(int) @ b.astype(int))
+
+
+@pytest.mark.parametrize("end", [np.inf, -np.inf])
+def test_a_running_maximum_is_compared_with_infinity(end):
+    """inf - inf is no zero: what is equal is not found by a difference."""
+
+    @tw.math(target="cpu")
+    def kept(x, w, v):
+        s = x @ w.T
+        m = tm.max(s, axis=-1, keepdims=True)
+        return tm.where(m == end, 0.0, tm.exp(s - m)) @ v
+
+    x, w, v = drawn((5, 8), "float32", 0), abs(drawn((40, 8), "float32", 1)), np.ones((40, 3), "f")
+    x[1] = end
+    found = kept(x, w, v)
+    assert "one pass" in kept.tile(x, w, v)
+    assert (found[1] == 0).all() and np.isfinite(found).all()
+
+
+def test_logsumexp_of_infinite_elements():
+    """A distance from them is no number; the gradient is still that of a softmax."""
+    inf = np.inf
+    x = np.array([[1, 2, -inf], [inf, 1, -inf], [-inf] * 3, [np.nan, 1, inf], [inf] * 3], "f")
+    f = tw.math(lambda x: tm.logsumexp(x, axis=-1), target="cpu")
+    np.testing.assert_allclose(f(x), [np.logaddexp(1, 2), inf, -inf, np.nan, inf], rtol=1e-6)
+    slope = tm.vjp(f)(x, np.ones(5, "f"))
+    np.testing.assert_allclose(slope[0], [1 / (1 + np.e), np.e / (1 + np.e), 0], rtol=1e-6)
+    assert "ties" not in tm.vjp(f).tile(x, np.ones(5, "f"))

@@ -375,7 +375,11 @@ def logsumexp(x: Value, /, *, axis: Axes = None, keepdims: bool = False) -> Valu
     folds = axes_of(axis, array_of(x, "logsumexp").ndim)
     parts = [each if keepdims else squeeze(each, folds) for each in (top, total)]
     kind = total.dtype
-    return pointwise("logsumexp", parts, lambda m, t: m + _log(t), kind, kind)
+
+    def element(m: Expr, t: Expr) -> Expr:  # of infinite elements a distance is no number
+        return select(Call("isinf", (m,), BOOL), m, m + _log(t))
+
+    return pointwise("logsumexp", parts, element, kind, kind)
 
 
 def _log(e: Expr) -> Expr:

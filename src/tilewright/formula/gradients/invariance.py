@@ -86,6 +86,8 @@ class _Growths:
                 return parts[0]
             case Select():
                 return self._chosen(expr, parts)
+            case Call(name="isinf") if not parts[0].is_factor:
+                return STAYS
             case Bin(op=op) if op in _BINARY:
                 return _BINARY[op](parts[0], parts[1], expr)
             case Call(name="neg"):
@@ -116,6 +118,8 @@ class _Growths:
         condition, a, b = parts
         if condition.rate:
             raise _Unknown
+        if node.cond == Call("isinf", (node.a,), BOOL):
+            return b
         for side, other, value in ((a, b, node.b), (b, a, node.a)):
             free = (0.0,) if side.is_factor else (inf, -inf)
             if side.rate and not other.rate and isinstance(value, Const) and value.value in free:

@@ -373,7 +373,7 @@ class Context:
                     op, a, b = _SWAPPED[op], b, a
                 if a.dtype not in (FLOAT32, FLOAT64):
                     return Cmp(op, a, b)
-                if self.running.isdisjoint(variables(expr)):
+                if self.running.isdisjoint(variables(expr)) or _is_infinite(a) or _is_infinite(b):
                     return Cmp(op, self.plain(a), self.plain(b))
                 return self._difference(op, minus(self.normalize(a), self.normalize(b)))
             case Bin(op, a, b) if op in ("and", "or", "&", "|"):
@@ -411,6 +411,11 @@ class Context:
                 changed = product(changed, new)
             total = plus(total, changed)
         return total
+
+
+def _is_infinite(expr: Expr) -> bool:
+    """Whether a difference from it may be no number."""
+    return isinstance(expr, Const) and abs(expr.value) == math.inf
 
 
 def _rewritten(expr: Expr, values: Mapping[Expr, Expr]) -> Expr:
