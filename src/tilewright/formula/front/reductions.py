@@ -61,6 +61,16 @@ def _words(function: Callable[..., Any], count: int) -> list[str] | None:
 def comprehended(word: str, extents: Any, function: Callable[..., Any]) -> tuple[Any, Any]:
     """The axes of a comprehension, and what its function gives for them."""
     trace = current()
+    if not callable(function):
+        axis = repr(function) if isinstance(function, (int, tuple)) else "…"
+        fix = f"write tm.{word}(…, axis={axis})"
+        if isinstance(function, Value):  # as Python's max takes it
+            fix = f"write tm.{word}imum(x, y)" if word in ("max", "min") else "write x + y, x * y"
+        raise CompileError(
+            f"tm.{word} takes sizes and a function of indices, or an array and axis= by its name",
+            got=repr(function)[:80],
+            fix="tm.full(shape, number)" if word == "array" else fix,
+        )
     shape = sizes(extents, f"the size of tm.{word}")
     words = _words(function, len(shape))
     if words is None:

@@ -396,7 +396,7 @@ def operand(x: Any, what: str = "an operation") -> Operand:
     is_array = hasattr(x, "shape") or isinstance(x, (list, tuple, complex, str))
     raise CompileError(
         f"{what} takes arrays of the formula and numbers, not {type(x).__name__}",
-        got=repr(x)[:80],
+        got=f"elements of {x.dtype}, shape {x.shape}" if hasattr(x, "dtype") else repr(x)[:80],
         fix="pass it as an argument of the function, as an array: np.asarray(x)"
         if is_array
         else "give it an array",

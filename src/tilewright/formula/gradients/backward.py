@@ -140,7 +140,7 @@ def _check(name: str, got: Shapes, wanted: Shapes) -> None:
             "each float result, of its shape and type",
             expected=_shown(wanted),
             got=_shown(got),
-            fix="give arguments that have a default by name",
+            fix="give such as np.ones_like(result), and arguments that have a default by name",
             code="arguments",
         )
 
