@@ -300,3 +300,20 @@ def test_contracts_divide_and_have_a_sign(function):
     for n in (4, 12):
         x = sample(2, n)
         np.testing.assert_allclose(made(x), function(np, x), rtol=1e-5)
+
+
+def test_channels_come_in_groups():
+    """All sizes but the number of groups are those of calls."""
+
+    @tw.math(target="cpu", dynamic={"x": {0: "n", 1: T.dynamic("c", multiple_of=4), 2: "m"}})
+    def group_norm(x):
+        n, c, m = x.shape
+        y = tm.reshape(x, (n, 4, c // 4, m))
+        y = (y - tm.mean(y, axis=(2, 3), keepdims=True)) / tm.std(y, axis=(2, 3), keepdims=True)
+        return tm.reshape(y, (n, c, m))
+
+    for shape in ((2, 12, 5), (1, 8, 3)):
+        x = sample(*shape)
+        y = x.reshape(shape[0], 4, -1)
+        want = (y - y.mean(-1, keepdims=True)) / y.std(-1, keepdims=True)
+        np.testing.assert_allclose(group_norm(x), want.reshape(shape), rtol=1e-4, atol=1e-5)

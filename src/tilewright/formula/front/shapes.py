@@ -135,10 +135,12 @@ def reshape(x: Value, /, shape: Any, *, copy: bool | None = None) -> Value:
     if len(open_) == 1:
         left = quotient(x.size, math.prod(n for d, n in enumerate(new) if d != open_[0]))
         new = tuple(left if d == open_[0] and left is not None else n for d, n in enumerate(new))
-    if any(same(n, -1) for n in new) or not is_sure(math.prod(new) == x.size):
+    if any(same(n, -1) for n in new) or not _hold_as_many(math.prod(new), x.size):
         raise CompileError(
             f"shape {x.shape} has {x.size} elements, which {new} does not hold",
-            fix="give a shape of as many elements, with one -1 for what is left",
+            fix="say what divides a size: T.dynamic(name, multiple_of=4)"
+            if isinstance(x.size, Number)
+            else "give a shape of as many elements, with one -1 for what is left",
         )
     groups = _groups(x.shape, new)
 
@@ -167,7 +169,7 @@ def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
         a, b = [left.pop(0)], [right.pop(0)]
         while True:
             before, after = math.prod(old[d] for d in a), math.prod(new[d] for d in b)
-            if is_sure(before == after):
+            if _hold_as_many(before, after):
                 break
             sized = isinstance(before, Number) or isinstance(after, Number)
             shorter = quotient(before, after) is None if sized else before < after
@@ -188,13 +190,23 @@ def _least_one(n: Any) -> Extent:
 def quotient(a: Any, b: Any) -> Any:
     """a / b of sizes, if it is one: what one is a product of, the other is, too, or a contract
     says that nothing is left."""
+    rest, by = _lowest(a, b)
+    if same(by, 1):
+        return rest
+    return rest // by if is_sure(by != 0) and is_sure(rest % by == 0) else None
+
+
+def _lowest(a: Any, b: Any) -> tuple[Any, Any]:
+    """Two sizes without the factors that they have in common."""
     (k, above), (m, below) = _factors(a), _factors(b)
-    if not m:
-        return None
-    both = math.gcd(k, m)
+    both = math.gcd(k, m) or 1
     rest = math.prod((above - below).elements(), start=k // both)
-    by = math.prod((below - above).elements(), start=m // both)
-    return rest if same(by, 1) else rest // by if is_sure(rest % by == 0) else None
+    return rest, math.prod((below - above).elements(), start=m // both)
+
+
+def _hold_as_many(a: Any, b: Any) -> bool:
+    rest, by = _lowest(a, b)
+    return is_sure(rest == by)
 
 
 def _factors(n: Any) -> tuple[int, Counter[Number]]:
