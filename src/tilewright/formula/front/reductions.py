@@ -58,7 +58,7 @@ def _words(function: Callable[..., Any], count: int) -> list[str] | None:
     return [p.name for p in named[:count]]
 
 
-def comprehended(word: str, extents: Any, function: Callable[..., Any]) -> tuple[Any, Any]:
+def comprehended(word: str, extents: Any, function: Any) -> tuple[Any, Any]:
     """The axes of a comprehension, and what its function gives for them."""
     trace = current()
     if not callable(function):

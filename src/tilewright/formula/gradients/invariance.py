@@ -7,7 +7,7 @@ not depend on `m`, and its cotangent is zero: a gradient need not be computed to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -118,13 +118,30 @@ class _Growths:
         condition, a, b = parts
         if condition.rate:
             raise _Unknown
-        if node.cond == Call("isinf", (node.a,), BOOL):
+        if _is_at_end(node):
             return b
         for side, other, value in ((a, b, node.b), (b, a, node.a)):
             free = (0.0,) if side.is_factor else (inf, -inf)
             if side.rate and not other.rate and isinstance(value, Const) and value.value in free:
                 return side
         return _alike(a, b, node)
+
+
+def without_ends(body: Expr, free: Collection[str]) -> Expr:
+    """`body` without choices where maxima that nothing depends on are infinite: as those of a
+    softmax, gradients of such rows are no numbers."""
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Select) and _is_at_end(node) and isinstance(node.a, Load):
+            return node.b if node.a.buffer.name in free else None
+        return None
+
+    return transform(body, rule)
+
+
+def _is_at_end(node: Select) -> bool:
+    """Whether it chooses what it asks for being infinite: that grows by any amount."""
+    return node.cond == Call("isinf", (node.a,), BOOL)
 
 
 def _alike(a: Growth, b: Growth, node: Expr) -> Growth:

@@ -29,7 +29,7 @@ from operator import add
 from tilewright.formula.front.promotion import compute_type
 from tilewright.formula.front.trace import Names
 from tilewright.formula.gradients.derivatives import pullback
-from tilewright.formula.gradients.invariance import is_free_of
+from tilewright.formula.gradients.invariance import is_free_of, without_ends
 from tilewright.formula.gradients.inverse import readers
 from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.core import *
@@ -131,17 +131,17 @@ class _Backwards:
         for a in self.formula.arrays:
             if a.buffer.dtype.is_float and active & a.sources:
                 active.add(a.name)
+        extremes = [a.name for a in self.formula.arrays if a.monoid in ("max", "min")]
+        free = {name for name in active.intersection(extremes) if is_free_of(self.formula, name)}
         for a in reversed(self.formula.arrays):
-            if a.name not in active:
-                continue
-            if a.monoid in ("max", "min") and is_free_of(self.formula, a.name):
+            if a.name not in active or a.name in free:
                 continue
             total = self._total(a.buffer, self.names.fresh(f"d_{a.name}"), a)
             if total is None:
                 continue
             own: dict[Var, Expr] = dict(zip(self._at(a.buffer), a.vars, strict=True))
             given = _FOLDS[_fold(a)](self, a, substitute(total, own))
-            for read, value in pullback(a.body, given).items():
+            for read, value in pullback(without_ends(a.body, free), given).items():
                 if read.buffer.name in active:
                     self._add(a, read, value)
 
