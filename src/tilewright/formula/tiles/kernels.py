@@ -124,13 +124,15 @@ def _grouped(
     roots: list[Array], normal: Normal, alone: Collection[frozenset[str]], planned: Planned
 ) -> tuple[KernelPlan, ...]:
     """A kernel for each root; those that have the same blocks and read the same are one."""
-    in_memory = {a.name for a in roots}
+    places = {a.name: n for n, a in enumerate(roots)}
+    in_memory = {*places}
     groups: list[tuple[list[Array], KernelPlan]] = []
     for n, root in enumerate(roots):
         plan = _kernel([root], normal, in_memory, planned)
         for g, (members, other) in enumerate(groups):
             own = {a.name for a in members}
-            waits = {a.name for a in roots[roots.index(members[0]) : n]} & plan.sources
+            first = places[members[0].name]
+            waits = {name for name in plan.sources if first <= places.get(name, -1) < n}
             if waits - own or not plan.sources & (other.sources | own):
                 continue
             if frozenset({*own, root.name}) in alone:
@@ -350,7 +352,8 @@ def _on_shared_axes(
     _share_inputs(fresh, definitions, classes)
     _share_loose(fresh, classes)
     names = names_of(fresh, classes, sizes | sizes_of(arrays))
-    shared = [_renamed(a, {x: names[classes.root(x)] for x in classes.extents}) for a in fresh]
+    new = {x: names[classes.root(x)] for x in classes.extents}
+    shared = [_renamed(a, new) for a in fresh]
     return shared, _named(shared, inlined)
 
 
