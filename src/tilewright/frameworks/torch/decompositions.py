@@ -18,7 +18,7 @@ _WHOLE = """
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
     nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
     embedding_dense_backward _softmax_backward_data _log_softmax_backward_data _safe_softmax
-    _fused_rms_norm roll
+    _fused_rms_norm roll logsumexp
 """.split()
 # and these it keeps, though their parts are what formulas say
 _APART = """

@@ -132,6 +132,11 @@ lower("_log_softmax.default", FOLD)(
 )
 
 
+@lower("logsumexp.default", FOLD)
+def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
+    return tm.logsumexp(x, axis=_axes(x, dim), keepdims=keepdim)
+
+
 @lower("topk.default", ALONE)
 def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     if not largest:
