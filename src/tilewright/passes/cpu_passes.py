@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.passes.canonicalize.fold_rows import fold_rows
 from tilewright.passes.canonicalize.fuse_maps import (
     absorb_loops,
     forward_copies,
@@ -27,5 +28,6 @@ PIPELINE = (
     Pass(simplify_indices, "on the indices that maps will really have"),
     Pass(absorb_loops, "before fusing, which compares boxes"),
     Pass(fuse_maps, "when boxes are known: fewer trips through memory"),
-    Pass(promote_tiles, "last: what one map writes and reads at one point stays in registers"),
+    Pass(promote_tiles, "what one map writes and reads at one point stays in registers"),
+    Pass(fold_rows, "last: by now, one map stands on either side of a fold"),
 )

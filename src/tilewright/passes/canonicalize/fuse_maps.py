@@ -29,7 +29,7 @@ from typing import TypeAlias
 from tilewright.ir.scope import after, entry, map_inside, walk_ranges
 from tilewright.passes.core import *
 
-_TILES = (Space.SHARED, Space.FRAGMENT)
+TILES = (Space.SHARED, Space.FRAGMENT)
 
 
 # ── copies ───────────────────────────────────────────────────────────────────────────────────
@@ -123,7 +123,7 @@ def _carries(at: Facts, op: Copy, later: Body, ranges: Ranges, uses: Counter[str
         and src.dtype == tile.dtype
         and not src.dtype.packed
         and len(src.tile) == 2
-        and tile.space in _TILES
+        and tile.space in TILES
         and not at.viewed & {tile.name, src.buffer.name}
         and all(map(is_pure, src.starts))
         and _inside(src, ranges)
@@ -135,7 +135,7 @@ def _carries(at: Facts, op: Copy, later: Body, ranges: Ranges, uses: Counter[str
     if src.buffer.is_global:
         return src.buffer.name not in at.written
     between = later[: max(users, default=-1) + 1]
-    return src.buffer.space in _TILES and src.buffer.name not in written_in(between)
+    return src.buffer.space in TILES and src.buffer.name not in written_in(between)
 
 
 def _clipped(op: Copy, later: Body, ranges: Ranges) -> Copy:
@@ -355,7 +355,7 @@ def fuse_maps(at: Facts) -> Kernel:
                     # what stood between only brings memory into being
                     done = [each for each in done if each is not last]
                 else:
-                    places = _accesses(op.body)
+                    places = accesses(op.body)
                 op = last = joined or op
                 if any(walk_ops(op, Intrinsic)):
                     last = None
@@ -382,15 +382,15 @@ def _join(first: Map, second: Map, places: Places, viewed: set[str]) -> Map | No
         return None
     names: dict[Var, Expr] = dict(zip(second.vars, first.vars, strict=True))
     moved = substitute_vars(second.body, names)
-    more = _accesses(moved)
-    if not _meet(places, more, viewed):
+    more = accesses(moved)
+    if not meet(places, more, viewed):
         return None
     for name, touched in more.items():
         places.setdefault(name, set()).update(touched)
     return replace(first, body=first.body + moved, layout=None)
 
 
-def _accesses(body: Body) -> Places:
+def accesses(body: Body) -> Places:
     """The places touched, per buffer that others can see, and whether they are written."""
     found: Places = {}
     for op in walk_ops(body):
@@ -405,7 +405,7 @@ def _accesses(body: Body) -> Places:
     return found
 
 
-def _meet(a: Places, b: Places, viewed: set[str]) -> bool:
+def meet(a: Places, b: Places, viewed: set[str]) -> bool:
     """Wherever one side writes what the other touches, both do so at one and the same place."""
     for mine, others in ((a, b), (b, a)):
         for name, places in mine.items():
@@ -439,11 +439,11 @@ def promote_tiles(at: Facts) -> Kernel:
         tiles = [
             b
             for b in stored
-            if b.space in _TILES and uses[b.name] == mine[b.name] + 1
+            if b.space in TILES and uses[b.name] == mine[b.name] + 1
             if b.name not in at.viewed and _is_own(op, b)
         ]
         gone.update(tiles)
-        return _with_locals(op, tiles) if tiles else None
+        return with_locals(op, tiles) if tiles else None
 
     found = map_ops(at.kernel, visit)
     for tile in gone:
@@ -453,14 +453,19 @@ def promote_tiles(at: Facts) -> Kernel:
 
 def _is_own(op: Map, tile: Buffer) -> bool:
     """Whether each point touches one element of the tile, its own, and first writes it."""
-    place, *others = {place for place, _ in _accesses(op.body)[tile.name]}
+    place, *others = {place for place, _ in accesses(op.body)[tile.name]}
     sizes = dict(zip(op.vars, op.extents, strict=True))
     own = [isinstance(i, Var) and sizes.get(i) == n for i, n in zip(place, tile.shape, strict=True)]
     if others or not all(own):
         return False
     if any(r.buffer == tile for inner in walk_ops(op.body) for r in _regions_of(inner)):
         return False
-    first = next(each for each in op.body if tile in dict(touched_within(each)))
+    return writes_first(op, tile)
+
+
+def writes_first(op: Map, tile: Buffer) -> bool:
+    """Whether a map begins with the tile by writing to it, at every point."""
+    first = next((each for each in op.body if tile in dict(touched_within(each))), None)
     return isinstance(first, Store) and first.buffer == tile and tile not in read_buffers(first)
 
 
@@ -468,7 +473,7 @@ def _regions_of(op: Op) -> list[Region]:
     return regions(op, reads=True) + regions(op, writes=True)
 
 
-def _with_locals(op: Map, tiles: list[Buffer]) -> Map:
+def with_locals(op: Map, tiles: list[Buffer]) -> Map:
     """The map where each point has an element of these tiles to itself."""
     own = {b: replace(b, shape=(), space=Space.LOCAL, layout=None) for b in tiles}
 

@@ -204,15 +204,21 @@ class MapEmitter(ExprEmitter):
             for pair, new in self._index_bounds(touch, var):
                 assured.add(pair)
                 bounds.update(dict.fromkeys(new))
-        ranges = self.ranges
-        for inner in op.body:
-            ranges = scope.after(inner, ranges)
-            for cond in conjuncts(inner.cond) if isinstance(inner, If) else ():
+        for inner, ranges in self._conditional(op.body, self.ranges):
+            for cond in conjuncts(inner.cond):
                 bound = self._condition_bound(cond, var, ranges)
                 if bound is not None:
                     bounds[bound] = None
                     holds.add(cond)
         return list(bounds), frozenset(assured), frozenset(holds)
+
+    def _conditional(self, body: Body, ranges: Ranges) -> Iterator[tuple[If, Ranges]]:
+        for op in body:
+            if isinstance(op, For):
+                yield from self._conditional(op.body, scope.inside(op, "body", ranges))
+            ranges = scope.after(op, ranges)
+            if isinstance(op, If):
+                yield op, ranges
 
     def _index_bounds(
         self, touch: _Touch, var: Var
