@@ -23,6 +23,7 @@ from tilewright.targets.cpu.numbers import *
 
 _ORDERS = {name: name for name in ("acquire", "release", "acq_rel", "seq_cst")}
 _ORDERS["relaxed"] = "monotonic"
+SIDE_BY_SIDE = 8  # rows that are scanned at once: each waits for its own sum
 
 
 @dataclass(frozen=True)
@@ -100,32 +101,60 @@ class TileEmitter(GemmEmitter):
         names = [Var(f"fold.{d}") for d in range(len(sizes))]
         others = [v for d, v in enumerate(names) if d != axis]
         fold, kinds = scan_fold(op)
-        totals = [Buffer(f"fold.total{i}", (), kind, Space.LOCAL) for i, kind in enumerate(kinds)]
+        r, first = names[axis], const(0)
 
-        def places(step: Expr) -> list[Expr]:
-            at: list[Expr] = [*names]
-            at[axis] = const(sizes[axis] - 1) - step if op.reverse else step
-            return at[: len(long)]
-
-        def elements(step: Expr) -> list[Expr]:
-            found = [Load(r.buffer, r.at(places(step))) for r in op.sources]
-            return [cast_expr(e, kind) for e, kind in zip(found, kinds, strict=True)]
-
-        def keep(regions: Sequence[Region], at: Sequence[Expr]) -> list[Op]:
-            return [
-                Store(r.buffer, r.at(at), cast_expr(Load(t, ()), r.dtype))
-                for r, t in zip(regions, totals, strict=False)
+        def line(others: Sequence[Expr], which: int) -> tuple[Body, Body, Body]:
+            """Of a line, what comes before its loop, in it and after it."""
+            totals = [
+                Buffer(f"fold.total{i}.{which}", (), kind, Space.LOCAL)
+                for i, kind in enumerate(kinds)
             ]
 
-        r, first = names[axis], const(0)
-        values = fold([Load(t, ()) for t in totals], elements(r))
-        news = [Var(f"fold.new{i}", kind) for i, kind in enumerate(kinds)]
-        step: list[Op] = [Let(v, e) for v, e in zip(news, values, strict=True)]
-        step += [Store(t, (), v) for t, v in zip(totals, news, strict=True)]
-        body: list[Op] = [Alloc(t, e) for t, e in zip(totals, elements(first), strict=True)]
-        body += keep(op.results, places(first))
-        body.append(For(r, const(1), const(sizes[axis]), (*step, *keep(op.results, places(r)))))
-        self._over(others, sizes, axis, (*body, *keep(op.totals, others)))
+            def places(step: Expr) -> list[Expr]:
+                at = [*others]
+                at.insert(axis, const(sizes[axis] - 1) - step if op.reverse else step)
+                return at[: len(long)]
+
+            def elements(step: Expr) -> list[Expr]:
+                found = [Load(r.buffer, r.at(places(step))) for r in op.sources]
+                return [cast_expr(e, kind) for e, kind in zip(found, kinds, strict=True)]
+
+            def keep(regions: Sequence[Region], at: Sequence[Expr]) -> list[Op]:
+                return [
+                    Store(r.buffer, r.at(at), cast_expr(Load(t, ()), r.dtype))
+                    for r, t in zip(regions, totals, strict=False)
+                ]
+
+            values = fold([Load(t, ()) for t in totals], elements(r))
+            news = [Var(f"fold.new{i}.{which}", kind) for i, kind in enumerate(kinds)]
+            step: list[Op] = [Let(v, e) for v, e in zip(news, values, strict=True)]
+            step += [Store(t, (), v) for t, v in zip(totals, news, strict=True)]
+            begin: list[Op] = [Alloc(t, e) for t, e in zip(totals, elements(first), strict=True)]
+            begin += keep(op.results, places(first))
+            return (*begin,), (*step, *keep(op.results, places(r))), (*keep(op.totals, others),)
+
+        def lines(base: int, count: int, at_once: int) -> None:
+            """So many of the innermost of the others, several at once."""
+            *outer, last = others or [Var("fold.one")]
+            rows = [last * at_once + (base + i) for i in range(at_once)]
+            found = [line([*outer, row][: len(others)], i) for i, row in enumerate(rows)]
+            begin, step, end = (tuple(x for each in found for x in each[k]) for k in range(3))
+            loop = For(r, const(1), const(sizes[axis]), step)
+            extents = [n for d, n in enumerate(sizes) if d != axis][:-1] + [count // at_once]
+            body = (*begin, loop, *end)
+            self.map(Map((*outer, last), tuple(map(const, extents)), body))
+
+        count = sizes[:axis][-1] if axis else 1
+        if not others or axis < len(sizes) - 1:  # lines lie side by side
+            lines(0, sizes[-1] if others else 1, 1)
+            return
+        whole = count - count % SIDE_BY_SIDE
+        for base, rows, at_once in (
+            (0, whole, SIDE_BY_SIDE),
+            (whole, count - whole, count - whole),
+        ):
+            if rows:
+                lines(base, rows, at_once)
 
     def folded(self, op: Folded) -> None:
         r = self._reduction(op.reduce)
