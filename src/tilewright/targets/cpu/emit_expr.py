@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.dtype import INT64, DType
+from tilewright.ir.dtype import DTYPES, INT64, DType
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
 from tilewright.ir.expr import cast as cast_expr
 from tilewright.ir.expr import compare as compare_expr
@@ -173,6 +173,9 @@ class ExprEmitter:
                 return self._variable(e), True
             case Select():
                 return choose(*values), pure
+            case Bin("//" | "%", a, b) if e.dtype.kind == "int" and self._natural(a, b):
+                unsigned = [replace(v, dtype=DTYPES[f"u{v.dtype.name}"]) for v in values]
+                return replace(binary(e.op, *unsigned), dtype=e.dtype), pure
             case Bin():
                 return binary(e.op, *values), pure
             case Cmp():
@@ -181,6 +184,11 @@ class ExprEmitter:
                 return cast(values[0], e.dtype), pure
         assert isinstance(e, Call)
         return function(e.name, values, e.dtype), pure
+
+    def _natural(self, a: Expr, b: Expr) -> bool:
+        """Neither is negative, so that no quotient is to be rounded down: that takes longer."""
+        sides = (compare_expr(">=", a, const(0, a.dtype)), compare_expr(">", b, const(0, b.dtype)))
+        return all(self.ranges.prove(side, False) is True for side in sides)
 
     def _variable(self, v: Var) -> Val:
         lanes = self.lanes
