@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tilewright.ir import scope
@@ -30,6 +30,8 @@ from tilewright.targets.cpu.numbers import (
 from tilewright.targets.dlpack import row_major
 
 ARENA_ALIGN = 64
+WAY = 4096  # bytes of a first-level cache in which each line has a place of its own
+HELD = 4  # lines that a place holds, besides those of other tiles
 
 
 @dataclass
@@ -122,10 +124,11 @@ class KernelEmitter(TileEmitter):
             self.mems[tensor.name] = Mem(tensor, f"%{plain(tensor.name)}", strides, is_global=True)
         self.ranges = scope.entry(kernel, program.dims)
         for tile in self.tiles:
-            self.mems[tile.name] = Mem(tile, f"%{plain(tile.name)}", row_major(tile.static_shape))
+            strides = row_major(self._placed(tile))
+            self.mems[tile.name] = Mem(tile, f"%{plain(tile.name)}", strides)
         self.ops(kernel.body)
         self.fn.finish()
-        rooms = [prod(t.static_shape) * item_bytes(t.dtype) for t in self.tiles]
+        rooms = [prod(self._placed(t)) * item_bytes(t.dtype) for t in self.tiles]
         *starts, total = accumulate(
             (-(-max(room, 1) // ARENA_ALIGN) * ARENA_ALIGN for room in (*rooms, self._work_bytes)),
             initial=0,
@@ -133,6 +136,15 @@ class KernelEmitter(TileEmitter):
         self._emit_entry(tensors, starts)
         self._emit_count()
         return total
+
+    def _placed(self, tile: Buffer) -> tuple[int, ...]:
+        """A tile's shape in memory: rows end with a line that nobody has, where lines of a column
+        would push each other out of the first-level cache."""
+        *outer, row = tile.static_shape or (1,)
+        size = item_bytes(tile.dtype)
+        sets = WAY // gcd(row * size, WAY)  # in which lines of a column lie
+        apart = sets < WAY // ARENA_ALIGN and prod(outer) > HELD * sets
+        return (*outer, row + ARENA_ALIGN // size * (apart and tile.name not in self.viewed))
 
     def _strides(self, tensor: Buffer) -> tuple[Size, ...]:
         """In elements; constants as far as the sizes are, else 64-bit values."""
