@@ -13,6 +13,7 @@ of candidates, not for microseconds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from math import ceil, log, prod
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from tilewright.choose.candidates import Candidate
 from tilewright.ir.core import *
 from tilewright.lang.builder import Builder
+from tilewright.lang.sizes import MOST_SCANNED
 from tilewright.lang.tiles import LARGEST
 
 # ns of a core
@@ -35,6 +37,8 @@ TRIP = 2.0  # of a loop over tiles
 NEAR = 0.013  # a byte of values beyond the first-level cache
 FAR = 0.027  # and beyond the second
 FIRST, SECOND = 17 << 10, 391 << 10  # bytes of values that they hold
+PAGE = 6.0  # of a tensor beyond the second: to come to another page of it
+PAGES, SECOND_T = 4096, 1 << 20  # bytes
 READ = 0.15  # of what is read, what stays there beside values
 CYCLE = 0.21  # of the units that multiply
 CALL = 3.0  # of the micro-kernel
@@ -53,6 +57,7 @@ UNKNOWN = 4096  # elements of a range whose length a launch gives
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # of a range
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # besides even parts
 SWEEPS = 3  # over all loops, each by itself
+MADE_AND_READ = 3  # ops that name a tile: its allocation, too
 BLOCKS, MAPS, CACHES, PRODUCTS = "blocks", "vectors", "caches", "products"
 
 
@@ -61,6 +66,15 @@ class Axes(NamedTuple):
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+
+
+class Rows(NamedTuple):
+    """Of a tensor that is read or written: the axes of its dimensions, an empty name where one
+    place of it is; its sizes, and the bytes of an element."""
+
+    axes: Axes
+    shape: tuple[int, ...]
+    size: int
 
 
 class Factors(NamedTuple):
@@ -113,8 +127,18 @@ class Model:
             if any(axis.key in self.own for axis in axes)
             if frozenset(axis.key for axis in axes) not in factors & there  # read where they lie
         ]
+        boxes += [box for at, box in builder.writes_of if at == number]
+        self.rows = [
+            self.rows_of(box)
+            for box in boxes
+            if box.region is not None and box.buffer.is_global and box.buffer.rank > 1
+            if frozenset(axis.key for axis in box.axes) not in factors
+        ]
         self.folds = any(isinstance(op, (Reduce, Scan, Gemm)) for op in walk_ops(kernel))
+        uses = Counter(b.name for op in walk_ops(kernel) for b in named_buffers(op))
+        self.is_near = any(_keeps(op, uses) for op in walk_ops(kernel))
         self.is_kept = self.folds or not _in_one_order([map_.names for map_ in self.maps])
+        self.is_near |= self.is_kept and not self.folds
         if not self.is_kept:
             self.maps = [*dict.fromkeys(self.maps)]
         for name in self.sizes:
@@ -139,6 +163,15 @@ class Model:
                 if variables(axis.start) and variables(axis.start) <= self.blocks:
                     self.grid.add(name)
         return Axes(tuple(names), tuple(sizes))
+
+    def rows_of(self, box: Any) -> Rows:
+        known = [self.noted((axis,)) if axis is not None else None for axis in box.along]
+        axes = Axes(
+            tuple("" if each is None else each.names[0] for each in known),
+            tuple(1 if each is None else each.sizes[0] for each in known),
+        )
+        shape = tuple(int(n.value) if isinstance(n, Const) else UNKNOWN for n in box.buffer.shape)
+        return Rows(axes, shape, max(1, box.buffer.dtype.bits // 8))
 
     def ns(self, chosen: Mapping[str, int]) -> dict[str, float]:
         """What a choice of sizes takes, by part."""
@@ -166,7 +199,10 @@ class Model:
             sides = zip(names, given, strict=True)
             held += READ * prod(own or sizes[name] for name, own in sides) * self.bits / 8
         if self.is_kept:
-            found[CACHES] = moved * (NEAR * _share(held, FIRST) + FAR * _share(held, SECOND))
+            near = NEAR * _share(held, FIRST) if self.is_near else 0.0
+            found[CACHES] = moved * (near + FAR * _share(held, SECOND))
+        for tensor in self.rows:
+            found[CACHES] += PAGE * self.pages(tensor, sizes, lengths, trips)
         for factors in self.products:
             found[PRODUCTS] += self.besides * self.product(factors, sizes, lengths, trips)
         time = sum(found.values())
@@ -174,6 +210,26 @@ class Model:
             most = (ceil(blocks / self.cores) + LAST) / blocks
             found = {part: each * most for part, each in found.items()}
         return found
+
+    def pages(
+        self,
+        rows: Rows,
+        sizes: Mapping[str, int],
+        lengths: Mapping[str, int],
+        trips: Mapping[str, int],
+    ) -> float:
+        """How often all blocks come to another page of a tensor, beyond the second-level cache."""
+        if not (beyond := _share(prod(rows.shape) * rows.size, SECOND_T)):
+            return 0.0
+        (names, own), run, pitch = rows.axes, 1, rows.size
+        each = [n or min(sizes[at], lengths[at]) for at, n in zip(names, own, strict=True)]
+        for n, there in zip(reversed(each), reversed(rows.shape), strict=True):
+            run *= n
+            pitch *= there
+            if n < there:
+                break
+        every = self.besides * prod(trips.values())
+        return beyond * every * prod(each) / run * min(1.0, pitch / PAGES)
 
     def product(
         self,
@@ -202,11 +258,13 @@ def ranked(builder: Builder, number: int, sizes: Mapping[str, int]) -> list[tupl
 
     model = Model(builder, number, sizes, thread_count())
     known = {builder.axes[key][1] for key in builder.lengths if key in builder.axes}
+    scanned = {model.own.get(along.key) for at, _, along, _ in builder.scanned if at == number}
     ladders = {
-        name: [*_ladder(model.length[name])] if name in known else [size]
+        name: [*_ladder(model.length[name], MOST_SCANNED if name in scanned else LARGEST)]
+        if name in known
+        else [size]
         for name, size in sizes.items()
     }
-    best = {name: min(size, max(ladders[name])) for name, size in sizes.items()}
     found: dict[tuple[tuple[str, int], ...], dict[str, float]] = {}
 
     def time(chosen: Mapping[str, int]) -> float:
@@ -215,12 +273,17 @@ def ranked(builder: Builder, number: int, sizes: Mapping[str, int]) -> list[tupl
             found[at] = model.ns(chosen)
         return sum(found[at].values())
 
-    for _ in range(SWEEPS):
-        before = best
-        for name, ladder in ladders.items():
-            best = min(({**best, name: size} for size in (best[name], *ladder)), key=time)
-        if best == before:
-            break
+    start = {name: min(size, max(ladders[name])) for name, size in sizes.items()}
+    # what is best beside a usual size of another loop may not be so beside all of its range
+    for whole in (None, *ladders):
+        best = start if whole is None else {**start, whole: max(ladders[whole])}
+        for _ in range(SWEEPS):
+            before = best
+            for name in sorted(ladders, key=lambda name: name == whole):
+                tried = ({**best, name: size} for size in (best[name], *ladders[name]))
+                best = min(tried, key=time)
+            if best == before:
+                break
     told = []
     for tiles, parts in sorted(found.items(), key=lambda each: sum(each[1].values())):
         chosen = Candidate(tiles, 0)
@@ -229,10 +292,10 @@ def ranked(builder: Builder, number: int, sizes: Mapping[str, int]) -> list[tupl
     return told
 
 
-def _ladder(length: int) -> Iterator[int]:
+def _ladder(length: int, most: int = LARGEST) -> Iterator[int]:
     """Sizes for a range: even parts of it, and usual ones, the largest first."""
     sizes = {-(-length // n) for n in PARTS} | {size for size in SIZES if size < length}
-    yield from sorted((size for size in sizes if size <= LARGEST), reverse=True)
+    yield from sorted((size for size in sizes if size <= most), reverse=True)
 
 
 def row_ns(size: int, length: int, often: int, bits: int, folds: bool) -> float:
@@ -316,6 +379,13 @@ def _pieces(size: int, length: int) -> list[tuple[int, int]]:
 def _down(box: Any) -> int:
     size = box.buffer.shape[-1] if box is not None and box.region is not None else None
     return int(size.value) if isinstance(size, Const) else 0
+
+
+def _keeps(op: Op, uses: Mapping[str, int]) -> bool:
+    """Whether what is folded lies in memory: columns of one reader do not (`fold_rows`)."""
+    if not isinstance(op, (Reduce, Scan)):
+        return isinstance(op, Gemm)
+    return op.axis == len(op.src.extents) - 1 or uses[op.src.name] > MADE_AND_READ
 
 
 def _in_one_order(orders: list[tuple[str, ...]]) -> bool:

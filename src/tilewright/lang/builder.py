@@ -133,6 +133,7 @@ class Builder:
         self.footprints: list[tuple[Any, ...]] = []  # the axes of values that were kept
         self.extents: dict[tuple[int, str], Any] = {}  # whole dimensions, by kernel and name
         self.reads_of: list[tuple[int, Any]] = []  # kernel and box of what was read
+        self.writes_of: list[tuple[int, Any]] = []  # and of what was stored
         # axes along which elements of a tensor are neighbours, and how many axes are read there
         self.lasts: dict[Any, int] = {}
         self.tiled: set[int] = set()  # kernels that `T.tile` opened

@@ -300,6 +300,7 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     box = box_of(tile, keys)
     made = value_of(value)
     _note_last(builder, box)
+    builder.writes_of.append((builder.number, box))
     builder.stored |= {(builder.number, axis.key) for axis in box.axes}
     _check_fits(box, made, f"a store to {tile.name}")
     _read_first(builder, box, made)
