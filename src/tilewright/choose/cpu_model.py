@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import starmap
 from math import ceil, log, prod
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ VECTOR = 1.3  # as wide as registers
 SINGLE = 1.0  # vectors, of an element of a kept row that fills none
 ALONE = 1.1  # an element of a ragged end that is shorter than a vector
 PADDED = 0.26  # an element of a tile that lies outside
+DIVIDE = 2.5  # of a row, by a number that its tile may reach across: an index of it
 BLOCK = 20.0
 TRIP = 2.0  # of a loop over tiles
 NEAR = 0.013  # a byte of values beyond the first-level cache
@@ -98,6 +100,7 @@ class Model:
         self.known: set[str] = set()  # loops whose lengths no block says
         self.grid: set[str] = set()  # loops that blocks share
         self.probed: dict[str, int] = {}  # sizes in the first trace
+        self.begins: dict[Var, str] = {}  # variables that say where a tile begins
         self.builder, self.blocks = builder, {*kernel.blocks}
         boxes = [box for at, box in builder.reads_of if at == number]
         self.bits = max([32, *(box.buffer.dtype.bits for box in boxes)])
@@ -134,7 +137,15 @@ class Model:
             if box.region is not None and box.buffer.is_global and box.buffer.rank > 1
             if frozenset(axis.key for axis in box.axes) not in factors
         ]
+        # what is stored as it was multiplied, by the loop over K: of one step, it is in no tile
+        sides = [factors.sides.names for factors in self.products]
+        named = Counter(map_.names for map_ in self.maps)
+        self.direct = {(m, n): k for m, n, k in sides if named[m, n] == 1}
         self.folds = any(isinstance(op, (Reduce, Scan, Gemm)) for op in walk_ops(kernel))
+        self.wraps: dict[str, set[int]] = {}  # what indices along a loop are divided by
+        for op in walk_ops(kernel):
+            for each in expressions(op):
+                self.note_wraps(each)
         uses = Counter(b.name for op in walk_ops(kernel) for b in named_buffers(op))
         self.is_near = any(_keeps(op, uses) for op in walk_ops(kernel))
         self.is_kept = self.folds or not _in_one_order([map_.names for map_ in self.maps])
@@ -160,9 +171,17 @@ class Model:
                 if (length := self.builder.lengths.get(axis.key)) is not None:
                     self.length[name] = max(1, length)
                     self.known.add(name)
+                self.begins |= dict.fromkeys(variables(axis.start), name)
                 if variables(axis.start) and variables(axis.start) <= self.blocks:
                     self.grid.add(name)
         return Axes(tuple(names), tuple(sizes))
+
+    def note_wraps(self, e: Expr) -> None:
+        for node in walk(e):
+            match node:
+                case Bin("//" | "%", a, Const(value=n)) if int(n) & (int(n) - 1):
+                    for v in variables(a) & self.begins.keys():
+                        self.wraps.setdefault(self.begins[v], set()).add(int(n))
 
     def rows_of(self, box: Any) -> Rows:
         known = [self.noted((axis,)) if axis is not None else None for axis in box.along]
@@ -187,12 +206,16 @@ class Model:
         found = {BLOCKS: (BLOCK + TRIP * steps) * blocks, MAPS: 0.0, CACHES: 0.0, PRODUCTS: 0.0}
         held = moved = 0.0  # bytes: of a block's values, and of all of them
         for names, given in self.maps:
+            if names in self.direct and trips.get(self.direct[names], 1) == 1:
+                continue
             each = [own or sizes[name] for name, own in zip(names, given, strict=True)]
             often = [1 if own else trips[name] for name, own in zip(names, given, strict=True)]
             around = self.besides * prod(n for name, n in trips.items() if name not in names)
             rows = around * prod(each[:-1]) * prod(often[:-1])
             length = each[-1] if given[-1] else lengths[names[-1]]
             found[MAPS] += rows * row_ns(each[-1], length, often[-1], self.bits, self.folds)
+            across = sum(n % sizes[at] > 0 for at in names[:-1] for n in self.wraps.get(at, ()))
+            found[MAPS] += DIVIDE * across * rows
             held += prod(each) * self.bits / 8
             moved += rows * each[-1] * often[-1] * self.bits / 8
         for names, given in self.reads:
@@ -239,9 +262,13 @@ class Model:
         trips: Mapping[str, int],
     ) -> float:
         sides = zip(*factors.sides, strict=True)
-        m, n, k = (
-            [(own, 1)] if own else _pieces(sizes[name], lengths[name]) for name, own in sides
-        )
+
+        def pieces(name: str, own: int) -> list[tuple[int, int]]:
+            if own or name in self.known:
+                return [(own, 1)] if own else _pieces(sizes[name], lengths[name])
+            return [(min(sizes[name], self.length[name]), trips[name])]  # up to what is there
+
+        m, n, k = starmap(pieces, sides)
         around = prod(often for name, often in trips.items() if name not in factors.sides.names)
         return around * sum(
             rows * columns * steps * product_ns(factors, high, wide, deep)
@@ -265,6 +292,9 @@ def ranked(builder: Builder, number: int, sizes: Mapping[str, int]) -> list[tupl
         else [size]
         for name, size in sizes.items()
     }
+    for name in ladders.keys() & known:
+        even = (n // part for n in model.wraps.get(name, ()) for part in PARTS if n % part == 0)
+        ladders[name] += [size for size in even if size <= max(ladders[name])]
     found: dict[tuple[tuple[str, int], ...], dict[str, float]] = {}
 
     def time(chosen: Mapping[str, int]) -> float:
