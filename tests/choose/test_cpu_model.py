@@ -74,6 +74,56 @@ def test_columns_are_summed_by_lines_of_memory():
     assert sizes["n"] >= 32
 
 
+@tw.jit
+def running(X):
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), "float32")
+    Y = T.empty((M, N), "float32")
+    for n in T.tile(N):
+        before = T.zeros((n,))
+        for r in T.tile(M):
+            x = T.load(X[r, n])
+            Y[r, n] = T.cumsum(x, dim=0) + before
+            before += T.sum(x, dim=0)
+    return Y
+
+
+def test_rows_of_a_large_tensor_are_read_from_end_to_end(monkeypatch):
+    """Each of them lies in another page: by 64 columns at a time, 3 to 4 times as long."""
+    sizes, _ = chosen(running, zeros(2318, 1600, dtype=np.float32), monkeypatch=monkeypatch)
+    assert sizes["n"] == 1600
+
+
+def test_lines_of_a_scan_are_no_longer_than_one_may_be():
+    sizes, _ = chosen(running, zeros(300000, 2, dtype=np.float32))
+    assert sizes["r"] <= cpu_model.MOST_SCANNED
+
+
+@pytest.mark.parametrize("width", [9, 14, 39])
+def test_tiles_end_where_indices_wrap(width, monkeypatch):
+    """What is divided by the width of an image is one number for a tile then."""
+
+    @tw.jit
+    def convolution(X, F):
+        N, H, W, C, O = T.const("N, H, W, C, O")
+        X: T.Tensor((N, H, W, C), "float32")
+        F: T.Tensor((3, 3, C, O), "float32")
+        Y = T.empty((N, H, W, O), "float32")
+        for p, o in T.tile(N * H * W, O):
+            n, y, x = p.index // (H * W), p.index // W % H, p.index % W
+            acc = T.zeros((p, o))
+            for dy, dx, c in T.tile(T.each(3), T.each(3), C):
+                acc += X[n, y + dy - 1, x + dx - 1, c] @ F[dy, dx, c, o]
+            Y[n, y, x, o] = acc
+        return Y
+
+    image = zeros(4, width, width, 24, dtype=np.float32)
+    sizes, _ = chosen(
+        convolution, image, zeros(3, 3, 24, 16, dtype=np.float32), monkeypatch=monkeypatch
+    )
+    assert width % sizes["p"] == 0 or width * width % sizes["p"] == 0
+
+
 def test_what_a_schedule_says_stays_and_the_others_follow():
     sizes, found = chosen(matmul, zeros(512, 512), zeros(512, 512), tiles={"n": 48})
     assert "n" not in sizes and {"m", "k"} <= sizes.keys()

@@ -95,3 +95,58 @@ def test_rows_of_any_length(columns, kind):
 def test_a_view_of_the_tile_keeps_it_apart():
     (kernel,) = parse_program(text(FOLDED["sum"])).kernels
     assert not [op for op in paired(kernel.body, {"x"}) if isinstance(op, Folded)]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 13, 20])
+@pytest.mark.parametrize("more", ["", " reverse=true", " totals=s"])
+def test_rows_are_scanned_side_by_side(rows, more):
+    source = program(
+        f"""
+        alloc x: float32[2, {rows}, 9] fragment
+        alloc y: float32[2, {rows}, 9] fragment
+        alloc s: float32[2, {rows}] fragment
+        fill s = 0.0
+        copy X -> x
+        scan sum x -> y dim 2{more}
+        copy y -> Y
+        copy s -> S
+        """,
+        [f"X: float32[2, {rows}, 9]", f"Y: float32[2, {rows}, 9]", f"S: float32[2, {rows}]"],
+    ).replace("dim 2", "dim 1" if rows == 1 else "dim 2")
+    x = draw((2, rows, 9))
+    check(source, {"X": x, "Y": np.zeros_like(x), "S": np.zeros((2, rows), np.float32)})
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8"])
+def test_rows_that_a_cache_would_not_hold_together(kind):
+    """They end with a line that nobody has: what is turned, folded and scanned is where it was."""
+    source = program(
+        f"""
+        alloc x: {kind}[96, 128] shared
+        alloc s: {kind}[128] fragment
+        copy X -> x
+        map (i, j) in (128, 96) {{ Y[i, j] = x[j, i] }}
+        scan max x -> x dim 1
+        reduce max x -> s dim 0
+        copy x -> X
+        copy s -> S
+        """,
+        [f"X: {kind}[96, 128]", f"Y: {kind}[128, 96]", f"S: {kind}[128]"],
+    )
+    x = draw((96, 128), "int8", low=-60, high=60).astype(kind)
+    check(source, {"X": x, "Y": np.zeros((128, 96), kind), "S": np.zeros(128, kind)})
+
+
+def test_a_large_tile_has_rows_of_its_own_in_products():
+    source = program(
+        """
+        alloc a: float32[256, 128] shared
+        alloc c: float32[256, 256] fragment
+        map (i, k) in (256, 128) { a[i, k] = X[i, k] * 2.0 }
+        gemm a, a -> c transpose_b=true clear=true
+        copy c -> Y
+        """,
+        ["X: float32[256, 128]", "Y: float32[256, 256]"],
+    )
+    x = draw((256, 128), "int8", low=-4, high=4).astype(np.float32)
+    check(source, {"X": x, "Y": np.zeros((256, 256), np.float32)})
