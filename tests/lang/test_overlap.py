@@ -6,8 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import tilewright as tw
 import tilewright.language as T
 from tests.lang.common import refused
+from tests.roads import on_gpu, on_threads
 from tilewright.machine import run
 from tilewright.support.errors import SanitizerError
 
@@ -73,3 +75,76 @@ def test_reported(word):
 
 
 A = np.zeros((16, 8), np.float32)
+
+
+TARGETS = ["interp -sanitize", "cpu", *on_threads("threads-sm_90a"), *on_gpu()]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_store_reads_all_of_its_right_side_first(target):
+    """`s[a:b] = s[c:d]`, as values: the old elements, wherever the two parts lie."""
+
+    @tw.jit
+    def moved(X, by: T.int32):
+        X: T.Tensor((40,), "float32")
+        Y = T.empty((3, 40), "float32")
+        for _ in T.tile():
+            s, t = T.alloc_shared((40,), "float32"), T.alloc_fragment((40,), "float32")
+            for n, tile in enumerate((s, s, t)):
+                T.copy(X, tile)
+                if n == 1:
+                    tile[by : by + 20] = tile[0:20]
+                else:
+                    tile[1:40] = tile[0:39]
+                Y[n, :] = tile[:]
+            X[0:30] = X[10:40]
+        return Y
+
+    x = np.arange(40, dtype=np.float32)
+    given = x.copy()
+    got = moved.on(target)(given, 3)
+    down = np.r_[x[:1], x[:-1]]
+    np.testing.assert_array_equal(got, [down, np.r_[x[:3], x[:20], x[23:]], down])
+    np.testing.assert_array_equal(given, np.r_[x[10:], x[30:]])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_parts_that_change_places(target):
+    @tw.jit
+    def swapped(X):
+        X: T.Tensor((2, 8), "float32")
+        Y = T.empty((3, 8), "float32")
+        for _ in T.tile():
+            X[0, :], X[1, :] = X[1, :], X[0, :]
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((2, 8), "float32")
+            a, b = T.alloc_fragment((8,), "float32"), T.alloc_fragment((8,), "float32")
+            T.copy(X, s)
+            s[0, 0:4], s[1, 0:4] = s[1, 0:4], s[0, 0:4]
+            a[:], b[:] = s[0, :], s[1, :]
+            a[:], b[:], Y[0, :] = b, a[:], b[:]
+            Y[1, :], Y[2, :] = a[:], b[:]
+            places = [a, b]
+            places[0], places[1] = places[1], places[0]
+            T.copy(X[0, :], places[0])
+            a, Y[0, :] = b[:], b[:]
+        return Y
+
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    given = x.copy()
+    got = swapped.on(target)(given)
+    np.testing.assert_array_equal(given, x[::-1])
+    one, two = np.r_[x[0, :4], x[1, 4:]], np.r_[x[1, :4], x[0, 4:]]
+    np.testing.assert_array_equal(got, [x[1], two, one])
+
+
+def test_a_part_that_got_a_name_is_no_copy():
+    def main(A: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((16,), "float32")
+            T.copy(A, s)
+            old = s[0:8]
+            s[0:8] = s[8:16]
+            A[8:16] = old
+
+    refused(main, "a part of s that got a name is read after s has been written")

@@ -62,19 +62,25 @@ _COPY_TILES = (
 )
 
 
-def check_apart(read: Region, written: Region, in_place: bool = False) -> None:
-    """The written region does not overlap the read one, as far as that can be seen. With
-    `in_place`, each element may be read where it is written."""
+def is_apart(read: Region, written: Region, in_place: bool = False) -> bool | None:
+    """Whether the written region does not overlap the read one; None where that cannot be seen.
+    With `in_place`, each element may be read where it is written."""
     if read.buffer is not written.buffer or read.cta is not written.cta:
-        return
+        return True
     gaps = [difference(w, r) for r, w in zip(read.starts, written.starts, strict=True)]
     if in_place and fits(read.extents, written.extents) and all(is_const(gap, 0) for gap in gaps):
+        return True
+    spans = list(zip(gaps, read.extents, written.extents, strict=True))
+    known = [span for span in spans if all(isinstance(e, Const) for e in span)]
+    if any(not -int(w) < int(gap) < int(r) for gap, r, w in known):
+        return True
+    return False if len(known) == len(spans) else None
+
+
+def check_apart(read: Region, written: Region, in_place: bool = False) -> None:
+    """The written region does not overlap the read one, as far as that can be seen."""
+    if is_apart(read, written, in_place) is not False:
         return
-    for gap, r, w in zip(gaps, read.extents, written.extents, strict=True):
-        if not all(isinstance(e, Const) for e in (gap, r, w)):
-            return
-        if not -int(w) < int(gap) < int(r):
-            return
     name = read.buffer.name
     raise CompileError(
         f"T.{word()}: what is written to {name} overlaps what is read from it",

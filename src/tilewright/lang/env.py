@@ -434,8 +434,9 @@ class Env(Logic, PythonWords):
         """A variable and what it holds before the right side of `name op= …` is evaluated."""
         return Old(value, as_number(value.as_expr())) if isinstance(value, Variable) else value
 
-    def unpack(self, value: Any, count: int, star: bool) -> Any:
-        """The parts of a tuple assignment, all read before any is assigned."""
+    def unpack(self, value: Any, count: int, star: bool, *targets: Any) -> Any:
+        """The parts of a tuple assignment, all read before any is assigned. `targets`: what those
+        to elements and regions, in their order, are of; None for others."""
         if isinstance(value, (Tile, Value)) or is_runtime(value):
             raise CompileError(
                 "a run-time value cannot be unpacked",
@@ -458,8 +459,11 @@ class Env(Logic, PythonWords):
             if isinstance(p, Access) or (isinstance(p, Variable) and p.named)
             else again(p)
             if isinstance(p, Value) and p.is_named
+            else value_of(p if isinstance(p, Tiles) else p[...])
+            if isinstance(p, Tile)
+            and any(isinstance(t, Tile) and t.buffer is p.buffer for t in targets[:at])
             else p
-            for p in parts
+            for at, p in enumerate(parts)
         ]
 
     def over(self, binding: Binding) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.ir.core import *
 from tilewright.lang.builder import current
-from tilewright.lang.check import difference
+from tilewright.lang.check import difference, is_apart
 from tilewright.lang.scalar import Read, Scalar, concrete, not_lost
 from tilewright.lang.types import Extent, ScalarType, integer
 from tilewright.lang.where import locate
@@ -106,9 +106,13 @@ class Tile(Handle):
         if isinstance(target, Access):
             store(target, value)
         elif isinstance(value, Tile):
-            WORDS["copy"](value, target)
+            WORDS["copy"](value.now(target), target)
         else:
             WORDS["fill"](target, value)
+
+    def now(self, target: Tile) -> Any:
+        """What `target = self` reads: the place, or its value where the store may change it."""
+        return self
 
     def __repr__(self) -> str:
         return f"<{self.buffer.space.value} {self.name}{list(self.shape)} {self.dtype}>"
@@ -244,6 +248,21 @@ class Tiles(Tile):
         self.bounded = any(
             isinstance(k, slice) and not (k.start is None and k.stop is None) for k in keys
         )
+
+    def check_current(self) -> None:
+        """As a value it is what it was when it got a name."""
+        if self.writes is not None and current().writes(self.buffer) != self.writes:
+            raise CompileError(
+                f"a part of {self.name} that got a name is read after {self.name} has been written",
+                fix="keep what was there: x = T.load(tile[:, :]); or index the tile again",
+                code="rebinding",
+            )
+
+    def now(self, target: Tile) -> Any:
+        self.check_current()
+        if is_apart(self.region, target.region, in_place=True):
+            return self
+        return WORDS["read"](self.tile, self.keys)
 
     def _within(self, key: Any) -> tuple[Any, ...]:
         """Indices within the region, as those of the buffer."""

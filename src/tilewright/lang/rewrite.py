@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Callable
+from copy import deepcopy
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any, NoReturn, TypeVar
@@ -358,7 +359,16 @@ class Rewriter(ast.NodeTransformer):
             parts.append(part)
             later += self._assign_to(node, target, _locate(node, _load(name)))
         star = any(isinstance(target, ast.Starred) for target in targets)
-        found = _call(node, "unpack", value, len(targets), star)
+        bound = {target.id for target in targets if isinstance(target, ast.Name)}
+        stored = [
+            self.visit(deepcopy(target.value))
+            if isinstance(target, ast.Subscript)
+            and isinstance(target.value, ast.Name)
+            and target.value.id not in bound
+            else None
+            for target in targets
+        ]
+        found = _call(node, "unpack", value, len(targets), star, *stored)
         first = _locate(node, ast.Assign([ast.Tuple(parts, ast.Store())], found))
         return [first, *later, *(_drop(node, name) for name in names)]
 

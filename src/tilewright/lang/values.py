@@ -451,13 +451,7 @@ def value_of(x: Any) -> Value:
     if isinstance(x, Tiles):
         if x.short or current("a value").in_map:
             no_operator(x)
-        if x.writes is not None and current().writes(x.buffer) != x.writes:
-            raise CompileError(
-                f"a part of {x.buffer.name} that got a name is read after {x.buffer.name} has been "
-                "written",
-                fix="keep what was there: x = T.load(tile[:, :]); or index the tile again",
-                code="rebinding",
-            )
+        x.check_current()
         return WORDS["read"](x.tile, x.keys)  # type: ignore[no-any-return]
     expr = current("a value").snapshot(x)
     return Value((), expr.dtype, lambda _: expr)
