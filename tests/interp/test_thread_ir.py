@@ -3,6 +3,8 @@ what threads must not do is an error that names the place."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,11 +19,13 @@ from tests.schedules import test_softmax_cluster as softmax
 from tests.schedules import test_softmax_cluster_wide as wide
 from tests.schedules.harness import load, run, sync_ops, without
 from tilewright import machine
+from tilewright.ir.core import Var, compare, const, select
 from tilewright.ir.dtype import dtype
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
 from tilewright.machine import meaning
+from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.run import ThreadKernel, is_thread_ir
 from tilewright.machine.thread_async import operand_addresses, swizzled
 from tilewright.passes.cuda_passes import LOWER
@@ -638,3 +642,14 @@ def test_thread_code_whose_only_stores_are_atomic_updates():
     got = np.ones(100, np.int32)
     machine.run(lower(number.program, Target.parse("cuda -arch=sm_90a")).result, {"Y": got})
     assert got.tolist() == [*range(1, 101)]
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_a_choice_among_hundreds(sanitize):
+    """A register that is chosen at run time; the text of one may not be so deep."""
+    t = Var("t", dtype("int32"))
+    chain = const(0)
+    for k in range(1, 300):
+        chain = select(compare("==", t, const(k)), const(k % 7), chain)
+    fr = SimpleNamespace(vars={"t": np.arange(40)}, mask=None)
+    np.testing.assert_array_equal(Evaluator(sanitize=sanitize)(chain)(fr), np.arange(40) % 7)

@@ -207,12 +207,26 @@ class _Writer:
         return name
 
     def emit(self, node: Expr, done: Done, pad: str, index: bool) -> str:
-        """Write `node`; `done` holds what this scope has already computed."""
-        key = (id(node), index)
-        found = done.get(key)
-        if found is None:
-            found = done[key] = self.write(node, done, pad, index)
-        return found
+        """Write `node`, after what it is computed of: a register that is chosen at run time is a
+        chain of hundreds. `done` holds what this scope has already computed."""
+        left = [node]
+        while left:
+            each = left[-1]
+            parts = () if isinstance(each, Load) or self.chooses(each) else each.children
+            todo = [p for p in reversed(parts) if (id(p), index) not in done]
+            if todo and (id(each), index) not in done:
+                left += todo
+                continue
+            left.pop()
+            if (id(each), index) not in done:
+                done[id(each), index] = self.write(each, done, pad, index)
+        return done[id(node), index]
+
+    def chooses(self, node: Expr) -> bool:
+        """Whether a side of it is for the lanes that chose it only."""
+        if isinstance(node, Select):
+            return self.owner.may_fault(node.a) or self.owner.may_fault(node.b)
+        return isinstance(node, Bin) and node.op in ("and", "or") and self.owner.may_fault(node.b)
 
     def assign(self, pad: str, text: str) -> str:
         name = self.fresh()
@@ -226,16 +240,14 @@ class _Writer:
             return self.assign(pad, f"lookup(fr, {node.name!r})")
         if isinstance(node, Load):
             return self.load(node, done, pad)
-        if isinstance(node, Select) and (
-            self.owner.may_fault(node.a) or self.owner.may_fault(node.b)
-        ):
+        if isinstance(node, Select) and self.chooses(node):
             cond = self.emit(node.cond, done, pad, False)
             sides = [
                 self.branch(narrowing, cond, side, done, pad, index)
                 for narrowing, side in (("narrow", node.a), ("narrow_not", node.b))
             ]
             return self.assign(pad, f"pick({cond}, {', '.join(sides)})")
-        if isinstance(node, Bin) and node.op in ("and", "or") and self.owner.may_fault(node.b):
+        if isinstance(node, Bin) and self.chooses(node):
             cond = self.emit(node.a, done, pad, False)
             narrowing = "narrow" if node.op == "and" else "narrow_not"
             side = self.branch(narrowing, cond, node.b, done, pad, False)
