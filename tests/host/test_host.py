@@ -336,3 +336,25 @@ def test_reductions_of_a_warp(kind, threads):
     got = made(main.program)({**want})
     machine.run(main.program, want)
     np.testing.assert_array_equal(got["Y"], want["Y"])
+
+
+@T.prim_func
+def gathered(
+    A: T.Tensor((8, 8), "int32"), R: T.Tensor((32,), "int32"), B: T.Tensor((32, 4), "int32")
+):
+    with T.Kernel(1, threads=32):
+        t = T.get_thread_binding(0)
+        row = R[t]
+        for j in T.unroll(4):
+            B[t, j] = A[row + t, row + j]
+
+
+def test_addresses_before_a_loop_wrap_where_guards_come_later():
+    rows = np.where(np.arange(32) % 2, np.arange(32) % 4 - np.arange(32), 2**31 - 1)
+    given = {"A": np.arange(64, dtype=np.int32).reshape(8, 8), "R": rows.astype(np.int32)}
+    given["B"] = np.zeros((32, 4), np.int32)
+    want = {**given, "B": given["B"].copy()}
+    machine.run(gathered.program, want)
+    ready = made(gathered.program)
+    assert "* A_" in ready.emitted.text
+    assert ready(given)["B"].tolist() == want["B"].tolist()

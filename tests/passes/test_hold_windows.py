@@ -101,3 +101,26 @@ def test_runs_that_are_not_aligned_are_read_by_aligned_vectors():
     odd = np.broadcast_to(ml_dtypes.bfloat16(0), (512, 513))
     text = stencil((1, 8)).compile(odd, np.broadcast_to(np.float32(0), (1, 8))).get_kernel_source()
     assert "X_window" not in text
+
+
+def test_places_that_the_loop_itself_knows_are_read_in_it():
+    @tw.jit
+    def shifted(X, rows):
+        M, N, P = T.const("M, N, P")
+        X: T.Tensor((M, N), "float32")
+        rows: T.Tensor((P,), "int32")
+        Y = T.empty((M, N), "float32")
+        for m, n in T.tile(M, N):
+            found = T.zeros((m, n))
+            for a in range(3):
+                by = rows[a]
+                found += X[(m.index + by)[:, None], n.index + a]
+            Y[m, n] = found
+        return Y
+
+    x = np.random.default_rng(0).integers(-4, 5, (32, 352)).astype(np.float32)
+    rows = np.array([2, 0, 1], np.int32)
+    around = np.pad(x, ((0, 2), (0, 2)))
+    want = sum(around[by : by + 32, a : a + 352] for a, by in enumerate(rows))
+    (found,) = by_threads(shifted.on(TARGET).compile(x, rows).program, x, rows)
+    np.testing.assert_array_equal(found, want)

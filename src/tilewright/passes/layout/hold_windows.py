@@ -66,8 +66,10 @@ def _held_in(op: For, map_: Map, trips: Mapping[Var, int], dim: int, parts: int)
         return None
     number, inner = part
     assert isinstance(inner.layout, Fragment)
+    inside = {v for each in walk_ops((op,)) for v in bound(each)}
     touched = {x for each in walk_ops(inner.body) for x in op_loads(each)}
-    windows = {x: w for x in touched if (w := _window(x, inner, inner.layout, trips)) is not None}
+    found = {x: _window(x, inner, inner.layout, trips, inside) for x in touched}
+    windows = {x: w for x, w in found.items() if w is not None}
     words = sum(w.tile.fragment.values * w.tile.dtype.bits for w in windows.values()) // 32
     if not windows or words > MOST_HELD:
         return None
@@ -163,9 +165,12 @@ class _Axis:
     wide: int = 1
 
 
-def _window(load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int]) -> _Window | None:
-    """What threads hold of the places that `load` reads in loops of so many `trips`."""
-    found = _axes(load, map_, layout, trips)
+def _window(
+    load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int], inside: set[Var]
+) -> _Window | None:
+    """What threads hold of the places that `load` reads in loops of so many `trips`. `inside`: the
+    variables that no place before the loops knows."""
+    found = _axes(load, map_, layout, trips, inside)
     if found is None:
         return None
     axes = [next(x for x in found if isinstance(x, _Axis) and x.own is v) for v in map_.vars]
@@ -199,14 +204,13 @@ def _window(load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int]) -
 
 
 def _axes(
-    load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int]
+    load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int], inside: set[Var]
 ) -> list[_Axis | Expr] | None:
     """The indices of a load, those that stay the same as they are; None where threads cannot hold
     what it reads, or gain nothing."""
     buffer, moving = load.buffer, (*map_.vars, *trips)
     if not buffer.is_global or buffer.dtype.bits < 8 or not load.indices:
         return None
-    inside = {v for op in walk_ops(map_.body) for v in bound(op)}
     zero: dict[Var, Expr] = {v: const(0, v.dtype) for v in moving}
     seen: list[Var] = []
     found: list[_Axis | Expr] = []

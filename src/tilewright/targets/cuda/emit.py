@@ -277,10 +277,13 @@ class _Writer:
             return name
         return f"{name}[{self.index(buffer, indices)}]"
 
-    def index(self, buffer: Buffer, indices: tuple[Expr, ...], beside: str = "") -> str:
-        """The row-major (or strided) offset; 64 bits in global memory."""
+    def index(
+        self, buffer: Buffer, indices: tuple[Expr, ...], beside: str = "", inside: bool = True
+    ) -> str:
+        """The row-major (or strided) offset; 64 bits in global memory. `inside`: whether the
+        indices are those of an element, and so do not overflow."""
         if len(indices) == 1 and buffer.space is not Space.GLOBAL:
-            return self.expr(indices[0], index=True, beside=beside)
+            return self.expr(indices[0], index=inside, beside=beside)
         strides: list[str | None] = []
         if buffer.strides is not None:
             strides = [self.expr(s, index=True) for s in buffer.strides]
@@ -293,12 +296,12 @@ class _Writer:
             if isinstance(index, Const) and index.value == 0:
                 continue
             if stride is None or stride == "1":
-                terms.append(self.expr(index, index=True, beside="+"))
+                terms.append(self.expr(index, index=inside, beside="+"))
                 continue
             index, offset = self.spans.apart(index, stride)
-            terms.append(f"{wide}({self.expr(index, index=True)}) * ({stride})")
+            terms.append(f"{wide}({self.expr(index, index=inside)}) * ({stride})")
             if offset is not None:
-                terms.append(f"({self.expr(offset, index=True)}) * {stride}")
+                terms.append(f"({self.expr(offset, index=inside)}) * {stride}")
         return " + ".join(terms) or "0"
 
     def product(self, sizes: tuple[Expr, ...]) -> str | None:

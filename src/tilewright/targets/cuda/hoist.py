@@ -24,7 +24,8 @@ def hoist(w: Any, loop: For) -> list[Load]:
     for load, fixed, moving in found:
         row = w.names.of(f"{load.buffer.name}.{len(w.lines)}")
         kind, name = TYPES[load.buffer.dtype.name], w.names.of(load.buffer.name)
-        w.line(f"const {kind}* {row} = {name} + ({w.index(load.buffer, fixed)});")
+        begin = w.index(load.buffer, fixed, inside=False)  # guards come later
+        w.line(f"const {kind}* {row} = {name} + ({begin});")
         w.rows[load] = f"{row}[{w.index(load.buffer, moving)}]"
     return [load for load, _, _ in found]
 
