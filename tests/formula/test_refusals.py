@@ -86,3 +86,19 @@ def test_what_is_too_deep_for_pythons_stack_says_so():
     with pytest.raises(CompileError, match="endless is too deep") as caught:
         tw.math(endless)(X)
     assert f"{__file__}:" in str(caught.value) and "fix:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "args, kwargs, said",
+    [
+        ((X,), {"sclae": 3.0}, "did you mean 'scale'"),
+        ((), {}, r"scaled: missing a required argument: 'x'"),
+        ((X, 1.0, 2.0), {}, r"scaled\(x, scale=2.0\)"),
+    ],
+)
+def test_calls_that_do_not_fit_the_signature_say_so(args, kwargs, said):
+    def scaled(x, scale=2.0):
+        return x * scale
+
+    with pytest.raises(CompileError, match=said):
+        tw.math(scaled)(*args, **kwargs)

@@ -19,7 +19,8 @@ from tilewright.formula.gradients.backward import Gradients, gradients
 from tilewright.ir.dtype import dtype
 from tilewright.ops.pullback import Pull, Pullback
 from tilewright.ops.shapes import Signature
-from tilewright.support.errors import CompileError, LaunchError, TilewrightError, suggest
+from tilewright.support.arguments import arguments_of
+from tilewright.support.errors import CompileError, LaunchError, TilewrightError
 
 OPS: dict[str, Record] = {}
 
@@ -81,7 +82,7 @@ class Record:
         missing = [n for n in self.names if n not in given]
         twice = [n for n in self.names[: len(args)] if n in kwargs]
         if missing or twice or len(given) > len(self.names) or len(args) > self.places:
-            self._refuse(args, kwargs)
+            arguments_of(self.name, self.__signature__, args, kwargs)  # which says what is wrong
         for n, kind in self.words.items():
             if not isinstance(given[n], (str, type(None))):
                 given[n] = self._word(n, kind, given[n])
@@ -110,21 +111,6 @@ class Record:
             fix=f"pass {name} as its docstring says",
             code="arguments",
         )
-
-    def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        try:
-            self.__signature__.bind(*args, **kwargs)
-        except TypeError as error:
-            wrong = [word for word in kwargs if word not in self.names]
-            told = "pass the arguments that its signature names"
-            fix, repair = suggest(wrong[0], self.names, told) if wrong else (told, None)
-            raise CompileError(
-                f"{self.name}: {error}",
-                expected=f"{self.name}{self.__signature__}",
-                fix=fix,
-                code="arguments",
-                repair=repair,
-            ) from None
 
     def library(self, given: Mapping[str, Any]) -> str:
         """Whose arrays these are: all are of one library."""

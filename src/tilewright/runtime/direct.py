@@ -24,8 +24,8 @@ from tilewright.lang.sizes import Traced, choose_sizes
 from tilewright.lang.trace import DirectTrace, Pick, is_array, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
+from tilewright.support.arguments import arguments_of
 from tilewright.support.content_key import Context, content_key
-from tilewright.support.errors import suggest
 from tilewright.support.key_rules import LEAVES, Key, Unkeyable
 
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -232,22 +232,7 @@ class Direct:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], partial: bool = False
     ) -> dict[str, Any]:
         """The arguments of a call by name, defaults included."""
-        name, signature = self.fn.__name__, self.signature
-        try:
-            bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
-        except TypeError as error:
-            wrong = [word for word in kwargs if word not in signature.parameters]
-            told = "pass the arguments that its signature names"
-            fix, repair = suggest(wrong[0], signature.parameters, told) if wrong else (told, None)
-            raise CompileError(
-                f"{name}: {error}",
-                expected=f"{name}{signature}",
-                fix=fix,
-                code="arguments",
-                repair=repair,
-            ) from None
-        bound.apply_defaults()
-        return dict(bound.arguments)
+        return arguments_of(self.fn.__name__, self.signature, args, kwargs, partial)
 
     def bind_some(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
