@@ -32,7 +32,8 @@ class Window:
         return tuple(q if s == 1 else q // s for q, s in places), whole
 
 
-def _chosen(condition: Any, x: Any) -> Any:
+def chosen(condition: Any, x: Any) -> Any:
+    """`x` where it holds, else zero; None holds."""
     return x if condition is None else tm.where(condition, x, 0)
 
 
@@ -63,7 +64,7 @@ def transposed(x: Any, w: Any, window: Window, groups: int, shape: Any) -> Any:
         def term(*k: Any) -> Any:
             c, taps = (k[0], k[1:]) if inner > 1 else (0, k)
             places, whole = window.written(at, taps)
-            return _chosen(whole, tm.item(x, (n, first + c, *places))) * tm.item(
+            return chosen(whole, tm.item(x, (n, first + c, *places))) * tm.item(
                 w, (first + c, own, *taps)
             )
 
