@@ -548,6 +548,29 @@ def wait_for_a_tensor():
 #+          T.barrier_wait(bar, 0)
 
 
+@case(CompileError, "T.atomic_addx2: a tile has no single previous value", "single elements")
+def previous_values_of_neighbours():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            B[t] = T.atomic_addx2(A[2 * t], B[2 * t], return_prev=True)
+#                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          B[t] = T.atomic_add(A[t], B[t], return_prev=True)
+
+
+@case(CompileError, "T.atomic_add: a tile has no single previous value", "leave return_prev out")
+def previous_values_of_the_copy_engine():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((64, 64), "float32")
+            T.clear(s)
+            T.atomic_add(A, s, return_prev=True, use_tma=True)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          T.atomic_add(A, s, use_tma=True)
+
+
 @case(CompileError, "one value for a tile of A", "T.atomic_add(A[i], value)", "T.Parallel")
 def atomic_on_a_tile():
     @T.prim_func

@@ -37,6 +37,14 @@ def _target(dst: Any) -> Region:
     return region
 
 
+def _check_single(return_prev: bool) -> None:
+    if return_prev:
+        raise CompileError(
+            f"T.{word()}: a tile has no single previous value",
+            fix="leave return_prev out, or update single elements",
+        )
+
+
 def _atomic(op: str, dst: Any, value: Any, order: str | None, return_prev: bool) -> Var | None:
     builder = current_kernel()
     to = _target(dst)
@@ -44,11 +52,7 @@ def _atomic(op: str, dst: Any, value: Any, order: str | None, return_prev: bool)
     of_values = hasattr(dst, "box") or (isinstance(dst, Tiles) and is_value)
     if of_values or isinstance(value, Tile):
         builder.require_block()
-        if return_prev:
-            raise CompileError(
-                f"T.{word()}: a tile has no single previous value",
-                fix="leave return_prev out, or update single elements",
-            )
+        _check_single(return_prev)
         if of_values:
             WORDS["update"](op, dst, value, _order(order))
             return None
@@ -90,6 +94,7 @@ def atomic_add(
         # M: 16 16 16 16 0
     """
     if use_tma:
+        _check_single(return_prev)
         builder = current_block()
         src, to = tiles(value, dst)
         builder.emit(Copy(src, to, prefer="tma", reduce="add"))
@@ -167,8 +172,9 @@ def atomic_store(dst: Any, value: Any, memory_order: str | None = None) -> None:
     _atomic("store", dst, value, memory_order or "seq_cst", False)
 
 
-def _several(count: int, dst: Any, value: Any) -> None:
+def _several(count: int, dst: Any, value: Any, return_prev: bool) -> None:
     """`count` neighbouring elements."""
+    _check_single(return_prev)
     if not isinstance(dst, Access) or not isinstance(value, Access):
         raise CompileError(
             f"T.{word()} needs two elements",
@@ -188,7 +194,7 @@ def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
             T.atomic_addx2(Y[0, 0], X[0, 2])
         # Y[0]: 2 3 0
     """
-    _several(2, dst, value)
+    _several(2, dst, value, return_prev)
 
 
 def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
@@ -200,7 +206,7 @@ def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
             T.atomic_addx4(Y[0, 0], X[0, 4])
         # Y[0]: 4 5 6 7 0
     """
-    _several(4, dst, value)
+    _several(4, dst, value, return_prev)
 
 
 # ── reducers ─────────────────────────────────────────────────────────────────────────────────
