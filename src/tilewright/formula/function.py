@@ -37,7 +37,7 @@ from tilewright.ir.target import Target
 from tilewright.runtime.backends import resolve
 from tilewright.runtime.direct import KEPT
 from tilewright.runtime.outputs import in_shapes, torch_dtype
-from tilewright.support.arguments import arguments_of
+from tilewright.support.arguments import bound_arguments
 from tilewright.support.content_key import Context, content_key
 from tilewright.support.errors import CompileError, LaunchError, entry
 
@@ -203,7 +203,7 @@ class MathFunction:
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What is given, by name."""
         name: str = self.__name__  # type: ignore[attr-defined]
-        return arguments_of(name, self.signature, args, kwargs)
+        return bound_arguments(name, self.signature, args, kwargs)
 
     def traced(
         self, kinds: list[Kind], call: Call, sizes: tuple[Dim, ...] = ()

@@ -12,7 +12,14 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, NoReturn, TypeVar
 
 from tilewright.lang.where import register, span_of
-from tilewright.support.definitions import FUTURE, Definition, definition, nested
+from tilewright.support.definitions import (
+    FUTURE,
+    Definition,
+    arguments_of,
+    changed,
+    definition,
+    with_code,
+)
 from tilewright.support.errors import CompileError, Loc
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -486,55 +493,20 @@ def rewrite(function: FunctionType) -> Callable[[Any], FunctionType]:
     find_definition(function)
     # a factory makes a new function of the same text each time it is called
     new = _rewrite(definition(function), code.co_name, code.co_freevars, code.co_flags & FUTURE)
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-
-    def make(enter: Any) -> FunctionType:
-        closure = tuple(CellType(enter) if n == ENTER else cells[n] for n in new.co_freevars)
-        made = FunctionType(new, function.__globals__, function.__name__, None, closure)
-        made.__qualname__ = function.__name__
-        made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-        return made
-
-    return make
+    return lambda enter: with_code(function, new, CellType(enter))
 
 
 @lru_cache(maxsize=512)
 def _rewrite(found: Definition, name: str, names: tuple[str, ...], flags: int) -> CodeType:
     """By all that shapes it: bytecode has neither the file nor the annotations of locals."""
-    node = _parsed(found)
     rewriter = Rewriter(found.file)
-    params = [a.arg for a in arguments_of(node)]
-    known = ast.Dict([ast.Constant(p) for p in params], [_load(p) for p in params])
-    start = ast.Assign([ast.Name(ENV, ast.Store())], ast.Call(_load(ENTER), [known], []))
-    node.body = [_locate(node.body[0], start), *rewriter.body(node.body)]
-    # its own name, where the text says it, is what it was outside
-    node.name = "_tw_inner"
-    node.decorator_list, node.returns = [], None
-    node.args.defaults = []
-    node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
-    for argument in arguments_of(node):
-        argument.annotation = None
-    free = [*names, ENTER]
-    module = ast.parse(f"def _tw_outer({', '.join(free)}): pass")
-    module.body[0].body = [node]  # type: ignore[attr-defined]
-    compiled = compile(
-        ast.fix_missing_locations(module), found.file, "exec", flags, dont_inherit=True
-    )
-    new = next(each for each in nested(compiled) if each.co_name == node.name)
-    new = new.replace(co_name=name)
+
+    def change(node: ast.FunctionDef) -> None:
+        params = [a.arg for a in arguments_of(node)]
+        known = ast.Dict([ast.Constant(p) for p in params], [_load(p) for p in params])
+        start = ast.Assign([ast.Name(ENV, ast.Store())], ast.Call(_load(ENTER), [known], []))
+        node.body = [_locate(node.body[0], start), *rewriter.body(node.body)]
+
+    new = changed(found, name, (*names, ENTER), flags, change)
     register(new, rewriter.columns)
     return new
-
-
-def _parsed(found: Definition) -> ast.FunctionDef:
-    """A tree of its own: others keep the one that was found."""
-    indented = found.text.lstrip("\f")[:1].isspace()
-    tree = ast.parse("if 1:\n" * indented + found.text)
-    ast.increment_lineno(tree, found.line - 1 - indented)
-    return next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-
-
-def arguments_of(node: ast.FunctionDef) -> list[ast.arg]:
-    args = node.args
-    extra = [a for a in (args.vararg, args.kwarg) if a is not None]
-    return [*args.posonlyargs, *args.args, *args.kwonlyargs, *extra]

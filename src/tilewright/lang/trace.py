@@ -22,7 +22,7 @@ from tilewright.lang.env import Env
 from tilewright.lang.joined import find_joined
 from tilewright.lang.meanings import explained
 from tilewright.lang.params import Undeclared, add_parameter
-from tilewright.lang.rewrite import arguments_of, find_definition, location, rewrite
+from tilewright.lang.rewrite import find_definition, location, rewrite
 from tilewright.lang.scalar import as_number, is_runtime, not_lost
 from tilewright.lang.shares import add_rest, rest_sizes
 from tilewright.lang.sizes import Traced, beside_products, check_chosen, choose_sizes
@@ -31,6 +31,7 @@ from tilewright.lang.values import Value, again
 from tilewright.lang.where import frames_of_theirs, locate_traceback, set_root
 from tilewright.support import limits
 from tilewright.support.content_key import IMPORT, loaded
+from tilewright.support.definitions import arguments_of
 from tilewright.support.errors import TilewrightError, locating, suggest
 from tilewright.support.key_rules import Same
 

@@ -19,7 +19,7 @@ from tilewright.formula.gradients.backward import Gradients, gradients
 from tilewright.ir.dtype import dtype
 from tilewright.ops.pullback import Pull, Pullback
 from tilewright.ops.shapes import Signature
-from tilewright.support.arguments import arguments_of
+from tilewright.support.arguments import bound_arguments
 from tilewright.support.errors import CompileError, LaunchError, TilewrightError
 
 OPS: dict[str, Record] = {}
@@ -82,7 +82,7 @@ class Record:
         missing = [n for n in self.names if n not in given]
         twice = [n for n in self.names[: len(args)] if n in kwargs]
         if missing or twice or len(given) > len(self.names) or len(args) > self.places:
-            arguments_of(self.name, self.__signature__, args, kwargs)  # which says what is wrong
+            bound_arguments(self.name, self.__signature__, args, kwargs)  # which says what is wrong
         for n, kind in self.words.items():
             if not isinstance(given[n], (str, type(None))):
                 given[n] = self._word(n, kind, given[n])

@@ -24,7 +24,7 @@ from tilewright.lang.sizes import Traced, choose_sizes
 from tilewright.lang.trace import DirectTrace, Pick, is_array, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
-from tilewright.support.arguments import arguments_of
+from tilewright.support.arguments import bound_arguments
 from tilewright.support.content_key import Context, content_key
 from tilewright.support.key_rules import LEAVES, Key, Unkeyable
 
@@ -232,7 +232,7 @@ class Direct:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], partial: bool = False
     ) -> dict[str, Any]:
         """The arguments of a call by name, defaults included."""
-        return arguments_of(self.fn.__name__, self.signature, args, kwargs, partial)
+        return bound_arguments(self.fn.__name__, self.signature, args, kwargs, partial)
 
     def bind_some(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.support.errors import CompileError, suggest
 
 
-def arguments_of(
+def bound_arguments(
     name: str,
     signature: Signature,
     args: Sequence[Any],
@@ -19,7 +19,7 @@ def arguments_of(
     """The arguments of `name(*args, **kwargs)`, defaults included.
 
     >>> from inspect import signature
-    >>> arguments_of("scaled", signature(lambda x, by=2: x * by), (1,), {})
+    >>> bound_arguments("scaled", signature(lambda x, by=2: x * by), (1,), {})
     {'x': 1, 'by': 2}
     """
     try:

@@ -13,12 +13,12 @@ import linecache
 import os
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import MAGIC_NUMBER
 from io import StringIO
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
@@ -223,3 +223,48 @@ def _edited_since(file: str, scope: dict[str, Any]) -> bool:
         return False
     said = tuple(int.from_bytes(head[at : at + 4], "little") for at in (8, 12))
     return said != (int(now.st_mtime) & 0xFFFFFFFF, now.st_size & 0xFFFFFFFF)
+
+
+# ── other code for a function ────────────────────────────────────────────────────────────────
+
+
+def arguments_of(node: ast.FunctionDef) -> list[ast.arg]:
+    args = node.args
+    extra = [a for a in (args.vararg, args.kwarg) if a is not None]
+    return [*args.posonlyargs, *args.args, *args.kwonlyargs, *extra]
+
+
+def changed(
+    found: Definition,
+    name: str,
+    free: Sequence[str],
+    flags: int,
+    change: Callable[[ast.FunctionDef], Any],
+) -> CodeType:
+    """The code called `name` of a definition as `change` leaves its tree, a tree of its own: others
+    keep the one that was found. `free` are names of the scope around it."""
+    indented = found.text.lstrip("\f")[:1].isspace()
+    tree = ast.parse("if 1:\n" * indented + found.text)
+    ast.increment_lineno(tree, found.line - 1 - indented)
+    node = next(each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
+    change(node)
+    # its own name, where the text says it, is what it was outside
+    node.name, node.decorator_list, node.returns = "_tw_inner", [], None
+    node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
+    for argument in arguments_of(node):
+        argument.annotation = None
+    module = ast.parse(f"def _tw_outer({', '.join(free)}): pass")
+    module.body[0].body = [node]  # type: ignore[attr-defined]
+    whole = compile(ast.fix_missing_locations(module), found.file, "exec", flags, dont_inherit=True)
+    new = next(each for each in nested(whole) if each.co_name == node.name)
+    return new.replace(co_name=name)
+
+
+def with_code(function: FunctionType, code: CodeType, cell: CellType) -> FunctionType:
+    """`function` with other code, of whose free names `cell` is the one that it has not."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    closure = tuple(cells.get(each, cell) for each in code.co_freevars)
+    made = FunctionType(code, function.__globals__, function.__name__, None, closure)
+    made.__qualname__ = function.__name__
+    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return made

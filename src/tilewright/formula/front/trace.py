@@ -21,9 +21,8 @@ from tilewright.formula.front.values import Trace, Value, define, input_of, trac
 from tilewright.ir.core import *
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.formula import Array, Axis, Extent, Formula, extents, needed, tensor, verify
-from tilewright.lang.rewrite import arguments_of
 from tilewright.lang.where import register
-from tilewright.support.definitions import FUTURE, Definition, definition, nested
+from tilewright.support.definitions import FUTURE, Definition, changed, definition, with_code
 from tilewright.support.errors import CompileError
 
 Input: TypeAlias = "Buffer | tuple[str, tuple[Extent, ...], Any]"
@@ -205,30 +204,12 @@ def with_names(function: Callable[..., Any], trace: Trace) -> Callable[..., Any]
         return function
     code = function.__code__
     new = _rewritten(found, code.co_name, code.co_freevars, code.co_flags & FUTURE)
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    cells[_HOOK] = CellType(lambda target, value: _name(trace, target, value))
-    closure = tuple(cells[each] for each in new.co_freevars)
-    made = FunctionType(new, function.__globals__, function.__name__, None, closure)
-    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    return made
+    return with_code(function, new, CellType(lambda target, value: _name(trace, target, value)))
 
 
 @lru_cache(maxsize=256)
 def _rewritten(found: Definition, name: str, free: tuple[str, ...], flags: int) -> CodeType:
-    indented = found.text.lstrip("\f")[:1].isspace()
-    tree = ast.parse("if 1:\n" * indented + found.text)
-    ast.increment_lineno(tree, found.line - 1 - indented)
-    node = next(each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
-    node.name, node.decorator_list, node.returns = "_tw_inner", [], None
-    node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
-    for argument in arguments_of(node):
-        argument.annotation = None
-    _Namer().generic_visit(node)
-    module = ast.parse(f"def _tw_outer({', '.join([*free, _HOOK])}): pass")
-    module.body[0].body = [node]  # type: ignore[attr-defined]
-    whole = compile(ast.fix_missing_locations(module), found.file, "exec", flags, dont_inherit=True)
-    new = next(each for each in nested(whole) if each.co_name == node.name)
-    new = new.replace(co_name=name)
+    new = changed(found, name, (*free, _HOOK), flags, _Namer().generic_visit)
     register(new, {})
     return new
 
