@@ -15,9 +15,11 @@ from tilewright.frameworks.torch.lowerings.words import tm
 IN_TF32 = ("tilewright.convolution_of_rows.default", "tilewright.convolution_of_places.default")
 
 
-def rounded(found: Any, for_tf32: bool) -> Any:
-    """To the mantissa of a tensor core's float32, which would cut it off."""
-    return tm.astype(found, "tfloat32") if for_tf32 else found
+def _padded(found: Any, k: Any, count: int, width: int, for_tf32: bool) -> Any:
+    """What is read for place `k` of a row, of which `count` are filled, the others zeros; rounded
+    to the mantissa of a tensor core's float32, which would cut it off."""
+    found = tm.astype(found, "tfloat32") if for_tf32 else found
+    return found if count == width else tm.where(k < count, found, 0)
 
 
 def split(i: Any, sizes: Sequence[int]) -> list[Any]:
@@ -42,8 +44,7 @@ def taps_in_rows(
         *places, p, k = at
         group, k = (k // width, k % width) if groups > 1 else (0, k)
         read = (n, group * inner + k % inner, *places, p * stride + k // inner * dilation - padding)
-        found = rounded(tm.item(x, read), for_tf32)
-        return found if taps * inner == width else tm.where(k < taps * inner, found, 0)
+        return _padded(tm.item(x, read), k, taps * inner, width, for_tf32)
 
     return tm.array(out.shape, element)
 
@@ -71,8 +72,7 @@ def weights_in_rows(
             read = (group * inner + c, o % outer if groups > 1 else o, *taps)
         else:
             read = (o, c, *taps)
-        found = rounded(tm.item(w, read), for_tf32)
-        return found if last * inner == width else tm.where(k < last * inner, found, 0)
+        return _padded(tm.item(w, read), k, last * inner, width, for_tf32)
 
     return tm.array(out.shape, element)
 
@@ -173,11 +173,8 @@ def places_in_rows(
 
     def element(n: Any, place: Any, k: Any) -> Any:
         at = [i + low for i, low in zip(split(place, extents), lows, strict=True)]
-        if inner == width:
-            return rounded(tm.item(x, (n, k, *at)), for_tf32)
-        group, k = (k // width, k % width) if groups > 1 else (0, k)
-        found = rounded(tm.item(x, (n, group * inner + k, *at)), for_tf32)
-        return tm.where(k < inner, found, 0)
+        group, k = (k // width, k % width) if groups > 1 and inner != width else (0, k)
+        return _padded(tm.item(x, (n, group * inner + k, *at)), k, inner, width, for_tf32)
 
     return tm.array(out.shape, element)
 
@@ -203,8 +200,7 @@ def weights_by_phase(
             read = (group * inner + c, o % outer if groups > 1 else o, *taps)
         else:
             read = (o, c, *(n - 1 - tap for n, tap in zip(sizes, taps, strict=True)))
-        found = rounded(tm.item(w, read), for_tf32)
-        return found if inner == width else tm.where(c < inner, found, 0)
+        return _padded(tm.item(w, read), c, inner, width, for_tf32)
 
     return tm.array(out.shape, element)
 
