@@ -113,14 +113,16 @@ def bind_sizes(
             )
         value, where = found[var]
         contract = [f"at least {dim.min}"] * (value < dim.min)
-        contract += [f"at most {dim.max}"] * (dim.max is not None and value > dim.max)
+        contract += [f"at most {dim.most}"] * (value > dim.most)
         contract += [f"a multiple of {dim.multiple_of}"] * (value % dim.multiple_of != 0)
         if contract:
             raise LaunchError(
                 f"{where} breaks the contract of {var.name}",
                 expected=f"{var.name} {' and '.join(contract)}",
                 got=value,
-                fix=f"pad the arrays, or loosen the contract in T.dynamic({var.name!r}, …)",
+                fix="give the arrays one more dimension: x.reshape(-1, 1024)"
+                if value > LONGEST
+                else f"pad the arrays, or loosen the contract in T.dynamic({var.name!r}, …)",
             )
     return {var: value for var, (value, _) in found.items()}
 

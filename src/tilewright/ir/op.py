@@ -484,6 +484,14 @@ class Dim:
     max: int | None = None
     multiple_of: int = 1
 
+    @property
+    def most(self) -> int:
+        """The largest size that a launch may give."""
+        return LONGEST if self.max is None else min(self.max, LONGEST)
+
+
+# The longest axis that tiles divide: int32 counts its elements and those of a tile after its end.
+LONGEST = 2**31 - 2**20
 
 Parameter = Buffer | Var
 

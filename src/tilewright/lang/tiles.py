@@ -176,7 +176,7 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
             code="arguments",
         )
     with at(loc):
-        first, last = (cast(integer(end, "a bound of T.tile"), INT32) for end in (low, high))
+        first, last = (_bound(end) for end in (low, high))
     if builder.kernel is None and (loads(first) or loads(last)):
         raise CompileError(
             "a bound of a grid is an element of a tensor, which is not known at launch",
@@ -191,6 +191,18 @@ def _range(builder: Builder, name: str, axis: Any, size: Any, loc: Loc | None) -
     if isinstance(axis, Each):
         return _Range(first, last, 0)
     return _Range(first, last, _size(builder, name, size), size is not None)
+
+
+def _bound(end: Any) -> Expr:
+    found = integer(end, "a bound of T.tile")
+    if isinstance(found, Const) and abs(found.value) > LONGEST:
+        raise CompileError(
+            f"a bound of T.tile is {found.value:,}",
+            expected=f"at most {LONGEST:,}: indices of tiles are int32",
+            fix="give the tensor one more dimension: x.reshape(-1, 1024)",
+            code="too-large",
+        )
+    return cast(found, INT32)
 
 
 def _aligned(builder: Builder, name: str, span: _Range) -> _Range:

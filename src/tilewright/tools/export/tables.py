@@ -126,8 +126,7 @@ class Contract:
                 f"{'0, 0' if wide else ', '.join(ends)}, {_c(s.dtype.is_int)}, {_c(wide)}}}"
             )
         for d in program.dims:
-            high = -1 if d.max is None else d.max
-            dims.append(f"{{{quoted(d.var.name)}, {d.min}, {high}, {d.multiple_of}}}")
+            dims.append(f"{{{quoted(d.var.name)}, {d.min}, {d.most}, {d.multiple_of}}}")
         for i, t in enumerate(program.tensors):
             for stride, sizes in ((False, t.shape), (True, t.strides or ())):
                 for axis, size in enumerate(sizes):
