@@ -3,6 +3,7 @@ end with an error in words; what is printed can be read; nothing needs more than
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -250,3 +252,102 @@ def test_the_demo_says_what_is_good_and_what_comes_next():
     assert "more is better" in demo.BETTER and "examples/tutorial/01_vector_add.py" in demo.NEXT
     for path in re.findall(r"\S+\.(?:py|md)", demo.NEXT):
         assert (ROOT / path).exists()
+
+
+TWO = """
+import tilewright as tw
+import tilewright.language as T
+
+@tw.jit
+def scale(X, by=2.0):
+    N = T.const("N")
+    X: T.Tensor((N,), "float32")
+    Y = T.empty((N,), "float32")
+    for n in T.tile(N):
+        Y[n] = X[n] * by
+    return Y
+
+@tw.jit
+def added(A, B):
+    M, n = T.const("M"), T.dynamic("n")
+    A: T.Tensor((M, n), "float32")
+    B: T.Tensor((M, n), "float32")
+    C = T.empty((M, n), "float32")
+    for i, j in T.tile(M, n):
+        C[i, j] = A[i, j] + B[i, j]
+    return C
+"""
+WRONG = """
+@tw.jit
+def wrong(X):
+    N = T.const("N")
+    X: T.Tensor((N,), "float32")
+    Y = T.empty((N,), "float32")
+    for n in T.tile(N):
+        Y[n] = X[n] @ X[n]
+    return Y
+"""
+
+
+def said_of(tmp_path, text, *words):
+    path = tmp_path / "file.py"
+    path.write_text(text)
+    done = CliRunner().invoke(main, [words[0], str(path), *words[1:]])
+    return done.exit_code, done.output
+
+
+def test_each_kernel_takes_its_own_of_the_arguments(tmp_path):
+    status, said = said_of(tmp_path, TWO, "check", "--args", "N=8, M=3, n=5", "--seeds", "1")
+    assert status == 0 and "2 kernels, 0 findings, 0 not checked" in said
+    assert said.count("(2 runs") == 2, said  # of `added` for one size only
+    status, said = said_of(tmp_path, TWO, "ir", "--args", "N=8")
+    assert status == 0 and "left out: added: nothing determines the size 'M'" in said
+    for words, why in {
+        ("--args", "N=8, M=3, Q=1"): "no kernel of .*file.py takes 'Q'",
+        ("--args", "N=8, M=3", "--kernel", "scal"): "no kernel named 'scal'; it has scale, added$",
+        ("--args", "N=8.5", "--kernel", "scale"): "the size N must be .*integer\n.*8.5",
+    }.items():
+        status, said = said_of(tmp_path, TWO, "ir", *words)
+        assert status == 1 and re.search(why, said), said
+
+
+@pytest.mark.parametrize("command", ["ir", "explain", "check"])
+def test_a_mistake_in_a_kernel_is_told_at_its_line(command, tmp_path):
+    """Not as arguments that are missing."""
+    head = "import tilewright as tw\nimport tilewright.language as T\n"
+    status, said = said_of(tmp_path, head + WRONG, command, "--args", "N=8")
+    assert status == 1 and "file.py:10:16: the left side of @ is no matrix" in said
+    assert "need arguments" not in said
+    status, said = said_of(tmp_path, TWO + WRONG, command, "--args", "N=8, M=2")
+    assert status == 1 and "file.py:30:16: the left side of @ is no matrix" in said
+    assert "scale" in said  # the others are shown
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["ir", "--target", "cuda:sm_70"], "unknown target"),
+        (["check", "--time", "-1"], "is not in the range"),
+        (["tune", "--sizes", "N=8", "--export", "no_such/table.json"], "'no_such' does not exist"),
+        (["studio", "--export", "no_such/page.html"], "'no_such' does not exist"),
+        (["step", "--kernel", "scale", "--args", "N=8", "--break", "x"], "the line is no number"),
+        (["step", "--kernel", "scale", "--args", "N=8", "--break", "99"], "99 does not exist"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_an_option_that_cannot_be_is_refused_first(words, why, tmp_path):
+    status, said = said_of(tmp_path, TWO, *words)
+    assert status != 0 and why in said and "Traceback" not in said, said
+
+
+def test_a_step_in_no_block_says_so():
+    x, shown = np.ones(8, np.float32), io.StringIO()
+    tw.debug(written_directly, x, block=9, stdin=io.StringIO("c\n"), stdout=shown)
+    assert shown.getvalue() == "the kernel ran to its end; no op of block 9 ran\n"
+
+
+def test_a_target_that_nothing_here_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("tilewright.tools.check.gpu_target", lambda: None)
+    words = ("check", "--args", "N=8, M=3", "--target", "cuda")
+    status, said = said_of(tmp_path, TWO, *words)
+    assert status == 1 and "--target threads" in said and "finding" not in said

@@ -60,8 +60,8 @@ def test_tune_export_and_merge(run, tmp_path, monkeypatch):
     code, told = run("tuned")
     assert told.startswith("double(A: float32[3000], B: float32[3000])") and "µs" in told
     table = json.loads((tmp_path / "table.json").read_text())
-    assert run("tuned", "clear") == (0, "1 entries removed\n") and run("tuned") == (0, "")
-    assert run("tuned", "merge", "table.json") == (0, "table.json: 1 entries taken\n")
+    assert run("tuned", "clear") == (0, "1 entry removed\n") and run("tuned") == (0, "")
+    assert run("tuned", "merge", "table.json") == (0, "table.json: 1 entry taken\n")
     assert run("tuned", "merge", "table.json") == (0, "table.json: 0 entries taken\n")  # no news
     table["entries"][0]["version"] = "0.0.1"
     (tmp_path / "old.json").write_text(json.dumps(table))

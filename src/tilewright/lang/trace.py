@@ -514,6 +514,8 @@ def trace_direct(
     bound.apply_defaults()
     arguments = {n: bound.arguments.get(n, MISSING) for n in signature.parameters}
     annotations = _annotations(function, {})
+    for name, size in (consts or {}).items():
+        static_int(size, f"the size {name}")
     arrays = {n: v for n, v in arguments.items() if v is MISSING or is_array(v)}
     loc = _loc_of(function)
 
@@ -548,6 +550,7 @@ def trace_direct(
                 f"{function.__name__} has no parameter and no T.const size {name!r}",
                 loc=builder.loc,
                 expected=" or ".join(builder.asked),
+                got=name,
                 fix=suggest(name, [n for n in (*arguments, *builder.asked) if n != name])[0],
                 code="arguments",
             )

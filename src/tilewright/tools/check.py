@@ -22,7 +22,8 @@ from tilewright.ir.core import *
 from tilewright.ir.expr import walk as walk_expr
 from tilewright.machine import Stopped
 from tilewright.runtime.backends import resolve
-from tilewright.support.errors import TilewrightError
+from tilewright.support.errors import LaunchError, TilewrightError
+from tilewright.targets.cuda.detect import gpu_target
 from tilewright.tools.collect import Found
 from tilewright.tools.compare import THREADS, against, difference
 from tilewright.tools.inputs import KINDS, arguments, sizes
@@ -267,8 +268,15 @@ def default_targets() -> tuple[str, ...]:
 
 def known_target(name: str) -> str:
     """`name` if a check can compare with it; an error otherwise."""
-    if name not in THREADS and name != "interp":
-        resolve(name.removesuffix("-build"))
+    if name in THREADS or name == "interp":
+        return name
+    target = resolve(name.removesuffix("-build"))
+    if target.kind == "cuda" and not name.endswith("-build") and gpu_target() is None:
+        raise LaunchError(
+            f"nothing here runs what is compiled for {name}",
+            got="no GPU on this machine, or cuda-bindings is not installed",
+            fix="--target threads runs its thread code without one",
+        )
     return name
 
 

@@ -12,6 +12,7 @@ from tilewright.ir.analysis.accesses import print_graphs
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.lang.where import set_root
+from tilewright.runtime.backends import resolve
 from tilewright.runtime.timing import BACKENDS, Settings
 from tilewright.support import env
 from tilewright.support.errors import TilewrightError, in_json
@@ -25,6 +26,7 @@ from tilewright.tools.collect import (
     parse_arguments,
 )
 from tilewright.tools.export_cli import export_command
+from tilewright.tools.out_file import OutFile
 from tilewright.tools.studio_cli import studio_command
 from tilewright.tools.tune_cli import tune_command, tuned
 
@@ -36,11 +38,15 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except TilewrightError as error:
-            click.echo(str(error) if in_json() else f"error: {error}", err=True)
+            _echo(error)
             sys.exit(1)
         except (OSError, UnicodeError) as error:  # a file that cannot be read or written
             click.echo(f"error: {error}", err=True)
             sys.exit(1)
+
+
+def _echo(error: TilewrightError) -> None:
+    click.echo(str(error) if in_json() else f"error: {error}", err=True)
 
 
 set_root(_Group.invoke.__code__)
@@ -115,9 +121,11 @@ def ir(
         for formula in math:
             click.echo(str(formula))
         return
-    status = 0
+    resolve(target)
+    made = _collected(file, name, arguments)
+    status = _left_out(made, name)
     shown = print_graphs if graph else print_program
-    for found in _collected(file, name, arguments).found:
+    for found in made.found:
         if stage in (None, "tile") and not (stages or diff or changed):
             click.echo(shown(found.program).rstrip("\n"))
             continue
@@ -151,8 +159,11 @@ def explain(file: str, target: str, name: str | None, arguments: str) -> None:
     """
     from tilewright.runtime.kernel import CompiledKernel
 
-    for found in _collected(file, name, arguments).found:
+    made = _collected(file, name, arguments)
+    status = _left_out(made, name)
+    for found in made.found:
         click.echo(CompiledKernel(found.program, target=target).explain())
+    sys.exit(status)
 
 
 @main.command("verify")
@@ -186,10 +197,14 @@ def flags() -> None:
     required=True,
     metavar="FILE...",
 )
-@click.option("--out", type=click.Path(dir_okay=False), help="Write the figures here, as JSON.")
+@click.option("--out", type=OutFile(), help="Write the figures here, as JSON.")
 @click.option("--rounds", type=click.IntRange(1), default=12, show_default=True)
-@click.option("--burst-ms", type=float, default=2.0, show_default=True, help="Length of a turn.")
-@click.option("--pause-ms", type=float, default=None, help="Between turns; 5 on a GPU, else 0.")
+@click.option(
+    "--burst-ms", type=click.FloatRange(0), default=2.0, show_default=True, help="Length of a turn."
+)
+@click.option(
+    "--pause-ms", type=click.FloatRange(0), default=None, help="Between turns; 5 on a GPU, else 0."
+)
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS),
@@ -198,7 +213,9 @@ def flags() -> None:
     help="CUDA events, CUDA graphs, or the clock.",
 )
 @click.option("--only", multiple=True, metavar="PATTERN", help="Races of this name ('gemm*').")
-@click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds a race.")
+@click.option(
+    "--timeout", type=click.FloatRange(0), default=300.0, show_default=True, help="Seconds a race."
+)
 @click.option("--force", is_flag=True, help="Time what failed its check, too.")
 @_args
 def bench(
@@ -237,7 +254,7 @@ def bench(
     help="Compare with this one (cpu, cuda, threads; may be repeated) rather than with cpu and, "
     "where there is a GPU, cuda.",
 )
-@click.option("--time", "seconds", type=float, default=60.0, show_default=True)
+@click.option("--time", "seconds", type=click.FloatRange(0), default=60.0, show_default=True)
 @click.option("--nan", is_flag=True, help="Report a NaN born where no input had one, too.")
 @_kernel
 @_args
@@ -260,8 +277,10 @@ def check(
     made = _collected(file, name, arguments)
     wanted = tuple(map(tool.known_target, targets)) or tool.default_targets()
     plan = tool.Plan(seeds, wanted, seconds, nan)
-    skipped = [f"{each.name}: {each.why}" for each in made.skipped] if name is None else []
-    sys.exit(tool.run_command(made.found, skipped, made.chosen, plan))
+    skipped = made.skipped if name is None else []
+    texts = [f"{each.name}: {each.error or each.why}" for each in skipped]
+    status = tool.run_command(made.found, texts, made.chosen, plan)
+    sys.exit(status or int(any(each.error for each in skipped)))
 
 
 @main.command()
@@ -290,6 +309,7 @@ def step(
     from tilewright.tools.step import run_command
 
     made = _collected(file, name, arguments)
+    _left_out(made, name)
     if len(made.found) > 1:
         names = ", ".join(dict.fromkeys(f.name or f.program.name for f in made.found))
         raise click.ClickException(f"{file} makes several kernels: choose by --kernel ({names})")
@@ -308,16 +328,37 @@ def _collected(file: str, name: str | None, arguments: str) -> Collected:
             found = [Found(parse_program(handle.read(), file))]
         return Collected(found, [], parse_arguments(arguments, {}))
     made = collect_all(file, arguments, name)
+    names = dict.fromkeys([f.name or f.program.name for f in made.found])
     made.found = [f for f in made.found if name in (None, f.program.name, f.name)]
     if not made.found:
-        raise _nothing(file, name, made.skipped)
+        for each in made.skipped:
+            if each.error is not None and name in (None, each.name):
+                raise each.error
+        raise _nothing(file, name, made.skipped, names=[*names])
     return made
 
 
+def _left_out(made: Collected, name: str | None) -> int:
+    """Say which functions of a file have no kernel; the exit status: 1 where one has an error."""
+    skipped = [each for each in made.skipped if name in (None, each.name)]
+    for each in skipped:
+        if each.error is not None:
+            _echo(each.error)
+        else:
+            click.echo(f"left out: {each.name}: {each.why}", err=True)
+    return int(any(each.error for each in skipped))
+
+
 def _nothing(
-    file: str, name: str | None, skipped: Sequence[Skipped], what: str = "kernel"
+    file: str,
+    name: str | None,
+    skipped: Sequence[Skipped],
+    what: str = "kernel",
+    names: Sequence[str] = (),
 ) -> click.ClickException:
     text = f"{file} made no {what}" + (f" named {name!r}" if name else "")
+    if name and names:
+        text += f"; it has {', '.join(names)}"
     if skipped:
         text += f"; it has functions that need arguments:\n{missing_text(skipped)}"
     return click.ClickException(text)

@@ -41,10 +41,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A function that makes kernels, but not with the arguments at hand, and why."""
+    """A function that makes kernels, but not with the arguments at hand, and why; `error` where
+    no others would do."""
 
     name: str
     why: str
+    error: TilewrightError | None = None
 
 
 @dataclass
@@ -70,15 +72,27 @@ def collect_all(file: str, arguments: str = "", only: str | None = None) -> Coll
         with contextlib.redirect_stdout(sys.stderr):
             names = _run(file)
             chosen = with_arrays(parse_arguments(arguments, names))
+            rest = dict.fromkeys(chosen)
             for name, value in (names if only not in names else {only: names[only]}).items():
-                made, why = _of(value, chosen)
+                made, why = _of(value, chosen, rest)
                 for launcher in made:
                     program = launcher.program
                     found.setdefault(program, Found(program, name, launcher.made))
-                if not made and why and Skipped(name, why) not in skipped:
+                    for each in (*(d.var for d in program.dims), *program.params):
+                        rest.pop(each.name, None)
+                if isinstance(why, TilewrightError):
+                    skipped.append(Skipped(name, why.message, why))
+                elif why and not made:
                     skipped.append(Skipped(name, why))
     finally:
         sys.path.pop(0)
+    if found and rest and not skipped:
+        unknown = next(iter(rest))
+        raise CompileError(
+            f"no kernel of {file} takes {unknown!r}",
+            fix=f"leave it out of --args {_quoted(arguments)}",
+            code="arguments",
+        )
     return Collected(list(found.values()), skipped, chosen)
 
 
@@ -154,14 +168,19 @@ def _array(value: Any) -> Any:
     return np.zeros(shape, dtype(match[1]).numpy)
 
 
-def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Launcher], str]:
-    """The programs of one name of the file, as they are launched; without any, why."""
+def _of(
+    value: Any, chosen: dict[str, Any], rest: dict[str, None]
+) -> tuple[list[Launcher], str | TilewrightError]:
+    """The programs of one name of the file, as they are launched; without any, why, or the error
+    in its text. Of `rest`, the arguments that nothing has taken, it removes its own."""
     if isinstance(value, PrimFunc):
         return [Launcher(value.program, value.out_idx)], ""
     if isinstance(value, CompiledKernel):
         return [value.launcher], ""
     if isinstance(value, MathFunction):
         why = value.try_with(chosen)
+        for name in value.signature.parameters:
+            rest.pop(name, None)
         return [made.launcher for made in value.kernels], why
     value = value.jitted if isinstance(value, Autotuned) else value
     if not isinstance(value, Jit):
@@ -170,18 +189,32 @@ def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Launcher], str]:
     usable, missing = usable_of(value, chosen)
     if value.direct:
         if usable or not programs:
-            # arrays may be left out, and sizes come by name
             try:
-                programs.append(value.on("interp").compile(**usable).launcher)
+                programs.append(_compiled(value, usable).launcher)
             except TilewrightError as error:
+                if error.diagnostic.code != "arguments":
+                    return programs, error
                 return programs, f"{error.message}; give sizes and options with --args 'M=…'"
     elif not missing and (usable or not programs):
         out = value.out_idx
         indices = [out] if isinstance(out, int) else list(out or [])
         programs.append(Launcher(value.prim_func(**usable).program, indices))
+    for name in usable:
+        rest.pop(name, None)
     given = [f"{n}={v!r}" for n, v in usable.items()]
     need = ", ".join([*given, *(f"{n}=…" for n in missing)])
     return programs, f"pass --args {_quoted(need)}" if missing else ""
+
+
+def _compiled(value: Jit, usable: dict[str, Any]) -> CompiledKernel:
+    """Arrays may be left out, and sizes come by name; of `usable`, those of other kernels go."""
+    while True:
+        try:
+            return value.on("interp").compile(**usable)
+        except CompileError as error:
+            told = error.diagnostic
+            if told.code != "arguments" or usable.pop(told.got, None) is None:
+                raise
 
 
 def usable_of(value: Jit, chosen: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

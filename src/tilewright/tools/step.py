@@ -191,7 +191,8 @@ def debug(
             result = subject.run(debugger, sanitize, seed)
         except Stopped:
             return None
-        debugger.message("the kernel ran to its end")
+        told = "" if block is None or debugger.met else f"; no op of block {block} ran"
+        debugger.message(f"the kernel ran to its end{told}")
     return result
 
 
@@ -256,9 +257,11 @@ class Debugger(Stepper, pdb.Pdb):
     def add_breakpoint(self, place: int | str) -> None:
         file, _, line = str(place).rpartition(":")
         loc = self.program.kernels[0].loc or self.program.loc
-        error = self.set_break(file or (loc.file if loc else ""), int(line))
+        error: Any = "the line is no number"
+        if line.isdecimal():
+            error = self.set_break(file or (loc.file if loc else ""), int(line))
         if error:
-            raise CompileError(f"no breakpoint at {place}: {error}")
+            raise CompileError(f"no breakpoint at {place}: {error}", code="arguments")
         self.wants = lambda state: False
 
     # ── the run ──────────────────────────────────────────────────────────────────────────────
@@ -394,6 +397,8 @@ def run_command(found: Program, args: Mapping[str, Any], block: Block, stops: Se
     """`tilewright step`: debug a program on arguments made for it. The exit status."""
     try:
         debug(found, block=block, breakpoints=stops, **args)
-    except TilewrightError:
+    except TilewrightError as error:
+        if error.diagnostic.code == "arguments":
+            raise
         return 1  # shown where it happened
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from tilewright.tools.collect import parse_arguments
+from tilewright.tools.out_file import OutFile
 
 
 @click.command("studio")
@@ -28,9 +29,9 @@ from tilewright.tools.collect import parse_arguments
     default=None,
     help="A kernel of the gallery, e.g. gemm; with --export, also 'all'.",
 )
-@click.option("--export", "out", type=click.Path(dir_okay=False),
+@click.option("--export", "out", type=OutFile(),
               help="Write one page that works offline, and stop.")  # fmt: skip
-@click.option("--json", "data", type=click.Path(dir_okay=False),
+@click.option("--json", "data", type=OutFile(),
               help="Write the recording as JSON, and stop.")  # fmt: skip
 @click.option("--no-edit", is_flag=True, help="Take no text from the page.")
 @click.option("--no-open", is_flag=True, help="Print the link only.")

@@ -15,6 +15,7 @@ from tilewright.runtime.jit import Jit
 from tilewright.support.cache import default_store
 from tilewright.support.errors import CompileError
 from tilewright.tools.collect import file_names, parse_arguments, with_arrays
+from tilewright.tools.out_file import OutFile
 from tilewright.tune.pool import LocalPool, Pool
 from tilewright.tune.progress import progress
 from tilewright.tune.search import MOST, check_here, tune
@@ -36,7 +37,7 @@ from tilewright.tune.search import MOST, check_here, tune
 @click.option("--again", is_flag=True, help="Measure what is known, too.")
 @click.option("--workers", type=click.IntRange(1), default=None, help="Processes that compile.")
 @click.option("--ray", "address", default=None, help="Use the GPUs of this Ray cluster.")
-@click.option("--export", "out", type=click.Path(dir_okay=False), help="Then write the table here.")
+@click.option("--export", "out", type=OutFile(), help="Then write the table here.")
 def tune_command(
     file: str,
     name: str | None,
@@ -66,7 +67,7 @@ def tune_command(
     finally:
         pool.close()
         if out is not None:
-            click.echo(f"{measured.export(Path(out))} entries written to {out}")
+            click.echo(f"{_entries(measured.export(Path(out)))} written to {out}")
 
 
 def _lacks(kernel: Jit | MathFunction, sizes: str) -> str:
@@ -146,10 +147,10 @@ def tuned(context: click.Context) -> None:
 
 
 @tuned.command("export")
-@click.argument("out", type=click.Path(dir_okay=False))
+@click.argument("out", type=OutFile())
 def export(out: str) -> None:
     """Write the table to OUT as JSON."""
-    click.echo(f"{measured.export(Path(out))} entries")
+    click.echo(_entries(measured.export(Path(out))))
 
 
 @tuned.command("merge")
@@ -158,7 +159,7 @@ def merge(files: tuple[str, ...]) -> None:
     """Take over the tables FILES, as `export` wrote them."""
     for file in files:
         taken, others = measured.merge(Path(file))
-        click.echo(f"{file}: {taken} entries taken")
+        click.echo(f"{file}: {_entries(taken)} taken")
         if others:
             click.echo(f"  {others} of another version of Tilewright are not used", err=True)
 
@@ -166,4 +167,8 @@ def merge(files: tuple[str, ...]) -> None:
 @tuned.command("clear")
 def clear() -> None:
     """Forget all that was measured."""
-    click.echo(f"{measured.clear()} entries removed")
+    click.echo(f"{_entries(measured.clear())} removed")
+
+
+def _entries(count: int) -> str:
+    return f"{count} entr{'y' if count == 1 else 'ies'}"
