@@ -100,6 +100,47 @@ def test_rows_may_hold_the_last_number(kind, length):
         agrees(function, arrays, "cpu")
 
 
+def test_a_mask_times_the_last_number_keeps_its_factor():
+    """(1 - mask) · lowest, as models write it: what scales the scores is not divided out of it."""
+
+    def attention(q, k, v, mask):
+        s = q @ k.T * 0.25 + (1 - mask) * float(np.finfo(np.float32).min)
+        return tm.softmax(s, axis=-1) @ v
+
+    rng = np.random.default_rng(6)
+    mask = np.ones((3, 9), np.float32)
+    mask[0, 4:], mask[1] = 0, 0
+    for kind in (np.float32, np.float16):
+        q, k, v = (rng.standard_normal((n, 8), np.float32).astype(kind) for n in (3, 9, 9))
+        agrees(attention, (q, k, v, mask), "cpu")
+        assert np.isfinite(tw.math(attention, target="cpu")(q, k, v, mask)).all()
+
+
+def test_distances_times_slopes_are_one_number_for_each_column():
+    """Softmax does not see what all of a row have, the slope times the index of the query; the loop
+    adds a column's number, once for the maximum and the exponential."""
+
+    def attention(q, k, v, slopes):
+        s = q @ tm.matrix_transpose(k) * 0.25
+        i, j = tm.indices(s, -2, -1)
+        s = tm.where(j <= i + 3, s + slopes[:, None, None] * (j - i), -tm.inf)
+        return tm.softmax(s, axis=-1) @ v
+
+    rng = np.random.default_rng(7)
+    q, k, v = rng.standard_normal((3, 2, 40, 16), np.float32).astype(np.float16)
+    slopes = np.array([0.5, 0.01], np.float32)
+
+    def rounded(q, k, v, slopes):
+        return tm.astype(attention(q, k, v, slopes), "float16")
+
+    agrees(rounded, (q, k, v, slopes), "cpu")
+    text = tw.math(rounded).tile(q, k, v, slopes)
+    assert 'acc1 + x * T.cast(l.index, "float32")' in text and "T.cast(k.index" not in text
+    assert "x1 * 0.36067376 - (new_top * 0.36067376)[:, None]" in text
+    wide = tw.math(attention).tile(*(a.astype(np.float32) for a in (q, k, v)), slopes)
+    assert wide.count("T.cast(j.index") == wide.count("T.cast(l.index") == 1  # of a distance
+
+
 def test_an_extreme_of_nothing_is_infinite():
     """Where it is read as it is; for a center it is a number."""
 

@@ -21,13 +21,14 @@ FAR = 1e30  # numbers beyond may be infinite times a factor
 
 def is_far(expr: Expr, near: Collection[str]) -> bool:
     """Whether a value may be so near the last number of its type that 1.44 times that is infinite,
-    as where a mask of PyTorch's models leaves nothing: numbers that are read, but for those `near`.
+    as where a mask of PyTorch's models leaves nothing: numbers that are read, but for those `near`
+    and what is multiplied by an index.
 
     >>> x, y = (Load(Buffer(n, (4,), FLOAT32, "global"), (0,)) for n in "xy")
     >>> is_far(x * 2 + y, ["x"]), is_far(x * 2 + 1, ["x"])
     (True, False)
     """
-    for node in walk_outside(expr, lambda n: isinstance(n, Load) or n.dtype.is_bool):
+    for node in walk_outside(expr, lambda n: isinstance(n, Load) or n.dtype.is_bool or by_index(n)):
         match node:
             case Const(value=value):
                 if FAR < abs(value) < inf:
@@ -36,6 +37,26 @@ def is_far(expr: Expr, near: Collection[str]) -> bool:
                 wide = buffer.dtype.is_float and str(buffer.dtype) != "float16"
                 if wide and buffer.name not in near:
                     return True
+    return False
+
+
+def by_index(e: Expr) -> bool:
+    """Whether it is a multiple of an index, or of a sum of indices.
+
+    >>> x, i = Load(Buffer("x", (4,), FLOAT32, "global"), (0,)), Var("i")
+    >>> by_index(x * cast(i, FLOAT32)), by_index(x * 2)
+    (True, False)
+    """
+    sides = (e.a, e.b) if isinstance(e, Bin) and e.op == "*" else ()
+    return any(all(map(_is_of_ints, walk(s))) and not isinstance(s, Const) for s in sides)
+
+
+def _is_of_ints(e: Expr) -> bool:
+    match e:
+        case Var():
+            return e.dtype.is_int
+        case Const() | Cast() | Bin(op="+" | "-"):
+            return True
     return False
 
 

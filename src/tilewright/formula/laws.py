@@ -8,13 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from tilewright.formula.factors import common_divisors, exchanged_sums, factors_behind_sums
+from tilewright.formula.factors import (
+    by_index,
+    common_divisors,
+    exchanged_sums,
+    factors_behind_sums,
+)
 from tilewright.formula.long_folds import split_long_folds
 from tilewright.formula.masks import is_zero_without
 from tilewright.formula.matrices import product_of
 from tilewright.formula.parts import folds_of_joined
 from tilewright.formula.views import ranges_of
-from tilewright.ir.analysis.bounds import bounds
+from tilewright.ir.analysis.bounds import Ranges, bounds
 from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Axis, Formula, array, reads
 from tilewright.ir.simplify import simplify
@@ -43,9 +48,88 @@ def masks_once(formula: Formula) -> Formula:
     return formula.rewritten(rule)
 
 
+def rows_behind_extremes(formula: Formula) -> Formula:
+    """max (a + r · float(j - i)) = max (a + r · float(j)) - r · float(i) for the index i of a row,
+    and what subtracts the maximum needs neither: r · float(j) is one number for each column. Such
+    numbers are larger than distances, so it is for results of 16 bits.
+
+    >>> from tilewright.ir.text.formula import parse_formula
+    >>> print(rows_behind_extremes(parse_formula('''
+    ... formula f(x: float32[4, 8], r: float32[]) -> y
+    ...     t[i < 4]: float32 = max{j < 8} x[i, j] + r[] * float32(j - i)
+    ...     y[i < 4, j < 8]: bfloat16 = bfloat16(x[i, j] + r[] * float32(j - i) - t[i])
+    ... ''')))
+    formula f(x: float32[4, 8], r: float32[]) -> y
+        t[i < 4]: float32 = max{j < 8} x[i, j] + r * float32(j)
+        y[i < 4, j < 8]: bfloat16 = bfloat16(x[i, j] + r * float32(j) - t[i])
+    """
+    if not any(b.dtype.is_float and b.dtype.bits <= 16 for b in formula.outputs):
+        return formula
+    moved: dict[str, tuple[tuple[Var, ...], Expr]] = {}
+    sizes = {size.var for size in formula.sizes}
+    arrays = []
+    for a in formula.arrays:
+        known = ranges_of(a, formula.sizes)
+
+        def rule(node: Expr, known: Ranges = known) -> Expr | None:
+            match node:
+                case Load(buffer=b) if b.name in moved:
+                    axes, rest = moved[b.name]
+                    return node + substitute(rest, dict(zip(axes, node.indices, strict=True)))
+                case Bin(op="-", a=x, b=Bin(op="+", a=Load(buffer=b) as top, b=rest)):
+                    if b.name in moved and (found := _of_rows(x, sizes | variables(rest), known)):
+                        return found[0] - top if found[1] == rest else None
+            return None
+
+        a = replace(a, body=transform(a.body, rule))
+        is_inner = a.monoid in ("max", "min") and not a.scan and a.buffer not in formula.outputs
+        if is_inner and (found := _of_rows(a.body, {*sizes, *a.vars}, known)):
+            a, moved[a.name] = replace(a, body=found[0]), (a.vars, found[1])
+        arrays.append(a)
+    return replace(formula, arrays=tuple(arrays))
+
+
+def _of_rows(e: Expr, rows: set[Var], known: Ranges) -> tuple[Expr, Expr] | None:
+    """`e`, a mask's other side infinite, as a sum of two: the second is of indices of `rows`."""
+
+    def either(op: str, a: Expr, b: Expr) -> tuple[Expr, Expr] | None:
+        if found := _of_rows(a, rows, known):
+            return binary(op, found[0], b), found[1]
+        if found := _of_rows(b, rows, known):
+            return binary(op, a, found[0]), found[1] if op == "+" else -found[1]
+        return None
+
+    match e:
+        case Select(cond=cond, a=a, b=Const(value=end)) if end in (inf, -inf):
+            found = _of_rows(a, rows, known)
+            return found and (select(cond, found[0], e.b), found[1])
+        case Bin(op="+" | "-" as op, a=a, b=b) if e.dtype == FLOAT32:
+            return either(op, a, b)
+        case Bin(op="*" | "/" as op, a=a, b=b) if e.dtype == FLOAT32:
+            if variables(b) <= rows and (found := _of_rows(a, rows, known)):
+                return binary(op, found[0], b), binary(op, found[1], b)
+            if op == "*" and variables(a) <= rows and (found := _of_rows(b, rows, known)):
+                return a * found[0], a * found[1]
+        case Cast(dtype=dtype, a=Bin(op="+" | "-" as op, a=x, b=y) as inner) if dtype == FLOAT32:
+            own = [variables(side) <= rows for side in (x, y)]
+            if own[0] != own[1] and variables(x) and variables(y) and _is_exact(inner, known):
+                x, y = cast(x, dtype), cast(y, dtype) if op == "+" else -cast(y, dtype)
+                return (y, x) if own[0] else (x, y)
+    return None
+
+
+def _is_exact(e: Bin, known: Ranges) -> bool:
+    """Whether float32 holds a sum of indices and both of its sides."""
+    if e.dtype != INT32 or loads(e):
+        return False
+    sides = [bounds(side, known) for side in (e.a, e.b, e)]
+    return all(v.lo >= -(1 << 24) and v.hi <= 1 << 24 for v in sides)
+
+
 def scales_of_sums(formula: Formula) -> Formula:
-    """a · k + r · w = (a + r / k · w) · k for a product `a` of which maxima are taken, where `r`
-    has fewer axes than `w`: k can then stand after the maximum, and is no product of an element.
+    """a · k + r · w = (a + r / k · w) · k for a product `a` of which maxima are taken and an index
+    `w`, where `r` has fewer axes than `w` or both fewer than `a`: k can then stand after the
+    maximum, and is no product of an element.
 
     >>> from tilewright.ir.formula import Axis, array, tensor
     >>> i, j, l = (Axis(Var(n), extent) for n, extent in (("i", 4), ("j", 8), ("l", 2)))
@@ -66,10 +150,11 @@ def scales_of_sums(formula: Formula) -> Formula:
             case Bin(
                 op="+",
                 a=Bin(op="*", a=Load(buffer=buffer) as a, b=Const(value=k) as factor),
-                b=Bin(op="*", a=r, b=w),
-            ) if buffer.name in scores and node.dtype == FLOAT32 and 2**-60 < k < 2**60:
-                r, w = (w, r) if len(variables(w)) < len(variables(r)) else (r, w)
-                if len(variables(r)) < len(variables(w)):
+                b=Bin(op="*", a=r, b=w) as b,
+            ) if buffer.name in scores and by_index(b) and 2**-60 < k < 2**60:
+                r, w = (w, r) if loads(w) or isinstance(w, Const) else (r, w)
+                fewer = len(variables(b)) < len(variables(a))
+                if fewer or len(variables(r)) < len(variables(w)):
                     return (a + r * const(1 / float(k), FLOAT32) * w) * factor
         return None
 
@@ -141,10 +226,7 @@ def indices_as_floats(formula: Formula) -> Formula:
         def rule(node: Expr) -> Expr | None:
             match node:
                 case Cast(dtype=dtype, a=Bin(op="+" | "-" as op, a=x, b=y) as inner):
-                    if dtype != FLOAT32 or inner.dtype != INT32 or loads(inner):
-                        return None
-                    sides = [bounds(e, known) for e in (x, y, inner)]
-                    if all(v.lo >= -(1 << 24) and v.hi <= 1 << 24 for v in sides):
+                    if dtype == FLOAT32 and _is_exact(inner, known):
                         parts = [cast(x, dtype), cast(y, dtype)]
                         return Bin(op, *(c if (r := rule(c)) is None else r for c in parts))
             return None
@@ -242,6 +324,7 @@ def _earlier(reader: Array, index: Expr) -> tuple[int, int]:
 LAWS = (
     folds_of_joined,
     masks_once,
+    rows_behind_extremes,
     scales_of_sums,
     scales_behind_maxima,
     exchanged_sums,

@@ -8,23 +8,23 @@ divided by a value of fewer dimensions is multiplied by its reciprocal. `explain
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import TypeAlias
 
 from tilewright.formula.factors import POWERS, is_far
 from tilewright.ir.core import *
 
+Dims: TypeAlias = Callable[[Expr], tuple[Var, ...]]
 NOTE = "exponentials and quotients are a few ulp of float32 off: results have 16 bits or fewer"
 _FAST = {"sigmoid": "__sigmoid", "log": "__log", "log2": "__log2"}
 
 
-def spell(
-    expr: Expr, dims: Callable[[Expr], int], exponent: bool = False, near: Collection[str] = ()
-) -> Expr:
-    """`expr` in fast words; `dims` says how many dimensions a value has. `exponent`: it is what an
+def spell(expr: Expr, dims: Dims, exponent: bool = False, near: Collection[str] = ()) -> Expr:
+    """`expr` in fast words; `dims` says which dimensions a value has. `exponent`: it is what an
     exponential is taken of, so that its error counts as it is, however small it is itself. Numbers
     that are not `near` would be infinite times a factor: they are subtracted before.
 
     >>> x, m = Var("x", FLOAT32), Var("m", FLOAT32)
-    >>> spell(Call("exp", (x * 0.125 - m,), FLOAT32), lambda e: int(x in variables(e)))
+    >>> spell(Call("exp", (x * 0.125 - m,), FLOAT32), lambda e: (x,) if x in variables(e) else ())
     __exp2(x * 0.18033688 - m * 1.442695)
     """
 
@@ -47,7 +47,7 @@ def spell(
                 return a * b
             case Call(name=name, args=args) if name in _FAST:
                 return Call(_FAST[name], args, FLOAT32)
-            case Bin(op="/", a=a, b=b) if dims(b) < dims(a) and not isinstance(b, Const):
+            case Bin(op="/", a=a, b=b) if len(dims(b)) < len(dims(a)) and not isinstance(b, Const):
                 return a * (1 / b)
             case Bin(op="/", a=a, b=b) if dims(b):
                 return Call("__divide", (a, b), FLOAT32)
@@ -69,22 +69,22 @@ def _logistic(expr: Expr) -> Expr:
 
 def _doubled(expr: Expr) -> Expr:
     terms: dict[Expr, float] = {}
-    _collect(expr, 2.0, terms, lambda e: 0)
+    _collect(expr, 2.0, terms, lambda e: ())
     ((term, by),) = terms.items()
     return term * by
 
 
-def _scaled(expr: Expr, factor: float, dims: Callable[[Expr], int], near: Collection[str]) -> Expr:
+def _scaled(expr: Expr, factor: float, dims: Dims, near: Collection[str]) -> Expr:
     """`expr · factor`, each term of a sum with one constant; what has fewer dimensions is added up
     before it is subtracted."""
     terms: dict[Expr, float] = {}
     _collect(expr, factor, terms, dims)
-    most = max((dims(term) for term in terms), default=0)
-    wide = {term: by for term, by in terms.items() if dims(term) == most}
-    rest = {term: -by for term, by in terms.items() if dims(term) < most}
+    most = max((len(dims(term)) for term in terms), default=0)
+    wide = {term: by for term, by in terms.items() if len(dims(term)) == most}
+    rest = {term: -by for term, by in terms.items() if len(dims(term)) < most}
     if rest and any(is_far(term, near) for term in wide):
         match expr:
-            case Bin(op="*", a=a, b=Const(value=k)):
+            case Bin(op="*", a=a, b=Const(value=k)) | Bin(op="*", a=Const(value=k), b=a):
                 return a * (float(k) * factor)
         return expr * factor
     found = _sum(wide)
@@ -105,17 +105,27 @@ def _sum(terms: dict[Expr, float]) -> Expr:
     return const(0.0, FLOAT32) if found is None else found
 
 
-def _collect(expr: Expr, by: float, terms: dict[Expr, float], dims: Callable[[Expr], int]) -> None:
-    """Sums are taken apart where a side has fewer dimensions: its product is then cheap."""
+def _collect(
+    expr: Expr,
+    by: float,
+    terms: dict[Expr, float],
+    dims: Dims,
+    thin: Collection[Var] | None = None,
+) -> None:
+    """Sums are taken apart where a side has fewer dimensions: its product is then cheap. Of sums of
+    both rows and columns, `thin` are the dimensions of the outermost; the others stay together."""
     match expr:
-        case Bin(op="+" | "-" as op, a=a, b=b) if dims(a) != dims(b):
-            _collect(a, by, terms, dims)
-            _collect(b, by if op == "+" else -by, terms, dims)
+        case Bin(op="+" | "-" as op, a=a, b=b) if len(dims(a)) != len(dims(b)) and (
+            thin is None or {*min(dims(a), dims(b), key=len)} <= {*thin}
+        ):
+            thin = min(dims(a), dims(b), key=len) if thin is None else thin
+            _collect(a, by, terms, dims, thin)
+            _collect(b, by if op == "+" else -by, terms, dims, thin)
         case Call(name="neg", args=(a,)):
-            _collect(a, -by, terms, dims)
+            _collect(a, -by, terms, dims, thin)
         case Bin(op="*", a=a, b=Const(value=k)) | Bin(op="*", a=Const(value=k), b=a):
-            _collect(a, by * float(k), terms, dims)
+            _collect(a, by * float(k), terms, dims, thin)
         case Bin(op="/", a=a, b=Const(value=k)) if k:
-            _collect(a, by / float(k), terms, dims)
+            _collect(a, by / float(k), terms, dims, thin)
         case _:
             terms[expr] = terms.get(expr, 0.0) + by

@@ -112,7 +112,7 @@ class Writer:
         """`expr` in the words in which it is written; names go with it."""
         if not self.fast:
             return expr
-        found = spell(expr, lambda e: len(self.dims_of(e)), exponent, self.products)
+        found = spell(expr, self.dims_of, exponent, self.products)
         if expr in self.kernel.named:
             self.kernel.named.setdefault(found, self.kernel.named[expr])
         return found
