@@ -103,12 +103,23 @@ def test_a_mask_ends_the_loop_where_nothing_passes(name, target, small_blocks):
     np.testing.assert_allclose(got, _wanted(mask, *arrays), atol=1e-5)
 
 
-@pytest.mark.parametrize("end", ["low * 16", "high * 16"])
-def test_an_end_that_is_off_by_one_tile_is_seen(end, small_blocks, monkeypatch):
+@pytest.mark.parametrize(
+    ("end", "off"),
+    [
+        ("low * 16", "(low * 16 + 16)"),
+        ("high * 16", "(high * 16 - 16)"),
+        (">= first1", ">= first1 - 16"),  # of tiles that do not ask
+        ("<= last", "<= last + 16"),
+    ],
+)
+def test_an_end_that_is_off_by_one_tile_is_seen(end, off, small_blocks, monkeypatch):
     mask, data, _ = MASKS["documents in any order"]
-    f, arrays = _attention(mask, "interp"), _arrays(data)
+    data = data if "*" in end else np.repeat(np.int32([[0, 1]]), (40, _S - 40), axis=1)
+    data = np.broadcast_to(data, (_B, _S)).copy()
+    f = _attention(mask, "interp").with_schedule(tiles={"j": 16, "l": 16})
+    arrays = _arrays(data)
     made, _ = f._of(arrays, {})
-    off = f"({end} {'+' if end.startswith('low') else '-'} 16)"
+    assert end in made.program.text
     monkeypatch.setattr(made.program, "text", made.program.text.replace(end, off))
     assert not np.allclose(f(*arrays), _wanted(mask, *arrays), atol=1e-5, equal_nan=True)
 
@@ -136,7 +147,7 @@ def test_two_loops_with_one_mask_share_its_ends(small_blocks):
         first, second = (tm.where(passes, x, -tm.inf) for x in (s, -s))
         return tm.softmax(first, axis=-1) @ v, tm.softmax(second, axis=-1) @ v
 
-    assert tw.math(both).tile(*_arrays(_SORTED)).count("T.alloc_global") == 2
+    assert tw.math(both).tile(*_arrays(_SORTED)).count("T.alloc_global") == 4
 
 
 def test_the_text_and_its_reason():
@@ -159,6 +170,8 @@ def test_the_text_and_its_reason():
 DOCUMENTS = """\
     Low = T.alloc_global((B, BLOCK), "int32")
     High = T.alloc_global((B, BLOCK), "int32")
+    First = T.alloc_global((B, BLOCK), "int32")
+    Last = T.alloc_global((B, BLOCK), "int32")
     # where the mask lets something pass: the ends of the loop below
     for b, block in T.tile(T.each(B), T.each(BLOCK)):
         doc2 = T.load(Doc[b, block * 128 : block * 128 + ROW])
@@ -171,6 +184,12 @@ DOCUMENTS = """\
         Low[b, block] = low1
         high1 = T.max(T.where(x1, x2 + 1, 0), dim=0)
         High[b, block] = high1
+        x3 = (least0 == doc3) & (most1 == doc3)
+        first = T.min(T.where(x3, T.arange(M), 1024), dim=0)
+        First[b, block] = first
+        count = T.sum(T.where(x3, 1, 0), dim=0)
+        end = T.max(T.where(x3, T.arange(M) + 1, 0), dim=0)
+        Last[b, block] = T.where(count == end - first, end, 0)
     for i, j, k in T.tile(T.each(B), T.each(J), M):
         top = T.full((k,), -1e+30)
         total = T.zeros((k,))
@@ -180,11 +199,13 @@ DOCUMENTS = """\
         blocks = [T.min(k.start // 128 + n, (k.stop - 1) // 128) for n in range(T.ceildiv(k.size, 128) + (k.size % 64 > 0))]
         low = T.min(*[Low[i, n] for n in blocks])
         high = T.max(*[High[i, n] for n in blocks])
+        first1 = T.max(*[First[i, n] for n in blocks])
+        last = T.min(*[Last[i, n] for n in blocks])
         # one pass: what it keeps is moved to each new center by `fix`
         # beyond these ends the mask lets nothing pass
         for m in T.tile((low * 128, T.min(k.stop, high * 128))):
+            inside = (m.start >= first1) & (m.stop <= last)
             doc1 = T.load(Doc[i, m])
-            same = doc[:, None] == doc1
 """  # noqa: E501
 
 

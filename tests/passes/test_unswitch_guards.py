@@ -203,6 +203,14 @@ def test_one_condition_is_hoisted_exactly(parts, op, span, step, n):
         assert bare == held if branches(after) else bare <= held
 
 
+@pytest.mark.parametrize("cond", ["F[i, j] < 9 or k * 5 + j < n", "k * 5 + j < n or F[i, j] < 9"])
+def test_what_a_loop_loads_is_asked_where_the_other_side_does_not_hold(cond):
+    after = check_same(guarded(cond))
+    assert [asks for _, asks in asking(after, bx=0, n=12)] == [False] * 2 + [True] * 4
+    both = check_same(guarded(f"not ({cond})"))  # then neither may hold
+    assert all(asks for _, asks in asking(both, bx=0, n=12))
+
+
 SHARP = [
     "k * 5 + j <= bx * 4 + i",
     "k * 5 + j < n",

@@ -29,13 +29,15 @@ _WORDS = {"min": "least", "max": "most", "all": "every", "any": "some"}
 @dataclass(frozen=True)
 class Ends:
     """`low` and `high`, in blocks, at each index of `batch` and, where they differ by rows, each
-    block of `rows`; `formula` defines them."""
+    block of `rows`; `formula` defines them. From its last two outputs, if there are four, to the
+    other the conditions that read arrays, `sure`, hold for all rows."""
 
     low: Array
     high: Array
     formula: Formula
     batch: tuple[Var, ...]
     rows: Var | None
+    sure: tuple[Expr, ...] = ()
 
 
 def ends_of(
@@ -71,8 +73,11 @@ def ends_of(
     )
     new: dict[Var, Expr] = {old: axis.var for old, axis in named.items()}
     may: Expr = TRUE
+    must: Expr = TRUE
     for c in conditions:
-        may = logical_and(may, blocks.truth(substitute(c, new))[1])
+        surely, perhaps = blocks.truth(substitute(c, new))
+        may = logical_and(may, perhaps)
+        must = logical_and(must, surely) if _asks(c, along.var) else must
     if not loads(may):
         return None
     first, none = j.var // BLOCK, -(-j.extent // BLOCK)
@@ -81,11 +86,36 @@ def ends_of(
         array(f"{name}.{end}", blocks.axes, bodies[monoid], INT32, monoid=monoid, over=(j,))
         for end, monoid in (("low", "min"), ("high", "max"))
     )
-    arrays = (*blocks.folds.values(), low, high)
+    sure = () if must in (TRUE, FALSE) else _run(must, blocks.axes, j, name)
+    arrays = (*blocks.folds.values(), low, high, *sure)
     read = {x.buffer.name: x.buffer for a in arrays for x in loads(a.body)}
     inputs = tuple(b for n, b in sorted(read.items()) if n not in {a.name for a in arrays})
-    formula = Formula(name, inputs, arrays, (low.buffer, high.buffer))
-    return Ends(low, high, formula, vars_of(batch), rows[0].var if rows else None)
+    outputs = (low.buffer, high.buffer, *(a.buffer for a in sure[:1] + sure[-1:]))
+    formula = Formula(name, inputs, arrays, outputs)
+    own = tuple(c for c in conditions if _asks(c, along.var)) if sure else ()
+    return Ends(low, high, formula, vars_of(batch), rows[0].var if rows else None, own)
+
+
+def _asks(cond: Expr, along: Var) -> bool:
+    """Whether each element of a loop's tile reads something for it."""
+    return bool(loads(cond)) and along in variables(cond)
+
+
+def _run(must: Expr, axes: tuple[Axis, ...], j: Axis, name: str) -> tuple[Array, ...]:
+    """Of the indices `j` for which `must` is true the first, and what is behind the last, or 0 if
+    others lie between."""
+    bodies = {
+        "min": select(must, j.var, j.extent),
+        "max": select(must, j.var + 1, 0),
+        "sum": select(must, const(1, INT32), const(0, INT32)),
+    }
+    first, end, count = (
+        array(f"{name}.{word}", axes, bodies[monoid], INT32, monoid=monoid, over=(j,))
+        for word, monoid in (("first", "min"), ("end", "max"), ("count", "sum"))
+    )
+    is_run = compare("==", count.element, end.element - first.element)
+    last = array(f"{name}.last", axes, select(is_run, end.element, const(0, INT32)), INT32)
+    return first, end, count, last
 
 
 @dataclass

@@ -193,7 +193,8 @@ class Loop:
         return sum(len(self.w.bound[s.var].dims) > 1 for s in self.kept) > len(asked)
 
     def _whole(self, expr: Expr) -> Expr:
-        return substitute(expr, dict(self.back))
+        found = substitute(expr, dict(self.back))
+        return transform(found, self.w.sure.get) if self.w.sure else found
 
     def _term(self, stage: Fold | Sum) -> Expr:
         term = self._whole(stage.term)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 
 from tilewright.formula.ends import BLOCK, Ends, ends_of
 from tilewright.formula.inline import Normal
-from tilewright.formula.masks import first, limits, stop, within
+from tilewright.formula.masks import Limits, first, limits, stop, within
 from tilewright.formula.rows import kept_rows
 from tilewright.formula.streams.stream import Center, Fold
 from tilewright.formula.tiles.functions import Functions
@@ -31,6 +31,18 @@ from tilewright.ir.formula import (
     within_sizes,
 )
 from tilewright.support.errors import CompileError
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What bounds a loop of blocks of `tiles`: its `ends`, where data do, as they are called;
+    `inside` is true of tiles of which each element passes what reads data."""
+
+    limits: Limits
+    tiles: set[Var]
+    ends_as: Callable[[str], Ends | None]
+    ends: Ends | None
+    inside: str = ""
 
 
 @dataclass
@@ -214,6 +226,7 @@ class _Printer:
         loop = Loop(w) if kernel.stream else None
         if loop is not None:
             self.found.loops[kernel.output.name] = loop
+        mask = self._mask(w, kernel) if loop is not None else None
         results = loop.written() if loop is not None else {}
         if loop is not None and len(kernel.outputs) > 1 and loop.is_wide:
             raise Apart(kernel.output.name, "takes more products in a loop with others than alone")
@@ -228,10 +241,11 @@ class _Printer:
             for var, a in parts.states.items():
                 w.line(f"{self._place(kernel, a)} = {self._stored(w, kernel, a, w.bound[var])}")
         self.found.rounded += tuple(dict.fromkeys(w.rounded))
-        steps = [INDENT + line for line in w.inside]
         first: list[str] = []
-        if kernel.stream and steps:  # sums may be zero
-            steps = [*self._loop_head(w, kernel, parts is not None, first), *steps]
+        steps = []
+        if kernel.stream and w.inside:  # sums may be zero
+            steps = self._loop_head(w, kernel, parts is not None, mask, first)
+        steps += [INDENT + line for line in w.inside]
         inner = [INDENT + line for line in (*w.before, *steps, *w.behind)]
         self.found.computes.append(tuple(a.name for a in kernel.outputs))
         return [*first, self._head(kernel, parts is not None), *inner, *self._combined(parts)]
@@ -290,11 +304,13 @@ class _Printer:
         return f"{value.inside(UNARY)}.T" if value.binds >= UNARY else f"({value.text}).T"
 
     def _loop_head(
-        self, w: Writer, kernel: KernelPlan, shared: bool, first: list[str]
+        self, w: Writer, kernel: KernelPlan, shared: bool, mask: Mask | None, first: list[str]
     ) -> list[str]:
         """The head of the loop, and why it may be one pass, or shorter than its axis; `first` gets
         the kernel that computes its ends, if one does."""
-        low, high = self._bounds(w, kernel, first)
+        low, high = "0", self._size(kernel.stream[-1].var, kernel)
+        if mask is not None:
+            low, high = self._bounds(w, kernel, mask, first)
         end = self._size(kernel.stream[-1].var, kernel)
         why = []
         stream = self.found.loops[kernel.output.name].stream
@@ -315,26 +331,41 @@ class _Printer:
         steps = [f"T.each({self._size(x.var, kernel)})" for x in kernel.stream[:-1]]
         return [*why, f"for {names} in T.tile({', '.join([*steps, tile])}):"]
 
-    def _bounds(self, w: Writer, kernel: KernelPlan, first_lines: list[str]) -> tuple[str, str]:
+    def _mask(self, w: Writer, kernel: KernelPlan) -> Mask | None:
+        """What bounds the loop. Where data do, steps ask for a tile what it is known to pass."""
+        axis, roles = kernel.stream[-1], kernel.roles
+        stream = self.found.loops[kernel.output.name].stream
+        if len(kernel.stream) > 1 or any(s.monoid == "count" for s in stream.of(Fold)):
+            return None
+        kinds = {k: {v for v in roles if roles[v] == k} for k in ("tile", "each")}
+        batch, tiles = ([x for x in kernel.grid if x.var in kinds[k]] for k in ("each", "tile"))
+        kinds["each"] |= set(self.given)  # numbers, like indices of batches
+        found = limits(kernel.levels, axis, kinds, w.tensors)
+        ends_as = partial(ends_of, found.data, axis, tiles, batch, w.tensors)
+        ends = ends_as("ends")
+        if ends is not None and ends.sure:
+            inside = Var(self.names.fresh("inside"), BOOL)
+            w.bound[inside] = Piece(inside.name)
+            w.sure |= {c: Bin("or", c, inside) for c in ends.sure}
+            return Mask(found, kinds["tile"], ends_as, ends, inside.name)
+        return Mask(found, kinds["tile"], ends_as, ends)
+
+    def _bounds(
+        self, w: Writer, kernel: KernelPlan, mask: Mask, first_lines: list[str]
+    ) -> tuple[str, str]:
         """From where to where the loop goes: to the ends, or as far as a mask lets it. Where it
         does not begin at zero, or data end it, it has whole blocks of keys: the mask is for the
         rest of them, and tiles are copied as they lie."""
-        axis, roles = kernel.stream[-1], kernel.roles
+        axis, found = kernel.stream[-1], mask.limits
         end = self._size(axis.var, kernel)
-        stream = self.found.loops[kernel.output.name].stream
-        if len(kernel.stream) > 1 or any(s.monoid == "count" for s in stream.of(Fold)):
-            return "0", end
-        kinds = {k: {v for v in roles if roles[v] == k} for k in ("tile", "each")}
-        kinds["each"] |= set(self.given)  # numbers, like indices of batches
-        found = limits(kernel.levels, axis, kinds, w.tensors)
         axes = [Axis(v, n) for v, n in kernel.extents.items()]
-        for v in kinds["tile"]:
+        for v in mask.tiles:
             w.bound[first(v)], w.bound[stop(v)] = (
                 Piece(f"{v.name}.{e}") for e in ("start", "stop")
             )
             axes.append(Axis(first(v), kernel.extents[v]))
         known = within_sizes(kernel.sizes, axes)
-        for v in kinds["tile"]:
+        for v in mask.tiles:
             known = known.where(stop(v), 1).given(stop(v) <= kernel.extents[v], index=True)
         low, high, cut = [], [], True
         even = isinstance(axis.extent, int) and axis.extent % BLOCK == 0
@@ -350,35 +381,33 @@ class _Printer:
             high.append(f"T.ceildiv({text}, {BLOCK}) * {BLOCK}" if whole else text)
             if within(e, known, axis.extent, True) and (even or not whole):
                 cut = False
-        data = self._ends(w, kernel, found.data, first_lines)
+        data = self._ends(w, kernel, mask, first_lines)
         if data is not None:
             low, high = [*low, f"{data[0]} * {BLOCK}"], [*high, f"{data[1]} * {BLOCK}"]
         high += [end] if cut else []
         return (_least("T.max", low) if low else "0"), _least("T.min", high)
 
     def _ends(
-        self, w: Writer, kernel: KernelPlan, conditions: tuple[Expr, ...], lines: list[str]
+        self, w: Writer, kernel: KernelPlan, mask: Mask, lines: list[str]
     ) -> tuple[str, str] | None:
         """The scalars between which a mask that reads data lets something pass, in blocks; `lines`
         gets the kernel that computes them, unless an earlier loop has the same mask."""
-        tiles, batch = (
-            [x for x in kernel.grid if kernel.roles[x.var] == role] for role in ("tile", "each")
-        )
-        mask = conditions, kernel.stream[-1], tiles, batch, w.tensors
-        ends = ends_of(*mask)
+        ends, tile = mask.ends, kernel.stream[-1].var.name
         if ends is None:
             return None
         low, high = self.names.fresh("low"), self.names.fresh("high")
         if ends.formula not in self.ends:
-            own = ends_of(*mask, f"ends{len(self.ends)}")
+            own = mask.ends_as(f"ends{len(self.ends)}")
             assert own is not None
             before = len(self.found.computes)
             try:
                 lines += self._ends_kernel(ends, own)
             except (Apart, CompileError):  # the loop is longer than it need be
                 del self.found.computes[before:]
+                w.inside[:0] = [f"{mask.inside} = {tile}.start < 0"] if ends.sure else []
                 return None
-        tensors = [self.tensors[b.name] for b in self.ends[ends.formula][-2:]]
+        left = self.ends[ends.formula][-len(ends.formula.outputs) :]
+        tensors = [self.tensors[b.name] for b in left]
         read = ", ".join(self.tensors[b.name] for b in ends.formula.inputs)
         at = ", ".join(v.name for v in ends.batch)
         whose = ""
@@ -395,10 +424,15 @@ class _Printer:
             at = f"{at}, n" if at else "n"
             texts = [
                 f"{word}(*[{t}[{at}] for n in {blocks}])"
-                for word, t in zip(("T.min", "T.max"), tensors, strict=True)
+                for word, t in zip(("T.min", "T.max", "T.max", "T.min"), tensors, strict=False)
             ]
         w.before += [f"{low} = {texts[0]}", f"{high} = {texts[1]}"]
-        note = f"{' and '.join(tensors)}{whose}, computed from {read}"
+        if ends.sure:  # tiles of which each element passes need not ask
+            begin, end = map(self.names.fresh, ("first", "last"))
+            w.before += [f"{begin} = {texts[2]}", f"{end} = {texts[3]}"]
+            inside = f"({tile}.start >= {begin}) & ({tile}.stop <= {end})"
+            w.inside.insert(0, f"{mask.inside} = {inside}")
+        note = f"{' and '.join(tensors[:2])}{whose}, computed from {read}"
         self.found.ends[kernel.output.name] = note
         return low, high
 
@@ -406,7 +440,8 @@ class _Printer:
         """The kernel of the ends, with names of `own`."""
         kernels, _ = kernels_of(Normal(own.formula, (), {}), {})
         left = [a.buffer for kernel in kernels for a in kernel.outputs]
-        left.sort(key=own.formula.outputs.__contains__)
+        ends_last = {b: n for n, b in enumerate(own.formula.outputs, 1)}
+        left.sort(key=lambda b: ends_last.get(b, 0))
         for b in left:
             word = b.name.split(".")[-1]
             self.tensors[b.name] = self.names.fresh(word[:1].upper() + word[1:])

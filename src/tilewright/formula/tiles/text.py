@@ -80,6 +80,7 @@ class Writer:
         self.left: dict[str, Expr] = {}  # what the loop's folds are when it has ended
         self.after: set[str] = set()  # folds that need them, they among those
         self.known: dict[tuple[int, Expr], Piece] = {}
+        self.sure: dict[Expr, Expr] = {}  # conditions, and what asks them where it is not known
         self.uses: Counter[Expr] = Counter()
         self.rounded: list[str] = []
         self.order = order_of(kernel)
@@ -173,7 +174,7 @@ class Writer:
             named = hoisted or self.uses[expr] > 1 or self.uses[inner] > 1 or self._is_row(piece)
             name = self.tensors.get(inner.buffer.name, inner.buffer.name)
             return name.lower() if named else None
-        if expr in self.kernel.named:
+        if expr in self.kernel.named and expr not in self.sure:
             return self.kernel.named[expr]
         is_read = hoisted and any(x.buffer.name in self.tensors for x in loads(expr))
         again = self.uses[expr] > 1 or (hoisted and expr.dtype.is_float)  # in each step

@@ -90,11 +90,23 @@ def _guards(map_: Map, ranges: Ranges, loop: For) -> Iterator[Guard]:
         for cond, common in _asked(op).items():
             parts = []
             for part, want in together(cond, common):
-                resolved = here.resolve(part, loop.var)
+                resolved = _resolved(here, part, want, loop.var)
                 if resolved is not None:
                     parts.append(Guard(op, part, want, resolved, here))
-            if any(variables(part.resolved) & points for part in parts):
+            if any(variables(e) & points for part in parts for e in (part.cond, part.resolved)):
                 yield from parts
+
+
+def _resolved(ranges: Ranges, cond: Expr, want: bool, var: Var) -> Expr | None:
+    """`cond` with names from inside the loop put in, or of two that are each enough the one of
+    which that is possible: what the loop loads has no name in front of it."""
+    found = ranges.resolve(cond, var)
+    match cond:
+        case Bin(op, a, b) if found is None and op in CONNECTIVES:
+            if (CONNECTIVES[op] == "or") is want:
+                one = _resolved(ranges, a, want, var)
+                return _resolved(ranges, b, want, var) if one is None else one
+    return found
 
 
 def _asked(op: Op) -> dict[Expr, bool]:

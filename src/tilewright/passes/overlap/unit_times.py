@@ -97,10 +97,20 @@ def _weight(op: Op, guards: bool) -> float:
 def _cost(e: Expr, guards: bool) -> float:
     if isinstance(e, Load):
         return 0.0  # registers; indices are constants in the end
-    if isinstance(e, Select) and not guards and not loads(e.cond):
+    if isinstance(e, Select) and not guards and not _asks(e.cond):
         return max(_cost(e.a, guards), _cost(e.b, guards))
     own = _COSTS.get(type(e), 0)
     return own + sum(_cost(child, guards) for child in e.children)
+
+
+def _asks(cond: Expr) -> bool:
+    """Whether elements of tiles have to tell; one of two that are each enough may do without."""
+    match cond:
+        case Bin(op="and" | "&", a=a, b=b):
+            return _asks(a) or _asks(b)
+        case Bin(op="or" | "|", a=a, b=b):
+            return _asks(a) and _asks(b)
+    return any(x.indices for x in loads(cond))
 
 
 _COSTS: dict[type[Expr], int] = {Bin: 1, Cmp: 1, Select: 1, Cast: 1, Call: SPECIAL}
