@@ -103,24 +103,28 @@ def test_runs_that_are_not_aligned_are_read_by_aligned_vectors():
     assert "X_window" not in text
 
 
-def test_places_that_the_loop_itself_knows_are_read_in_it():
+def test_places_that_are_read_between_loops_are_no_window():
+    """What is loaded is loaded before the loops, where they know nothing of these."""
+
     @tw.jit
-    def shifted(X, rows):
-        M, N, P = T.const("M, N, P")
+    def shifted(X, S):
+        M, N = T.const("M, N")
         X: T.Tensor((M, N), "float32")
-        rows: T.Tensor((P,), "int32")
+        S: T.Tensor((3,), "int32")
         Y = T.empty((M, N), "float32")
         for m, n in T.tile(M, N):
             found = T.zeros((m, n))
             for a in range(3):
-                by = rows[a]
-                found += X[(m.index + by)[:, None], n.index + a]
+                s = S[a]
+                for b in range(3):
+                    found += X[(m.index + a + s)[:, None], n.index + b]
             Y[m, n] = found
         return Y
 
-    x = np.random.default_rng(0).integers(-4, 5, (32, 352)).astype(np.float32)
-    rows = np.array([2, 0, 1], np.int32)
-    around = np.pad(x, ((0, 2), (0, 2)))
-    want = sum(around[by : by + 32, a : a + 352] for a, by in enumerate(rows))
-    (found,) = by_threads(shifted.on(TARGET).compile(x, rows).program, x, rows)
+    x = np.random.default_rng(0).integers(-4, 5, (37, 101)).astype(np.float32)
+    s = np.array([1, -2, 0], np.int32)
+    (found,) = by_threads(shifted.on(TARGET).compile(x, s).program, x, s)
+    around = np.pad(x, 4)
+    rows = [around[4 + a + s[a] : 41 + a + s[a]] for a in range(3)]
+    want = sum(row[:, 4 + b : 105 + b] for row in rows for b in range(3))
     np.testing.assert_array_equal(found, want)

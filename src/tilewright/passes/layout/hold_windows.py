@@ -51,24 +51,26 @@ def _held(op: For) -> Body | None:
     reads = prod(trips.values()) * map_.layout.values
     if map_.layout.cover != map_.layout.tile or not 0 < reads <= MOST_READ:
         return None
+    lets = {x.var: x.value for loop in loops for x in loop.body if isinstance(x, Let)}
     for dim in range(len(map_.vars)):
         for parts in PARTS:
-            body = _held_in(op, map_, trips, dim, parts)
+            body = _held_in(op, map_, trips, lets, dim, parts)
             if body is not None:
                 return body
     return None
 
 
-def _held_in(op: For, map_: Map, trips: Mapping[Var, int], dim: int, parts: int) -> Body | None:
+def _held_in(
+    op: For, map_: Map, trips: Mapping[Var, int], lets: dict[Var, Expr], dim: int, parts: int
+) -> Body | None:
     """`_held` for one of `parts` along a dimension of the map after the other."""
     part = _part(map_, dim, parts)
     if part is None:
         return None
     number, inner = part
     assert isinstance(inner.layout, Fragment)
-    inside = {v for each in walk_ops((op,)) for v in bound(each)}
     touched = {x for each in walk_ops(inner.body) for x in op_loads(each)}
-    found = {x: _window(x, inner, inner.layout, trips, inside) for x in touched}
+    found = {x: _window(x, inner, inner.layout, trips, lets) for x in touched}
     windows = {x: w for x, w in found.items() if w is not None}
     words = sum(w.tile.fragment.values * w.tile.dtype.bits for w in windows.values()) // 32
     if not windows or words > MOST_HELD:
@@ -166,11 +168,11 @@ class _Axis:
 
 
 def _window(
-    load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int], inside: set[Var]
+    load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int], lets: dict[Var, Expr]
 ) -> _Window | None:
-    """What threads hold of the places that `load` reads in loops of so many `trips`. `inside`: the
-    variables that no place before the loops knows."""
-    found = _axes(load, map_, layout, trips, inside)
+    """What threads hold of the places that `load` reads in loops of so many `trips`, between which
+    `lets` are."""
+    found = _axes(load, map_, layout, trips, lets)
     if found is None:
         return None
     axes = [next(x for x in found if isinstance(x, _Axis) and x.own is v) for v in map_.vars]
@@ -204,7 +206,7 @@ def _window(
 
 
 def _axes(
-    load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int], inside: set[Var]
+    load: Load, map_: Map, layout: Fragment, trips: Mapping[Var, int], lets: dict[Var, Expr]
 ) -> list[_Axis | Expr] | None:
     """The indices of a load, those that stay the same as they are; None where threads cannot hold
     what it reads, or gain nothing."""
@@ -212,9 +214,12 @@ def _axes(
     if not buffer.is_global or buffer.dtype.bits < 8 or not load.indices:
         return None
     zero: dict[Var, Expr] = {v: const(0, v.dtype) for v in moving}
+    inside = {v for op in walk_ops(map_.body) for v in bound(op)}
     seen: list[Var] = []
     found: list[_Axis | Expr] = []
     for n, index in enumerate(load.indices):
+        for var in reversed(lets):
+            index = substitute(index, {var: lets[var]})
         by = {v: stride_of(index, v) for v in moving}
         base = simplify(substitute(index, zero))
         own = [v for v in map_.vars if by[v] != 0]
