@@ -33,6 +33,7 @@ VECTOR = 1.3  # as wide as registers
 SINGLE = 1.0  # vectors, of an element of a kept row that fills none
 ALONE = 1.1  # an element of a ragged end that is shorter than a vector
 PADDED = 0.26  # an element of a tile that lies outside
+WAIT = 0.9  # of an element of a scanned row, for the sum before it
 DIVIDE = 2.5  # of a row, by a number that its tile may reach across: an index of it
 BLOCK = 20.0
 TRIP = 2.0  # of a loop over tiles
@@ -148,6 +149,8 @@ class Model:
                 self.note_wraps(each)
         uses = Counter(b.name for op in walk_ops(kernel) for b in named_buffers(op))
         self.is_near = any(_keeps(op, uses) for op in walk_ops(kernel))
+        along = [(axes, axis) for at, axes, axis, _ in builder.scanned if at == number]
+        self.scans = [self.noted(axes) for axes, axis in along if axis is axes[-1]]
         self.is_kept = self.folds or not _in_one_order([map_.names for map_ in self.maps])
         self.is_near |= self.is_kept and not self.folds
         if not self.is_kept:
@@ -218,6 +221,11 @@ class Model:
             found[MAPS] += DIVIDE * across * rows
             held += prod(each) * self.bits / 8
             moved += rows * each[-1] * often[-1] * self.bits / 8
+        for names, given in self.scans:  # rows side by side wait together
+            each = [own or sizes[name] for name, own in zip(names, given, strict=True)]
+            every = self.besides * prod(trips.values()) * prod(each)
+            rows_there = each[-2] if len(each) > 1 else 1
+            found[MAPS] += every * WAIT / min(side_by_side(), rows_there)
         for names, given in self.reads:
             sides = zip(names, given, strict=True)
             held += READ * prod(own or sizes[name] for name, own in sides) * self.bits / 8
@@ -393,6 +401,13 @@ def lanes_of(bits: int) -> tuple[int, Callable[[int, int, bool], int]]:
     from tilewright.targets.cpu.host import host
 
     return host().lanes(min(bits, 64)), lane_count
+
+
+def side_by_side() -> int:
+    """How many rows are scanned at once."""
+    from tilewright.targets.cpu.emit_tile import SIDE_BY_SIDE
+
+    return SIDE_BY_SIDE
 
 
 def _share(held: float, cache: int) -> float:

@@ -486,9 +486,10 @@ def _writes_rows(map_: Map, reduce: Reduce) -> bool:
     if any(walk_ops(map_, Intrinsic, Atomic)):
         return False
     shape = map_.extents
-    if shape != tile.shape or not all(isinstance(n, Const) and n.value > 1 for n in shape):
+    if shape != tile.shape or not all(isinstance(n, Const) for n in shape) or shape[-1] is const(1):
         return False
-    if reduce.axis != len(shape) - 1 or dst.tile != shape[:-1]:
+    others = tuple(n for n in shape[:-1] if n is not const(1))
+    if reduce.axis != len(shape) - 1 or dst.tile != others:
         return False
     stores = [op for op in walk_ops(map_.body, Store) if op.buffer == tile]
     return len(stores) == 1 and stores[0] in map_.body and stores[0].indices == map_.vars

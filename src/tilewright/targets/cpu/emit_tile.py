@@ -161,6 +161,7 @@ class TileEmitter(GemmEmitter):
 
         @contextmanager
         def follow(row: list[str], lanes: int) -> Iterator[Callable[[str], None]]:
+            row = [row[d] for d in r.others]
             slot = self._accumulator(r, lanes)
 
             def add(column: str) -> None:
@@ -221,32 +222,34 @@ class TileEmitter(GemmEmitter):
         self.fn.line(f"store {self._of(FOLDS[r.op].fold, old, element())}, ptr {slot}")
 
     def _fold_row(self, r: _Reduction, at: list[str]) -> Val:
-        """One row to one value: four accumulators' worth of lanes, then halves onto halves."""
+        """One row to one value: four vectors of partial results, then halves onto halves, each with
+        as many elements of what is left of the row, if there are."""
         size, lanes = r.src.shape[r.axis], 1
         if r.src.strides[r.axis] == 1:
-            lanes = next((n for n in (4 * r.lanes, r.lanes) if 1 < n <= size), 1)
-        whole = size - size % lanes if lanes > 1 else 0
-        single = self._accumulator(r, 1)
-        for start, stop, count in ((0, whole, lanes), (whole, size, 1)):
-            if start == stop:
-                continue
-            slot = single if count == 1 else self._accumulator(r, count)
-            with self.fn.loop(start, stop, count, hint="r") as k:
-                self._update(slot, r, count, partial(r.element, at, k, count))
-            if count > 1:
-                total = self._fold_lanes(self._current(slot, r, count), r)
-                self.fn.line(f"store {total}, ptr {single}")
-        return self._current(single, r, 1)
+            lanes = min(4 * r.lanes, 1 << (size.bit_length() - 1))
+        done, slot = size - size % lanes, self._accumulator(r, lanes)
+        with self.fn.loop(0, done, lanes, hint="r") as k:
+            self._update(slot, r, lanes, partial(r.element, at, k, lanes))
+        total = self._current(slot, r, lanes)
+        while total.lanes > 1:
+            total = self._half(total, r)
+            if size - done >= total.lanes:
+                total = self._of(FOLDS[r.op].fold, total, r.element(at, str(done), total.lanes))
+                done += total.lanes
+        return total
 
     def _fold_lanes(self, total: Val, r: _Reduction) -> Val:
         while total.lanes > 1:
-            half = total.lanes // 2
-            low = shuffle(total, total, list(range(half)))
-            high = shuffle(total, total, list(range(half, total.lanes)))
-            if half == 1:
-                low, high = extract(total, 0), extract(total, 1)
-            total = self._of(FOLDS[r.op].fold, low, high)
+            total = self._half(total, r)
         return total
+
+    def _half(self, total: Val, r: _Reduction) -> Val:
+        half = total.lanes // 2
+        low = shuffle(total, total, list(range(half)))
+        high = shuffle(total, total, list(range(half, total.lanes)))
+        if half == 1:
+            low, high = extract(total, 0), extract(total, 1)
+        return self._of(FOLDS[r.op].fold, low, high)
 
     # ── atomics ──────────────────────────────────────────────────────────────────────────────
 
