@@ -285,10 +285,21 @@ def _made_at_once(op: Copy, dst: Region, before: Body) -> tuple[Gemm | None, Bod
 
 @rule(Map)
 def absorb_loops(op: Map, at: Facts) -> Op:
-    """Turn `map i { for k { … } }` into `map (i, k) { … }`."""
+    """Turn `map i { for k { … } }` into `map (i, k) { … }`, and drop axes of one place."""
+    op = _of_long_axes(op)
     while (wider := _absorb(op, at.viewed)) is not None:
         op = wider
     return op
+
+
+def _of_long_axes(op: Map) -> Map:
+    ones = [v for v, n in zip(op.vars, op.extents, strict=True) if n is const(1)]
+    if not ones or len(ones) == len(op.vars):
+        return op
+    left = [d for d, v in enumerate(op.vars) if v not in ones]
+    axes, sizes = tuple(op.vars[d] for d in left), tuple(op.extents[d] for d in left)
+    body = substitute_vars(op.body, {v: const(0, v.dtype) for v in ones})
+    return replace(op, vars=axes, extents=sizes, body=body, layout=None)
 
 
 def _absorb(map_: Map, viewed: set[str]) -> Map | None:
@@ -454,8 +465,9 @@ def promote_tiles(at: Facts) -> Kernel:
 def _is_own(op: Map, tile: Buffer) -> bool:
     """Whether each point touches one element of the tile, its own, and first writes it."""
     place, *others = {place for place, _ in accesses(op.body)[tile.name]}
-    sizes = dict(zip(op.vars, op.extents, strict=True))
-    own = [isinstance(i, Var) and sizes.get(i) == n for i, n in zip(place, tile.shape, strict=True)]
+    sizes: dict[Expr, Expr] = dict(zip(op.vars, op.extents, strict=True))
+    sizes[const(0)] = const(1)
+    own = [sizes.get(i) == n for i, n in zip(place, tile.shape, strict=True)]
     if others or not all(own):
         return False
     if any(r.buffer == tile for inner in walk_ops(op.body) for r in _regions_of(inner)):

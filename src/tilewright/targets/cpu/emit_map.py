@@ -485,11 +485,11 @@ def _writes_rows(map_: Map, reduce: Reduce) -> bool:
         return False
     if any(walk_ops(map_, Intrinsic, Atomic)):
         return False
-    shape = map_.extents
-    if shape != tile.shape or not all(isinstance(n, Const) for n in shape) or shape[-1] is const(1):
+    shape, long = map_.extents, long_dims(tile.shape)
+    if shape != tuple(tile.shape[d] for d in long) or not all(isinstance(n, Const) for n in shape):
         return False
-    others = tuple(n for n in shape[:-1] if n is not const(1))
-    if reduce.axis != len(shape) - 1 or dst.tile != others:
+    if not long or reduce.axis != long[-1] or dst.tile != shape[:-1]:
         return False
     stores = [op for op in walk_ops(map_.body, Store) if op.buffer == tile]
-    return len(stores) == 1 and stores[0] in map_.body and stores[0].indices == map_.vars
+    own = whole(tile).at(map_.vars)
+    return len(stores) == 1 and stores[0] in map_.body and stores[0].indices == own

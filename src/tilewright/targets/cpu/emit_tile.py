@@ -161,7 +161,6 @@ class TileEmitter(GemmEmitter):
 
         @contextmanager
         def follow(row: list[str], lanes: int) -> Iterator[Callable[[str], None]]:
-            row = [row[d] for d in r.others]
             slot = self._accumulator(r, lanes)
 
             def add(column: str) -> None:
