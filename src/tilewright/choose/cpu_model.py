@@ -366,10 +366,10 @@ def product_ns(factors: Factors, m: int, n: int, k: int) -> float:
     cycles, blocks, calls = _by_registers(m, n, bits)
     time = cycles * k * CYCLE + calls * CALL + m * n * size / 64 * SUM
     bytes_b, part_a = n * k * size, m / blocks * (factors.down_a or k) * size
-    if factors.is_turned:
-        time += bytes_b * TRANSPOSED
-    elif is_narrow or (m >= ROWS_WORTH and k * (factors.down_b or n) * size > SPREAD):
-        time += bytes_b * PACK
+    packs = is_narrow or (m >= ROWS_WORTH and k * (factors.down_b or n) * size > SPREAD)
+    if factors.is_turned or packs:
+        time += bytes_b * (TRANSPOSED if factors.is_turned else PACK)
+        time += bytes_b * FAR * _share(bytes_b, SECOND)  # it is written, and read again
     else:
         time += bytes_b * LOAD
     if is_narrow or (n >= WORTH and part_a > SPREAD):

@@ -140,7 +140,6 @@ class Builder:
         self.met: list[Kernel] = []  # those whose clusters have met
         self.undivided: set[int] = set()  # kernels whose rows one block must have
         self.told: set[tuple[int, Buffer]] = set()  # by kernel, what is written one by one
-        self.stored: set[tuple[int, Any]] = set()  # by kernel, the axes of what is stored
         self.uncut: set[int] = set()  # kernels whose rows are tiles of other words, too
         self.shifts: dict[Var, Expr] = {}  # of axes: the element that the row begins with
         self.shift_of: dict[tuple[int, str], Var] = {}  # loops along rows, by kernel and name

@@ -301,7 +301,6 @@ def store(tile: Tile, keys: Sequence[Any], value: Any) -> None:
     made = value_of(value)
     _note_last(builder, box)
     builder.writes_of.append((builder.number, box))
-    builder.stored |= {(builder.number, axis.key) for axis in box.axes}
     _check_fits(box, made, f"a store to {tile.name}")
     _read_first(builder, box, made)
     with once(builder, box.axes), walking(builder, box.axes, made.goes_backward):

@@ -358,7 +358,7 @@ def _lines(builder: Builder, kernel: int) -> Lines | None:
     each = prod(int(n.value) for var, n in grid if var in counted and isinstance(n, Const))
     is_written = any(builder.writes(box.buffer) for box in boxes)
     kept = any(number == kernel for number, *_ in builder.scanned)
-    is_folded = not kept and (kernel, along.key) not in builder.stored
+    is_folded = not kept and (kernel, along.key) not in _stored(builder)
     return Lines(
         along, others, across, by_rows, least, most, column, arrays, is_single, each, is_written,
         is_folded,
@@ -380,7 +380,7 @@ def _columns(builder: Builder, kernel: int, boxes: Sequence[Any]) -> list[Any]:
         return []
     widest = max(ceil(box.buffer.dtype.bits / 8) for box in mine)
     # a block holds whole columns; two sectors of each where it would load them for several passes
-    line = LINE // 2 if (kernel, best.key) in builder.stored else LINE
+    line = LINE // 2 if (kernel, best.key) in _stored(builder) else LINE
     if best.size * line // widest <= ELEMENTS:
         return []
     return [(kernel, max(mine, key=lambda box: len(box.axes)).axes, best, REDUCED)]
@@ -552,3 +552,8 @@ def _power(n: int) -> int:
 
 def _chip(target: Target) -> Chip:
     return CHIPS.get(target.arch, CHIPS["sm_90"])
+
+
+def _stored(builder: Builder) -> set[tuple[int, Any]]:
+    """By kernel, the axes of what is stored."""
+    return {(number, axis.key) for number, box in builder.writes_of for axis in box.axes}
