@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import starmap
-from math import ceil, log, prod
+from math import ceil, inf, log, prod
 from typing import Any, NamedTuple
 
 from tilewright.choose.candidates import Candidate
@@ -25,6 +25,7 @@ from tilewright.ir.core import *
 from tilewright.lang.builder import Builder
 from tilewright.lang.sizes import MOST_SCANNED
 from tilewright.lang.tiles import LARGEST
+from tilewright.support.limits import TILE_BYTES
 
 # ns of a core
 ROW = 1.4  # of a map
@@ -230,8 +231,10 @@ class Model:
             sides = zip(names, given, strict=True)
             held += READ * prod(own or sizes[name] for name, own in sides) * self.bits / 8
         if self.is_kept:
-            near = NEAR * _share(held, FIRST) if self.is_near else 0.0
-            found[CACHES] = moved * (near + FAR * _share(held, SECOND))
+            a_byte = NEAR * _share(held, FIRST) + FAR * _share(held, SECOND)
+            found[CACHES] = moved * a_byte if self.is_near else 0.0
+        if held > TILE_BYTES():
+            found[CACHES] = inf
         for tensor in self.rows:
             found[CACHES] += PAGE * self.pages(tensor, sizes, lengths, trips)
         for factors in self.products:
@@ -430,7 +433,9 @@ def _keeps(op: Op, uses: Mapping[str, int]) -> bool:
     """Whether what is folded lies in memory: columns of one reader do not (`fold_rows`)."""
     if not isinstance(op, (Reduce, Scan)):
         return isinstance(op, Gemm)
-    return op.axis == len(op.src.extents) - 1 or uses[op.src.name] > MADE_AND_READ
+    is_plain = isinstance(op, Reduce) or op.by is None
+    is_row = op.axis == len(op.src.extents) - 1
+    return is_row or not is_plain or uses[op.src.name] > MADE_AND_READ
 
 
 def _in_one_order(orders: list[tuple[str, ...]]) -> bool:
