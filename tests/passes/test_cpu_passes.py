@@ -319,3 +319,23 @@ def test_divergent_barriers_are_refused_at_their_line(body, message):
     with pytest.raises(CompileError, match=message) as caught:
         split_at_barriers(before, CPU)
     assert caught.value.loc.line >= 4
+
+
+def test_axes_of_one_place_go():
+    """Copies have none: maps over one row are fused with them, and tiles of it are registers."""
+    before = program(
+        "alloc x: float32[1, 32] fragment\n"
+        "map c in 32 { x[0, c] = A[bx * 32 + c] }\n"
+        "map (r, k) in (1, 32) { C[bx * 32 + k] = x[r, k] * 2.0 }",
+        ["A: float32[64]", "C: float32[64]"],
+    )
+    after = keeps_meaning(before, absorb, fuse, forget)
+    (found,) = walk_ops(after.kernels, Map)
+    assert len(found.vars) == 1 and "[1, 32]" not in body_of(after)
+
+
+def test_a_map_of_one_place_stays():
+    before = program(
+        "map (r, k) in (1, 1) { C[bx] = A[bx + r + k] }", ["A: float32[4]", "C: float32[4]"]
+    )
+    keeps_meaning(before, absorb, fuse, forget)
