@@ -12,9 +12,11 @@ from tilewright.ir.op import Arrive, Commit, Fence, If, Intrinsic, Sync, WaitGro
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
+from tilewright.machine import run
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError
+from tilewright.targets.cuda.backend import lower
 
 TARGET = Target.parse("cuda")
 
@@ -339,3 +341,56 @@ def test_too_much_shared_memory_is_refused_with_figures():
     with pytest.raises(CompileError, match="more shared memory than a block has") as error:
         lowered('alloc big: bfloat16[4096, 64] shared layout="(4096,64):(64,1)"\nsync block\n')
     assert "524288" in str(error.value)
+
+
+# ── what a thread of a role does for itself ──────────────────────────────────────────────────
+
+
+def handshake(giver: str):
+    return parse_program(f"""
+program p {{
+  param X: float32[64] global
+  param Y: float32[64] global
+  kernel main grid b in 1 threads t in 64 {{
+    alloc full: barrier[1] barrier
+    alloc s: float32[32] shared
+    barrier_init full count 1
+    fence barrier_init
+    sync block
+    role giver warps 1 + 1 {{ {giver} }}
+    role taker warps 0 + 1 {{
+      wait full[0] phase 0
+      Y[t] = X[t]
+    }}
+  }}
+}}
+""")
+
+
+@pytest.mark.parametrize(
+    "giver",
+    [
+        "if t == 40 { arrive full[0] }",
+        "if X[t] == 40.0 { arrive full[0] }",
+        "for k in 0 .. t - 62 { arrive full[0] }",
+        "let lane = t % 32\nif lane == 8 { arrive full[0] }",
+        "arrive full[0]",
+    ],
+)
+def test_an_arrival_of_any_thread(giver):
+    """A role whose ops one thread may do runs in its leader, unless threads do them apart."""
+    program, x, y = handshake(giver), np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    for each in (program, lower(program, Target.parse("cuda")).result):
+        run(each, {"X": x, "Y": y})
+        assert (y[:32] == x[:32]).all()
+        y[:] = 0
+
+
+@pytest.mark.parametrize("copy", ["atom=bulk_store", "", "atom=threads"])
+def test_a_copy_that_some_threads_reach(copy):
+    ends = "\ncommit bulk\nwait_group bulk pending 0" if "bulk" in copy else ""
+    program = handshake(f"arrive full[0]\nif t == 40 {{ copy s -> Y[0:+32] {copy} }}{ends}")
+    with pytest.raises(CompileError) as caught:
+        lower(program, Target.parse("cuda"))
+    assert caught.value.message.startswith("a copy is done by all threads together")
+    assert caught.value.loc.line == 12

@@ -221,6 +221,15 @@ def check_uniform(kernel: Kernel) -> PerThread:
     return found
 
 
+def check_reached(kernel: Kernel, found: PerThread) -> None:
+    """Raises where not all threads reach a tile op of a text that a person laid out. Maps may stand
+    under a guard that a range of threads passes."""
+    for op in walk_ops(kernel.body):
+        control, noun = found.controls.get(id(op)), _tile_op(op)
+        if control is not None and noun and not isinstance(op, Map):
+            _check_tile_op(found, op, noun, control)
+
+
 def _tile_op(op: Op) -> str:
     """What to call a collective op; '' for one that each thread runs by itself."""
     if isinstance(op, Atomic):

@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Iterable
 from math import gcd
 
+from tilewright.ir.analysis.uniform import check_reached
 from tilewright.passes.layout.shared_tiles import as_copy, turned
 from tilewright.passes.layout.thread_layouts import same_registers, unrolled
 from tilewright.passes.lower.cluster import (
@@ -101,7 +102,8 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         thread_value = linear - first * WARP
     thread, let_thread = low.let("thread", low.simplify(thread_value))
     leader = low.var("leader", BOOL)
-    solo = op.instances == 1 and all(_one_thread_does(inner, op) for inner in walk_ops(op.body))
+    alone = (_one_thread_does(inner, op) and not _apart(low, inner) for inner in walk_ops(op.body))
+    solo = op.instances == 1 and all(alone)
     solo = solo and not _is_relied_on(low.kernel, op)
     turn_id = _turn_barriers(low, op)
     sync_id = _own_barrier(low, op)
@@ -180,6 +182,11 @@ def _first_turn(low: Lowering, op: Role) -> Iterable[Op]:
 def _accumulators(body: Body) -> tuple[Buffer, ...]:
     found = [op.c.buffer for op in walk_ops(body, Gemm) if op.atom == "wgmma"]
     return tuple(dict.fromkeys(found))
+
+
+def _apart(low: Lowering, op: Op) -> bool:
+    """Whether threads do `op` each for itself; the value of a name is only computed so."""
+    return not isinstance(op, Let) and low.differs.runs_apart(op)
 
 
 def _one_thread_does(op: Op, role: Role) -> bool:
@@ -439,6 +446,7 @@ def lowering_of(at: Facts, names: set[str]) -> Lowering:
 @kernel_pass
 def lower_threads(at: Facts) -> Kernel:
     """Lower every tile op to the code of one thread."""
+    check_reached(at.kernel, at.differs)
     kernel, low = at.kernel, lowering_of(at, at.names)
     linear, loc = kernel.thread, kernel.loc
     body = low.body(kernel.body)
