@@ -182,8 +182,8 @@ def _share(body: Body, values: dict[Var, Any], running: int, found: dict[int, fl
             starts = [np.broadcast_to(now(s), (running,)).tolist() for s in op.src.starts]
             found[id(op)] = running / max(1, len(set(zip(*starts, strict=True))))
         elif isinstance(op, Map) and op.atom is not None:
-            asked = {v for i in walk_ops(op.body) for e in expressions(i) for v in variables(e)}
-            told = [np.broadcast_to(now(v), (running,)).tolist() for v in asked - set(op.vars)]
+            asked = read_variables(op.body) - set(op.vars)
+            told = [np.broadcast_to(now(v), (running,)).tolist() for v in asked]
             found[id(op)] = running / max(1, len(set(zip(*told, strict=True))))
         elif not isinstance(op, Map):
             for inner in bodies(op):

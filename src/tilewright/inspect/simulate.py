@@ -372,9 +372,10 @@ def _pieces(op: Op) -> Iterator[tuple[Buffer, Sequence[Expr], Sequence[Expr]]]:
     elif isinstance(op, Map):
         starts: dict[Var, Expr] = dict.fromkeys(op.vars, const(0))
         corners = starts, {v: e - 1 for v, e in zip(op.vars, op.extents, strict=True)}
-        for load in (x for i in walk_ops(op.body) for x in op_loads(i) if x.buffer.is_global):
-            first, last = ([substitute(e, at) for e in load.indices] for at in corners)
-            yield load.buffer, first, last
+        for load in loads_within(op.body):
+            if load.buffer.is_global:
+                first, last = ([substitute(e, at) for e in load.indices] for at in corners)
+                yield load.buffer, first, last
 
 
 def _only_loads(op: Store) -> bool:

@@ -187,6 +187,11 @@ def op_loads(op: Op) -> tuple[Load, ...]:
     return tuple(load for expr in expressions(op) for load in loads(expr))
 
 
+def loads_within(code: Op | Body) -> Iterator[Load]:
+    """Elements that an op and what stands in it read through expressions."""
+    return (load for op in walk_ops(code) for load in op_loads(op))
+
+
 def regions(op: Op, *, reads: bool = False, writes: bool = False) -> list[Region]:
     """Regions the op itself reads (or writes) as tiles."""
     return [r for r, read, written in _regions(op) if (reads and read) or (writes and written)]

@@ -178,8 +178,7 @@ def run_map(b: Builder, op: Map) -> Run:
         return b.body(inner)
     extents = [evaluate(e) for e in op.extents]
     inner_vars = {v for each in walk_ops(op) for v in bound(each)}
-    used = {v for i in walk_ops(op.body) for e in expressions(i) for v in variables(e)}
-    outer = sorted(v.name for v in used - inner_vars)
+    outer = sorted(v.name for v in read_variables(op.body) - inner_vars)
     own = {each.buffer.name for each in walk_ops(op.body, Alloc, View)}
     locals_ = {
         (buf.name, buf in written_buffers(each))

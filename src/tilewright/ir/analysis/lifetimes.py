@@ -247,7 +247,7 @@ def overwrites(op: Op, name: str) -> bool:
 
 def _map_overwrites(op: Map, name: str) -> bool:
     stores = [s for s in op.body if isinstance(s, Store) and s.buffer.name == name]
-    if not stores or any(x.buffer.name == name for i in walk_ops(op.body) for x in op_loads(i)):
+    if not stores or any(x.buffer.name == name for x in loads_within(op.body)):
         return False
     if any(isinstance(inner, If) for inner in op.body[: op.body.index(stores[0])]):
         return False

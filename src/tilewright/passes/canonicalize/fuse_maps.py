@@ -338,9 +338,7 @@ def _independent(body: Body, var: Var, viewed: set[str]) -> bool:
         if op.buffer.is_local or op.indices != written[op.buffer.name]:
             return False
     return not viewed & set(written) and all(
-        written.get(load.buffer.name, load.indices) == load.indices
-        for op in ops
-        for load in op_loads(op)
+        written.get(load.buffer.name, load.indices) == load.indices for load in loads_within(body)
     )
 
 

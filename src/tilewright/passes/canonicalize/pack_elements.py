@@ -459,7 +459,7 @@ def _is_last(op: Map, store: Store) -> bool:
     """Whether `store` always happens, and nothing after it reads what it wrote."""
     places = [i for i, s in enumerate(op.body) if s is store]
     behind = op.body[places[0] + 1 :] if places else ()
-    read = {x.buffer.name for s in walk_ops(behind) for x in op_loads(s)}
+    read = {x.buffer.name for x in loads_within(behind)}
     return bool(places) and store.buffer.name not in read
 
 

@@ -122,7 +122,7 @@ def _loaded(loop: For, words: dict[str, int], threads: int) -> int:
     read = [
         ceil(prod(map(int, map_.extents)) * load.dtype.bits / 32 / threads)
         for map_ in walk_ops(loop, Map)
-        for load in {x for op in walk_ops(map_) for x in op_loads(op) if not x.buffer.is_fragment}
+        for load in {x for x in loads_within(map_) if not x.buffer.is_fragment}
     ]
     return max(1, sum(copied) + max(read, default=0))
 

@@ -34,7 +34,7 @@ def write_in_place(at: Facts) -> Kernel:
             tile = _made(op)
             if tile is None or tile not in own or first.get(tile.name) != n:
                 continue
-            for load in (x for each in walk_ops(op) for x in op_loads(each)):
+            for load in loads_within(op):
                 place = places.get(load.buffer, load.buffer)
                 if place not in own or place not in sums or last[place.name] != n:
                     continue
@@ -78,8 +78,8 @@ def _made(op: Op) -> Buffer | None:
 def _at_own_point(op: Op, place: Buffer, places: dict[Buffer, Buffer]) -> bool:
     """Whether a map reads the tile only where it writes."""
     assert isinstance(op, Map)
-    found = [x for each in walk_ops(op) for x in op_loads(each)]
-    return all(x.indices == op.vars for x in found if places.get(x.buffer, x.buffer) == place)
+    found = (x for x in loads_within(op) if places.get(x.buffer, x.buffer) == place)
+    return all(x.indices == op.vars for x in found)
 
 
 def _converts(op: Op, wide: Buffer) -> bool:

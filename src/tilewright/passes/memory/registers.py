@@ -278,7 +278,7 @@ def _writes(op: Op, buffer: Buffer, results: set[Buffer]) -> bool:
         case Map(body=(*names, Store(tile, place)), layout=None) if op.extents == buffer.shape:
             if tile != buffer or place != op.vars or not all(isinstance(x, Let) for x in names):
                 return False
-            read = [x for each in op.body for e in expressions(each) for x in loads(e)]
+            read = [*loads_within(op.body)]
             return all(x.buffer.space in (Space.FRAGMENT, Space.LOCAL) for x in read) and any(
                 is_result(x.buffer) and x.indices == op.vars for x in read
             )
@@ -349,8 +349,7 @@ def _columns(kernel: Kernel, program: Program) -> Iterator[Buffer]:
 def _reads_columns(op: Op, tile: Buffer) -> bool:
     if not isinstance(op, Map) or len(op.vars) < 2 or touched(op).get(tile.name):
         return False
-    found = [x for inner in walk_ops(op) for x in op_loads(inner) if x.buffer == tile]
-    return all(x.indices == op.vars[-1:] for x in found)
+    return all(x.indices == op.vars[-1:] for x in loads_within(op) if x.buffer == tile)
 
 
 # ── what fits ────────────────────────────────────────────────────────────────────────────────

@@ -128,7 +128,7 @@ def _reads_rows(op: Op, tile: Buffer) -> bool:
         return False
     if touched(op).get(tile.name):
         return False
-    found = [x for inner in walk_ops(op) for x in op_loads(inner) if x.buffer == tile]
+    found = [x for x in loads_within(op) if x.buffer == tile]
     rows = set(op.vars[:-1])
     return all(variables(i) and variables(i) <= rows for x in found for i in x.indices)
 
@@ -213,7 +213,7 @@ def _needed(body: list[Op]) -> Body:
     asked: set[Var] = set()
     for op in reversed(body):
         if not isinstance(op, Let) or op.var in asked or not loads(op.value):
-            asked |= {v for i in walk_ops(op) for e in expressions(i) for v in variables(e)}
+            asked |= read_variables(op)
             kept.append(op)
     return tuple(reversed(kept))
 

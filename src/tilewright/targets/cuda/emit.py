@@ -157,8 +157,7 @@ class _Writer:
     @cached_property
     def used(self) -> set[Var]:
         """Variables whose values the kernel's ops read."""
-        return {v for op in walk_ops(self.kernel.body) for e in expressions(op)
-                for v in variables(e)}  # fmt: skip
+        return read_variables(self.kernel.body)
 
     @cached_property
     def stamp_names(self) -> tuple[str, ...]:
