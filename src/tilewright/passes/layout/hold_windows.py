@@ -69,7 +69,7 @@ def _held_in(
         return None
     number, inner = part
     assert isinstance(inner.layout, Fragment)
-    touched = {x for each in walk_ops(inner.body) for x in op_loads(each)}
+    touched = dict.fromkeys(loads_within(inner.body))  # in the order of the text
     found = {x: _window(x, inner, inner.layout, trips, lets) for x in touched}
     windows = {x: w for x, w in found.items() if w is not None}
     words = sum(w.tile.fragment.values * w.tile.dtype.bits for w in windows.values()) // 32

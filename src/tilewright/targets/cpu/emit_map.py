@@ -242,25 +242,26 @@ class MapEmitter(ExprEmitter):
             yield (idx, size), new
 
     def _seen_bounds(
-        self, body: Body, var: Var, given: frozenset[_Bound] = frozenset()
-    ) -> set[frozenset[_Bound]]:
+        self, body: Body, var: Var, given: tuple[_Bound, ...] = ()
+    ) -> dict[frozenset[_Bound], tuple[_Bound, ...]]:
         """By what anybody sees that a body does, the bounds on `var` outside of which it does
-        nothing; none of them where it may."""
-        found: set[frozenset[_Bound]] = set()
+        nothing, in the order of the text; none of them where it may."""
+        found: dict[frozenset[_Bound], tuple[_Bound, ...]] = {}
         kept = self.ranges
         for op in body:
             if isinstance(op, If) and not op.orelse:
                 outside = self.ranges
                 bounds = [self._condition_bound(c, var, outside) for c in conjuncts(op.cond)]
                 self.ranges = scope.inside(op, "then", outside)
-                found |= self._seen_bounds(op.then, var, given.union(filter(None, bounds)))
+                found |= self._seen_bounds(op.then, var, (*given, *filter(None, bounds)))
                 self.ranges = outside
             elif isinstance(op, Store) and not op.buffer.is_local:
                 touch = _Touch(op.buffer, op.indices, self.ranges)
-                own = (new for _, new in self._index_bounds(touch, var))
-                found.add(given.union(*own))
+                own = (bound for _, new in self._index_bounds(touch, var) for bound in new)
+                each = tuple(dict.fromkeys((*given, *own)))
+                found.setdefault(frozenset(each), each)
             elif not isinstance(op, (Store, Let, Alloc)):
-                found.add(frozenset())
+                found[frozenset()] = ()
             self.ranges = scope.after(op, self.ranges)
         self.ranges = kept
         return found
@@ -340,8 +341,8 @@ class MapEmitter(ExprEmitter):
         if bounds and isinstance(extent, Const):  # which may leave a part of the tile
             lanes = max(min(lanes, host().lanes(32)), min(lanes, _power(int(extent.value) // 4)))
         low, high = self._range(bounds, stop)
-        seen = self._seen_bounds(op.body, var) if bounds else set()
-        start, stop = self._range([*seen.pop()], stop) if len(seen) == 1 else ("0", stop)
+        seen = [*self._seen_bounds(op.body, var).values()] if bounds else []
+        start, stop = self._range([*seen[0]], stop) if len(seen) == 1 else ("0", stop)
 
         def vector(first: str) -> None:
             with self.scope():
