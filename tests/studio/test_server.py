@@ -6,7 +6,11 @@ import asyncio
 import base64
 import gzip
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -247,3 +251,20 @@ def test_the_command(studio, tmp_path, page):
     assert wrong.exit_code == 1 and "did you mean 'add'?" in wrong.output
     wrong = run(main, ["studio", "--gallery", "none"])
     assert wrong.exit_code == 2 and "gemm" in wrong.output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal's Ctrl-C, by process groups")
+def test_ctrl_c_ends_it_quietly(tmp_path):
+    """Its processes had a traceback each."""
+    file = tmp_path / "add.py"
+    file.write_text(ADD)
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "tilewright", "studio", str(file), "--no-open"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert "the studio is at" in process.stdout.readline()
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")

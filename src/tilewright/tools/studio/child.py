@@ -9,10 +9,11 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import process_time
 from typing import Any
 
@@ -45,12 +46,13 @@ class Child:
 
     def start(self) -> Child:
         if self.process is None or self.process.poll() is not None:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", __name__, self.how],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            with _no_interrupts():
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, self.how],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
         return self
 
     def ask(self, do: str, *requests: Any, wanted: Callable[[], bool] = lambda: True) -> Any:
@@ -104,6 +106,19 @@ class Child:
                     if stream is not None:
                         stream.close()
             self.process = None
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ctrl-C in a terminal is for the studio, which then ends what was started here."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def main(how: str) -> None:

@@ -12,6 +12,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -240,10 +241,11 @@ def serve(studio: Studio, port: int, say: Callable[[str], None]) -> None:
         raise TilewrightError(
             f"the studio needs {error.name}", fix="pip install 'tilewright[studio]'"
         ) from None
-    studio.warm()
-    say(f"http://{host}/?token={token}")
     try:
-        uvicorn.Server(uvicorn.Config(made, log_level="warning")).run(sockets=[own])
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again when it has stopped
+            studio.warm()
+            say(f"http://{host}/?token={token}")
+            uvicorn.Server(uvicorn.Config(made, log_level="warning")).run(sockets=[own])
     finally:
         own.close()
         studio.close()
