@@ -351,3 +351,12 @@ def test_a_target_that_nothing_here_runs(tmp_path, monkeypatch):
     words = ("check", "--args", "N=8, M=3", "--target", "cuda")
     status, said = said_of(tmp_path, TWO, *words)
     assert status == 1 and "--target threads" in said and "finding" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), {"x = 1\ndef f(:\n": 2, "import os\nos.nothing\n": 2}.items()
+)
+def test_a_file_that_fails_is_shown_at_its_line(text, line, tmp_path):
+    status, said = said_of(tmp_path, text, "ir")
+    source = text.splitlines()[line - 1]
+    assert status == 1 and f"file.py:{line}:" in said and f"{line} | {source}" in said, said

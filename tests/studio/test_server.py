@@ -197,6 +197,8 @@ def test_a_port_in_use():
             bound(taken.getsockname()[1])
     own = bound(0)
     assert own.getsockname()[0] == "127.0.0.1"
+    # a browser that is faster than the server waits
+    socket.create_connection(own.getsockname(), timeout=5).close()
     own.close()
 
 

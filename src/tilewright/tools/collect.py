@@ -23,7 +23,7 @@ from tilewright.lang.trace import PrimFunc
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.runtime.launch import Launcher
-from tilewright.support.errors import CompileError, TilewrightError
+from tilewright.support.errors import CompileError, Loc, TilewrightError
 from tilewright.tune.configs import Autotuned
 
 _ARRAY = re.compile(r"\s*(\w+)\s*\[([\d\s,]*)\]\s*")
@@ -130,7 +130,17 @@ def _run(file: str) -> dict[str, Any]:
     except TilewrightError:
         raise
     except (Exception, SystemExit) as error:
-        raise CompileError(f"{file} failed while it ran: {told(error, file)}") from error
+        raise CompileError(
+            f"{file} failed while it ran: {told(error, file)}", loc=_place(error, file)
+        ) from error
+
+
+def _place(error: BaseException, file: str) -> Loc | None:
+    """The last line of the file that an error went through, or that does not read as Python."""
+    if isinstance(error, SyntaxError) and error.filename == file and error.lineno:
+        return Loc(file, error.lineno, error.offset or 1, error.end_offset or None)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    return Loc(file, frames[-1].lineno or 1) if frames else None
 
 
 def told(error: BaseException, file: str) -> str:

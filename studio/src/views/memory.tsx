@@ -245,18 +245,16 @@ function Registers({ active }: { active: Span[] }) {
   const told =
     roles.map((r) => `${r.name} ${r.registers}`).join(", ") ||
     (known.part.takes.registers ? `${known.part.takes.registers} of a thread` : "");
+  const fragments = known.part.registers?.fragments ?? [];
+  const held =
+    fragments.length > 0 && `tiles hold at most ${Math.max(...fragments.map((f) => f.registers))}`;
   return (
     <Band
       name="registers"
       facts={facts("registers")}
       busy={[...touched.keys()].some((n) => known.part.buffers[n]?.space === "fragment")}
     >
-      <span class="num">
-        {told}
-        {known.part.registers?.fragments.length
-          ? `; tiles hold at most ${Math.max(...known.part.registers.fragments.map((f) => f.registers))}`
-          : ""}
-      </span>
+      <span class="num">{[told, held].filter(Boolean).join("; ")}</span>
       <div class="chips">
         {tiles.map(([name, info]) => {
           const state = touched.get(name);

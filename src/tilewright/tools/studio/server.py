@@ -220,6 +220,7 @@ def bound(port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((HOST, port))
+        found.listen()  # the link is opened before uvicorn has started
     except OSError as error:
         found.close()
         raise TilewrightError(
