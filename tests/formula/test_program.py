@@ -141,6 +141,23 @@ def test_distances_times_slopes_are_one_number_for_each_column():
     assert wide.count("T.cast(j.index") == wide.count("T.cast(l.index") == 1  # of a distance
 
 
+def test_a_sum_follows_its_own_center():
+    """Of two softmaxes in one product, what the first gives is used up before the second begins."""
+
+    def differential(q, k, v):
+        first, second = (
+            tm.softmax(q[:, part] @ k[:, part].T, axis=-1) for part in (slice(8), slice(8, 16))
+        )
+        return (first - 0.5 * second) @ v
+
+    rng = np.random.default_rng(8)
+    arrays = tuple(rng.standard_normal((3, 40, 16), np.float32).astype(np.float16))
+    agrees(differential, arrays, "cpu")
+    text = tw.math(differential).tile(*arrays)
+    used = [text.index(f'T.cast({e}, "float16")') for e in ("e", "e1")]
+    assert used[0] < text.index("T.max(acc3") < used[1]
+
+
 def test_an_extreme_of_nothing_is_infinite():
     """Where it is read as it is; for a center it is a number."""
 

@@ -24,10 +24,12 @@ which stays the same along the axis.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from tilewright.ir.arith import Expr, Var
+from tilewright.ir.expr import variables
 from tilewright.ir.formula import Monoid
 
 # what folds know by name; `count` counts elements, `argmax` and `argmin` keep a value and its index
@@ -143,3 +145,43 @@ def made(stage: Stage) -> set[Var]:
         case Fold(var, "argmax" | "argmin"):
             return {var, value_of(stage)}
     return {stage.var}
+
+
+def soonest(stages: Iterable[Stage]) -> tuple[Stage, ...]:
+    """Sums that centers move, each before stages that it does not need and that have other centers:
+    what it is a sum of is then used up before there is more of its kind.
+
+    >>> a, b, x, y = map(Var, "abxy")
+    >>> sums = [Sum(Var(n), x - c, (Shift(Var(n), old(c) - c),)) for n, c in (("s", a), ("t", b))]
+    >>> found = soonest([Center(a, x, 0), Center(b, y, 0), *sums])
+    >>> [stage.var.name for stage in found]
+    ['a', 's', 'b', 't']
+    """
+    found: list[Stage] = []
+    centers: set[Var] = set()
+    for stage in stages:
+        at = len(found)
+        if isinstance(stage, Center):
+            centers |= made(stage)
+        if isinstance(stage, Sum) and (own := _needed(stage) & centers):
+            alone = all(shift.of is stage.var for shift in stage.shifts)
+            while alone and at and _may_pass(stage, found[at - 1], own, centers):
+                at -= 1
+        found.insert(at, stage)
+    return tuple(found)
+
+
+def _needed(stage: Stage) -> set[Var]:
+    match stage:
+        case Sum(term=term, shifts=shifts):
+            parts = (variables(s.coefficient) | {s.of} for s in shifts)
+            return variables(term).union(*parts)
+        case Fold(term=value) | Center(value=value) | Result(value=value):
+            return variables(value)
+
+
+def _may_pass(stage: Sum, other: Stage, own: set[Var], centers: set[Var]) -> bool:
+    """Whether a sum of its `own` centers may stand before `other`, which has others if it has."""
+    needed = _needed(other)
+    same = isinstance(other, Sum) and needed & centers in (set(), own)
+    return not (same or stage.var in needed or made(other) & _needed(stage))

@@ -18,6 +18,7 @@ from tilewright.formula.streams.stream import (
     Stream,
     Sum,
     old,
+    soonest,
     value_of,
 )
 from tilewright.formula.tiles.kernels import Apart
@@ -58,7 +59,7 @@ class Loop:
         if alone is not None and (verdict is None or isinstance(verdict, Mismatch)):
             derived, verdict = alone, Verdict((), ())  # the same by definition
         assert derived is not None and verdict is not None
-        self.stream = replace(derived, stages=(*derived.stages, *by))
+        self.stream = replace(derived, stages=(*soonest(derived.stages), *by))
         if isinstance(verdict, Mismatch):
             raise Apart(self._apart(), f"is computed first: its loop is wrong, {verdict}")
         self.levels, self.verdict = levels, verdict
