@@ -121,7 +121,8 @@ class _Writer:
         self.warp: str | None = None
         self.role: Role | None = None
         self.first = False  # in a branch that thread 0 takes alone
-        self.rows: dict[Load, str] = {}  # loads whose address is partly computed before a loop
+        # accesses whose address is partly computed before a loop: the pointer, and what is left
+        self.rows: dict[tuple[Buffer, tuple[Expr, ...]], tuple[str, str]] = {}
         self.stamped_wait = ""  # the call that the next wait begins with, in a traced build
         for op in self.hints("tensor_map"):
             assert op.buffer is not None
@@ -267,13 +268,15 @@ class _Writer:
         return print_expr(expr, self.names, self.load, beside, self.spans, index)
 
     def load(self, load: Load) -> str:
-        return self.rows.get(load) or self.element(load.buffer, load.indices)
+        return self.element(load.buffer, load.indices)
 
     def element(self, buffer: Buffer, indices: Iterable[Expr]) -> str:
         name = self.names.of(buffer.name)
         indices = tuple(indices)
         if not indices and buffer.space is Space.LOCAL:
             return name
+        if row := self.rows.get((buffer, indices)):
+            return f"{row[0]}[{row[1]}]"
         return f"{name}[{self.index(buffer, indices)}]"
 
     def index(
@@ -331,6 +334,8 @@ class _Writer:
 
     def start(self, region: Region) -> str:
         name = self.names.of(region.buffer.name)
+        if row := self.rows.get((region.buffer, region.starts)):
+            return f"{row[0]} + {row[1]}"
         index = self.index(region.buffer, region.starts, "+")
         return name if index == "0" else f"{name} + {index}"
 
@@ -414,8 +419,8 @@ def _for(w: _Writer, op: For) -> None:
     rows = hoist(w, op) if whole else []
     w.line("#pragma unroll" if whole else f"#pragma unroll {op.unroll}")
     w.block(head, op.body, op.loc)
-    for load in rows:
-        del w.rows[load]
+    for place in rows:
+        del w.rows[place]
 
 
 LARGE = 2 * 255 * 4  # bytes of an array that is no longer mostly in registers

@@ -1,13 +1,14 @@
 """Which addresses are computed before a loop that is written out.
 
-Of `inside ? x[i, j] : 0` the compiler makes a branch for each iteration, and in each it computes 64
-bits of address anew: 20 of 55 instructions of an element of a gather. What of the address no
-iteration changes is a pointer before the loop; what is left are constants of the loads.
+Of `inside ? x[i, j] : 0` and `if (inside) y[i, j] = …` the compiler makes a branch for each
+iteration, and in each it computes 64 bits of address anew: 20 of 55 instructions of an element of a
+gather. What of the address no iteration changes is a pointer before the loop; what is left are
+constants of the accesses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from typing import Any
 
 from tilewright.ir.core import *
@@ -16,46 +17,58 @@ from tilewright.targets.cuda.emit_expr import TYPES
 MOST = 4  # pointers of a loop: two registers each
 
 Exprs = tuple[Expr, ...]
+Place = tuple[Buffer, Exprs]
 
 
-def hoist(w: Any, loop: For) -> list[Load]:
-    """Write pointers to where the guarded loads of a loop begin; these loads."""
+def hoist(w: Any, loop: For) -> list[Place]:
+    """Write pointers to where the guarded accesses of a loop begin; these accesses."""
     found = [each for each in _found(loop, w.spans.unrolled) if each[0] not in w.rows]
-    for load, fixed, moving in found:
-        row = w.names.of(f"{load.buffer.name}.{len(w.lines)}")
-        kind, name = TYPES[load.buffer.dtype.name], w.names.of(load.buffer.name)
-        begin = w.index(load.buffer, fixed, inside=False)  # guards come later
-        w.line(f"const {kind}* {row} = {name} + ({begin});")
-        w.rows[load] = f"{row}[{w.index(load.buffer, moving)}]"
-    return [load for load, _, _ in found]
+    for (buffer, indices), changes, fixed, moving in found:
+        row = w.names.of(f"{buffer.name}.{len(w.lines)}")
+        kind, name = "const " * (not changes) + TYPES[buffer.dtype.name], w.names.of(buffer.name)
+        begin = w.index(buffer, fixed, inside=False)  # guards come later
+        w.line(f"{kind}* {row} = {name} + ({begin});")
+        w.rows[buffer, indices] = row, w.index(buffer, moving)
+    return [place for place, *_ in found]
 
 
-def _found(loop: For, unrolled: Collection[Var]) -> list[tuple[Load, Exprs, Exprs]]:
-    """Guarded loads from global memory, and by dimension what no iteration changes of their
-    indices and what only the numbers of iterations do."""
+def _found(loop: For, unrolled: Collection[Var]) -> list[tuple[Place, bool, Exprs, Exprs]]:
+    """Guarded accesses of global memory, whether they may write, and by dimension what no iteration
+    changes of their indices and what only the numbers of iterations do."""
     inside = {loop.var}
     for op in walk_ops(loop.body, For, Let):
         inside.add(op.var)
-    found: dict[Load, tuple[Exprs, Exprs]] = {}
-    for load in _guarded(loop):
-        if len(load.indices) < 2 or load in found or any(map(loads, load.indices)):
+    found: dict[Place, tuple[bool, Exprs, Exprs]] = {}
+    for buffer, indices, changes in _guarded(loop, inside):
+        place = buffer, indices
+        if len(indices) < 2 or any(map(loads, indices)) or buffer.space is not Space.GLOBAL:
             continue
-        parts = [_parted(index, inside) for index in load.indices]
+        parts = [_parted(index, inside) for index in indices]
         moving = {name for _, part in parts for name in variables(part)}
         if loop.var in moving and moving <= set(unrolled):
-            found[load] = tuple(a for a, _ in parts), tuple(b for _, b in parts)
-    return [(load, *both) for load, both in found.items()] if len(found) <= MOST else []
+            changes |= place in found and found[place][0]
+            found[place] = changes, tuple(a for a, _ in parts), tuple(b for _, b in parts)
+    return [(place, *rest) for place, rest in found.items()] if len(found) <= MOST else []
 
 
-def _guarded(loop: For) -> Iterator[Load]:
+def _guarded(loop: For, inside: Set[Var]) -> Iterator[tuple[Buffer, Exprs, bool]]:
+    """Of one element each, or where several begin, and whether that is written."""
     for op in walk_ops(loop.body):
         for expr in expressions(op):
             for node in walk(expr):
                 if isinstance(node, Select):
                     for side in (node.a, node.b):
                         for each in walk(side):
-                            if isinstance(each, Load) and each.buffer.space is Space.GLOBAL:
-                                yield each
+                            if isinstance(each, Load):
+                                yield each.buffer, each.indices, False
+    branches = [op for op in walk_ops(loop.body, If) if {*variables(op.cond)} & inside]
+    for branch in branches:
+        for op in walk_ops((*branch.then, *branch.orelse)):
+            for place, writes in elements_of(op):
+                yield place.buffer, place.indices, writes
+            for part in op.args if isinstance(op, Intrinsic) else ():
+                if isinstance(part, Region) and part.cta is None:
+                    yield part.buffer, part.starts, True
 
 
 def _parted(index: Expr, inside: set[Var]) -> tuple[Expr, Expr]:
