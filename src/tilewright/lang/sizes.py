@@ -110,7 +110,7 @@ def _tile_sizes(builder: Builder) -> dict[TileLoop, int]:
 
 def _shares(builder: Builder, axes: dict[Any, Axis], room: int) -> dict[TileLoop, int]:
     """Sizes that multiply to `room` at most: runs of memory first, then the others, then longer
-    runs."""
+    runs. A run that is alone is no longer than it must be: the others get what its end leaves."""
     most = {
         loop: 1 << (builder.lengths.get(a.key, LONGEST) - 1).bit_length()
         for loop, a in axes.items()
@@ -119,6 +119,8 @@ def _shares(builder: Builder, axes: dict[Any, Axis], room: int) -> dict[TileLoop
     dims = max([1, *ranks.values()])  # what has fewer has few elements
     runs = [loop for loop, rank in ranks.items() if rank == dims]
     others = [loop for loop in axes if loop not in runs]
+    long = [loop for loop in runs if most[loop] > VECTOR]  # several are transposed: whole matrices
+    alone = long if len(long) == 1 and CHOSEN.get().kind != "cpu" else []
     found = dict.fromkeys(axes, 1)
     for loops, limit in ((runs, RUN if others else LONGEST), (others, LONGEST), (runs, LONGEST)):
         for at, loop in enumerate(sorted(loops, key=lambda loop: most[loop])):
@@ -127,7 +129,21 @@ def _shares(builder: Builder, axes: dict[Any, Axis], room: int) -> dict[TileLoop
             found[loop] *= _power(
                 max(1, min(share, limit // found[loop], most[loop] // found[loop]))
             )
+        for loop, a in axes.items():
+            if loop in alone and loop in loops and a.key in builder.lengths:
+                found[loop] = _fitted(builder.lengths[a.key], found[loop])
     return found
+
+
+def _fitted(length: int, size: int) -> int:
+    """At most `size` elements of a run, so that little lies past its end: all of it, or even parts
+    for whole warps.
+
+    >>> [_fitted(n, 256) for n in (129, 256, 513, 1024)]
+    [129, 256, 192, 256]
+    """
+    parts = ceil(length / size)
+    return min(size, length if parts == 1 else ceil(ceil(length / parts) / WARP) * WARP)
 
 
 def _fill_products(builder: Builder, found: Sizes) -> None:

@@ -412,7 +412,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
                 if isinstance(op, Scan) and name in _scanned_like(op):
                     scanned[op.axis] = scanned.get(op.axis, 0) + problem.trips[id(op)]
                     moves = max(moves, problem.trips[id(op)])
-        if scanned and not vectors:
+        if not vectors:  # what is made of it is moved
             for name in copies:
                 for op, ranges in problem.touching.get(name, ()):
                     vectors += _copied(op, name, ranges, anywhere)

@@ -67,27 +67,45 @@ def candidates(shape: tuple[int, ...], threads: int, wish: Wish) -> Iterable[Can
         for along in divisors(threads):
             if along > 1 and (along >= 2 * chunks or (wish.exact and chunks % along)):
                 continue  # half of these threads would have nothing, or some of them
-            counts = [1] * len(shape)
-            counts[-1] = along
-            left = threads // along
-            for dim in range(len(shape) - 2, -1, -1):
-                counts[dim] = max(
-                    d
-                    for d in divisors(left)
-                    if d == 1 or (shape[dim] % d == 0 if wish.exact else d < 2 * shape[dim])
-                )
-                left //= counts[dim]
-            steps = [1] * (len(shape) - 1) + [vector]
-            for dim, _ in wish.scanned:
-                if dim < len(shape) - 1:  # in a row in each thread
-                    steps[dim] = ceil(shape[dim] / counts[dim])
-            times = [ceil(n / (t * v)) for n, t, v in zip(shape, counts, steps, strict=True)]
-            whole = repeat(*times) * spatial(*counts) * repeat(*steps)
-            if along > WARP and along % WARP == 0 and len(shape) - 1 in dict(wish.scanned):
-                # in a row in each warp: they exchange one total each
-                lanes, counts[-1] = (*[1] * (len(shape) - 1), WARP), along // WARP
-                whole = spatial(*counts) * repeat(*times) * spatial(*lanes) * repeat(*steps)
-            yield whole.crop(*shape).replicate(left), vector, along
+            for rows, left in _across(shape[:-1], threads // along, wish.exact):
+                counts = [*rows, along]
+                steps = [1] * (len(shape) - 1) + [vector]
+                for dim, _ in wish.scanned:
+                    if dim < len(shape) - 1:  # in a row in each thread
+                        steps[dim] = ceil(shape[dim] / counts[dim])
+                times = [ceil(n / (t * v)) for n, t, v in zip(shape, counts, steps, strict=True)]
+                whole = repeat(*times) * spatial(*counts) * repeat(*steps)
+                if along > WARP and along % WARP == 0 and len(shape) - 1 in dict(wish.scanned):
+                    # in a row in each warp: they exchange one total each
+                    lanes, counts[-1] = (*[1] * (len(shape) - 1), WARP), along // WARP
+                    whole = spatial(*counts) * repeat(*times) * spatial(*lanes) * repeat(*steps)
+                yield whole.crop(*shape).replicate(left), vector, along
+
+
+def _across(
+    shape: tuple[int, ...], threads: int, exact: bool
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """How many threads each dimension has, and how many are left: as many as the last ones can
+    have; where that leaves slots idle, also others that leave fewer."""
+
+    def able(extent: int, left: int) -> list[int]:
+        return [
+            d for d in divisors(left)
+            if d == 1 or (extent % d == 0 if exact else d < 2 * extent)
+        ]  # fmt: skip
+
+    def slots(counts: tuple[int, ...]) -> int:
+        return prod(ceil(n / t) for n, t in zip(shape, counts, strict=True))
+
+    most: tuple[int, ...] = ()
+    ways: list[tuple[int, ...]] = [()]
+    for extent in reversed(shape):
+        most = (max(able(extent, threads // prod(most))), *most)
+        ways = [(d, *way) for way in ways for d in able(extent, threads // prod(way))]
+    yield most, threads // prod(most)
+    ways = [way for way in ways if slots(way) < slots(most)]
+    fewest = {way[-1]: way for way in sorted(ways, key=slots, reverse=True)}
+    yield from ((way, threads // prod(way)) for way in fewest.values())
 
 
 @lru_cache(maxsize=512)
@@ -131,10 +149,7 @@ def cost(candidate: Candidate, wish: Wish) -> float:
     """In instructions of a warp: moving the registers, and reducing them."""
     fragment, vector, along = candidate
     values = fragment.values
-    moved = values / vector
-    # bytes side by side that a warp touches at once; below a sector the rest is fetched in vain
-    together = min(along, WARP) * vector * wish.bytes
-    moved *= max(1.0, SECTOR / together)
+    moved = values / vector * _sectors(candidate, wish)
     if wish.lanes and (along != wish.lanes or vector * wish.bytes != WIDEST):
         moved += values  # element by element
     # sixteen bytes a lane keep memory busy with the fewest instructions
@@ -157,6 +172,22 @@ def cost(candidate: Candidate, wish: Wish) -> float:
             told = ceil(across / WARP) * (1 if dim == last else runs)
             total += (EXCHANGE + 3 * told) * times
     return total
+
+
+def _sectors(candidate: Candidate, wish: Wish) -> float:
+    """How many times the sectors move that a warp uses of them at once. Rows that are no vectors
+    of 16 bytes begin anywhere."""
+    fragment, vector, along = candidate
+    unit = together = vector * wish.bytes
+    lanes, last = WARP, len(fragment.tile) - 1
+    for dim in range(last, -1, -1):
+        across = min(lanes, along if dim == last else prod_threads(fragment, dim))
+        together, lanes = together * across, lanes // across
+        if across * (vector if dim == last else 1) < fragment.tile[dim]:
+            break  # what comes next lies elsewhere
+    if wish.vector * wish.bytes < WIDEST:
+        return (1 + (together - unit) / SECTOR) * SECTOR / together
+    return max(1.0, SECTOR / together)
 
 
 def prod_threads(fragment: Fragment, dim: int) -> int:
