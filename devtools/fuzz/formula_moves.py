@@ -415,8 +415,8 @@ def attention(d: Draw) -> str:
     elif way < 0.7:
         p = d.add(f"tm.sigmoid({s})")
     elif way < 0.75:  # rows of which nothing is left are zero
-        m = d.add(f"tm.max({s}, axis=-1, keepdims=True)", bounded=False)
-        e = d.add(f"tm.exp({s} - tm.where({m} == -tm.inf, 0.0, {m}))") if m else ""
+        top = d.add(f"tm.max({s}, axis=-1, keepdims=True)", bounded=False)
+        e = d.add(f"tm.exp({s} - tm.where({top} == -tm.inf, 0.0, {top}))") if top else ""
         p = d.add(f"{e} / tm.maximum(tm.sum({e}, axis=-1, keepdims=True), 0.001)") if e else ""
     elif way < 0.85:
         e = d.add(f"tm.exp({s} - tm.max({s}, axis=-1, keepdims=True))")

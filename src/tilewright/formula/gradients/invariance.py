@@ -141,7 +141,7 @@ def without_ends(body: Expr, free: Collection[str]) -> Expr:
 
 def _is_at_end(node: Select) -> bool:
     """Whether it chooses what it asks for being infinite: that grows by any amount."""
-    return node.cond == Call("isinf", (node.a,), BOOL)
+    return bool(node.cond == Call("isinf", (node.a,), BOOL))
 
 
 def _alike(a: Growth, b: Growth, node: Expr) -> Growth:
