@@ -249,10 +249,6 @@ def write_products(at: Facts) -> Kernel:
     return map_ops(at.kernel, lambda op: changes.get(id(op))) if changes else at.kernel
 
 
-def _is_zero(value: Expr) -> bool:
-    return isinstance(value, Const) and value.value == 0
-
-
 def _made_at_once(op: Copy, dst: Region, before: Body) -> tuple[Gemm | None, Body]:
     """The product that makes all of a tile that a copy stores, and what else names the tile, if
     nothing else there has to do with `dst`, and that can be found where the product is."""
@@ -275,7 +271,7 @@ def _made_at_once(op: Copy, dst: Region, before: Body) -> tuple[Gemm | None, Bod
             match fill:
                 case [] if gemm.clear is TRUE:
                     return gemm, (made,)
-                case [Fill() as zero] if zero.dst.is_whole and _is_zero(zero.value):
+                case [Fill(value=Const(value=0)) as zero] if zero.dst.is_whole:
                     return gemm, (made, zero)
     return None, ()
 
@@ -468,7 +464,8 @@ def _is_own(op: Map, tile: Buffer) -> bool:
     own = [sizes.get(i) == n for i, n in zip(place, tile.shape, strict=True)]
     if others or not all(own):
         return False
-    if any(r.buffer == tile for inner in walk_ops(op.body) for r in _regions_of(inner)):
+    seen = (r for inner in walk_ops(op.body) for r in regions(inner, reads=True, writes=True))
+    if any(r.buffer == tile for r in seen):
         return False
     return writes_first(op, tile)
 
@@ -477,10 +474,6 @@ def writes_first(op: Map, tile: Buffer) -> bool:
     """Whether a map begins with the tile by writing to it, at every point."""
     first = next((each for each in op.body if tile in dict(touched_within(each))), None)
     return isinstance(first, Store) and first.buffer == tile and tile not in read_buffers(first)
-
-
-def _regions_of(op: Op) -> list[Region]:
-    return regions(op, reads=True) + regions(op, writes=True)
 
 
 def with_locals(op: Map, tiles: list[Buffer]) -> Map:
