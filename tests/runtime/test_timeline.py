@@ -206,6 +206,23 @@ def test_issue_slots_are_shared():
     assert ends == {"a": pytest.approx(250), "b": pytest.approx(250), "c": pytest.approx(250)}
 
 
+def test_few_warps_fill_as_many_slots():
+    """Two warps fill half of what a warpgroup does, also beside others: six such blocks need as
+    long as their work, not twice."""
+    for jobs, cycles in ((1, 400), (4, 400), (6, 600)):
+        clock = Clock()
+        slots = Slots(clock)
+
+        def agent(slots=slots):
+            yield slots.run(100.0, 0.25)
+
+        for _ in range(jobs):
+            clock.at(0.0, agent())
+        while clock.queue:
+            clock.step()
+        assert clock.now == pytest.approx(cycles)
+
+
 def test_narrow_instructions_wait_for_shared_memory():
     # m64n256k16 multiplies for 128 cycles and reads 10 KB, m64n32k16 for 16 and 3 KB
     assert rates.warpgroup_cycles(64, 256, 16, 16, 256, True) == 128
@@ -282,6 +299,80 @@ def test_loads_of_threads_wait_where_they_are_used():
     assert all(isinstance(s.op, Copy) for s in waits)
     assert sum(s.end - s.start > 400 for s in waits) == 2
     assert len([s for s in run.spans if s.unit == COPIES and isinstance(s.op, Map)]) == 2
+
+
+MOVES = """
+program moves {{
+  param X: bfloat16[{rows}, {columns}] global
+  kernel moves grid n in {blocks} threads tx in 128 {{
+    alloc x: bfloat16[64, 64] shared
+    copy X[n * 64:+64, 0:+64] -> x
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "blocks", "bytes"),
+    [
+        (64 * 132, 64, 132, CUDA.chip.dram_bytes),
+        (64 * 12, 64, 12, rates.ENGINE),  # memory has more for each
+        (8, 64, 1, rates.ENGINE / (1 / 8 + 7 / 8 * 2)),  # the rest of the box lies outside
+        (64 * 12, 8264, 12, rates.ENGINE / (1 + 0.74 * 7 / 8)),  # rows lie in two lines
+    ],
+)
+def test_copies_come_at_the_rate_of_what_they_move(rows, columns, blocks, bytes):
+    program = parse_program(MOVES.format(rows=rows, columns=columns, blocks=blocks))
+    run = Simulation(program, program.kernels[0], CUDA, 1, {})
+    run.env, run.loops = dict.fromkeys(program.kernels[0].blocks, 0), set()
+    run.busy = min(1.0, blocks / 132)
+    copy = next(walk_ops(program.kernels[0], Copy))
+    (who,) = run.members(0)
+    assert 64 * 64 * 2 / run.move(who, copy, 64 * 64 * 2)[0] == pytest.approx(bytes, rel=0.01)
+
+
+LANES = """
+program lanes {
+  kernel lanes grid n in 1 threads tx in 128 {
+    alloc a: float32[32, 4] shared
+    alloc pairs: float32[32, 4] fragment layout="frag{tile=(32,4) tv=((2,32,2),4):((0,4,0),1)}"
+    alloc own: float32[32, 4] fragment layout="frag{tile=(32,4) tv=((4,4,8),4):((4,0,16),1)}"
+    copy a -> pairs atom=threads
+    copy a -> own atom=threads
+  }
+}
+"""
+
+
+def test_lanes_that_read_the_same_sixteen_bytes_read_them_at_once():
+    program = parse_program(LANES)
+    run = Simulation(program, program.kernels[0], CUDA, 1, {})
+    pairs, own = [run.cost(op).shared for op in walk_ops(program.kernels[0], Copy)]
+    assert (pairs, own) == (8, 16)
+
+
+def test_bounds_of_indices_take_no_time_and_products_of_lanes_fill_the_slots():
+    """Masks of the zoo's attention were a third of its threads' time."""
+    program = parse_program(MASKED)
+    run = Simulation(program, program.kernels[0], CUDA, 1, {})
+    masked, gemm = program.kernels[0].body[-2:]
+    assert run.cost(masked).threads == 0
+    assert (run.cost(gemm).solo, run.cost(gemm).threads) == (1.0, 64 * 64 * 4 / rates.LANES)
+
+
+MASKED = """
+program masked {
+  kernel masked grid n in 1 threads tx in 128 {
+    alloc a: float32[64, 4] fragment
+    alloc b: float32[4, 64] fragment
+    alloc c: float32[64, 64] fragment
+    map (i, j) in (64, 64) {
+      c[i, j] = c[i, j] if n * 64 + j < 1000 else -inf
+    }
+    gemm a, b -> c atom=fma
+  }
+}
+"""
 
 
 def test_all_who_hold_an_element_read_it_from_shared_memory():

@@ -427,7 +427,7 @@ def test_a_page_says_where_the_model_is_wrong():
     first, why, *roles = part["differs"]
     measured, modelled = part["interval"], part["modelled"]
     assert abs(part["off"]) > 0.15 and f"{measured} cycles, " in first and f"{modelled} of" in first
-    assert "where the model has 56" in why and "from L2" in why
+    assert "where the model has 58" in why and "from L2" in why
     assert any(each.startswith("warpgroup waits for") for each in roles)
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.choose.lines import *
 from tilewright.ir.analysis.lifetimes import lifetimes
+from tilewright.ir.analysis.lines import *
 from tilewright.ir.analysis.points import at_most, evaluate
 from tilewright.ir.atoms import Feature
 from tilewright.ir.core import *
@@ -52,7 +52,6 @@ ALONE = 25  # of an element of 2 bytes, held for an iteration: 8205×2949×5921 
 REGISTERS = 255  # of a thread at most
 CONTROL = 26  # of a thread, besides the results of a wgmma: what the assembler asks for
 PANELS = (1, 2, 4, 8, 16, 32, 64)  # rows of tiles that run side by side
-CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
 
 # Measured on an H200, `benchmarks/notes/choices.md` says how
 MEETING = 2400  # cycles until blocks of a cluster have met and told each other: 1464×432×6312
@@ -62,13 +61,11 @@ EXCHANGE = 80  # cycles until warps have told each other: decoding 16 keys a war
 TAIL = 0.2  # tiles of the mean length at the end of a grid whose longest come first
 WARPS = 0.8  # of the issue slots, what four warps fill: 16 rows by `mma`, by 128 and 256 threads
 PEERS = 50  # cycles of an iteration: 4096³ by tiles of 128×128 takes 182 µs, by pairs of blocks 199
-GATHER = 0.4  # cycles of a warpgroup for 16 bytes: 3×3 convolutions, by slopes from 64 to 256 rows
 ROUND = 400  # cycles of a producer that gathers, from an iteration's end until a slot is free
 PLACE, BESIDES = 3, 44  # registers of its threads, for each place they load from and else: SASS
 SPILLED = 80  # cycles for each that it lacks: a load takes 50, or 300 where tiles leave no L1 cache
 MULTICAST = 0.25  # of what blocks share, what the L2 cache is spared: 128×64 with GELU by 1, 2
 NEIGHBOURS = 1.25  # times the L2 cache's rate, while blocks go in step and ask for the same lines
-ENGINE = 94  # bytes of lines in a cycle that one multiprocessor gets: 208×1648×8912
 NEXT = 2000  # cycles of a kernel that follows another, and of its first loads
 SUMS = 1.4  # times what DRAM takes for sums that are written and read: 1216×472×6608 by 6, 13 parts
 FILLED = 1 / 8  # of the keys that a loop may read, where data end it: documents, lengths, padding
@@ -354,7 +351,7 @@ class Block:
         elif split.atom == "mma":
             found.exchanges += self.reduces and split.columns > 1
             found.tensor += m * n * k / chip.warp_products * bits / 16
-            found.chain += k / (256 // bits) * CHAIN
+            found.chain += k / (256 // bits) * rates.CHAIN
             read = (m * split.columns + n * split.rows) * k * bits / 8  # by warps
             found.threads += read / rates.SHARED_BYTES
             found.reads += read / rates.SHARED_BYTES
@@ -460,17 +457,17 @@ class Block:
         all that there are."""
         each = float(np.mean(inside.gathers)) * (1 if self.is_fed else 1 / self.groups)
         if not each or not self.is_fed:
-            return each * GATHER
+            return each * rates.GATHER
         kept = gathering(int(self.groups), self.held)[0] or REGISTERS
         lacks = each / WARPGROUP * PLACE + BESIDES - kept if self.places else 0.0
-        return ROUND + each * GATHER + max(0.0, lacks) * SPILLED
+        return ROUND + each * rates.GATHER + max(0.0, lacks) * SPILLED
 
     def loads(self, inside: Work, rate: float, together: int) -> Any:
         """Cycles for what an iteration loads, so many bytes of lines in one from the L2 cache. What
         a cluster shares a block asks for in parts, but gets all of it."""
         saved = dict.fromkeys(self.common, MULTICAST * (1 - 1 / self.cluster))
         asked = sum(each * (1 - saved.get(name, 0)) for name, each in inside.lines.items())
-        return np.maximum(asked / rate, sum(inside.lines.values()) * together / ENGINE)
+        return np.maximum(asked / rate, sum(inside.lines.values()) * together / rates.ENGINE)
 
     # ── what fits ──
 

@@ -6,10 +6,11 @@ the same tile. What is not known is taken as large (`ENOUGH`).
 
 Of the multiprocessor: time, the units that agents share, and what ops take. The tensor core runs
 products one after the other, as they are issued. Threads share issue slots: a warpgroup alone fills
-`SOLO` of them. What they read of shared memory comes at its rate, to each thread that holds it, and
-exponentials and quotients at that of the special functions. Copies come one after the other at the
-rate of memory, and are there after its latency. Barriers and groups are the interpreter's
-(`machine.sync`), of which nobody keeps account.
+`SOLO` of them, fewer warps as much less, products of lanes all. What they read of shared memory
+comes at its rate, to each thread that holds it, and exponentials and quotients at that of the
+special functions. Copies come one after the other, in whole lines, at the rate of memory, of which
+a small grid has more for each block, and are there after its latency. Barriers and groups are the
+interpreter's (`machine.sync`), of which nobody keeps account.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tilewright.ir.analysis.lines import whole_lines
 from tilewright.ir.analysis.points import evaluate
 from tilewright.ir.core import *
 from tilewright.ir.target import Target
@@ -241,6 +243,8 @@ class Cost(NamedTuple):
     threads: float = 0.0
     shared: float = 0.0
     special: float = 0.0
+    chain: float = 0.0  # of instructions of a warp, each of which adds to the result of the last
+    solo: float = rates.SOLO  # of the issue slots, what one warpgroup fills
 
 
 Steps: TypeAlias = "Generator[float | Blocked | None, None, None]"  # until when, or for what
@@ -284,26 +288,34 @@ class Lane:
 
 
 class Slots:
-    """Issue slots that those who compute share evenly; nobody gets more than `rates.SOLO`."""
+    """Issue slots that those who compute share evenly; nobody gets more than warps can fill."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.done = 0.0  # work that each job has had so far
         self.since = 0.0
-        self.jobs: list[tuple[float, int]] = []
+        self.jobs: dict[int, tuple[float, float]] = {}  # work that is left, and the most of a cycle
         self.version = 0
 
-    def _advance(self) -> float:
-        share = min(rates.SOLO, 1 / len(self.jobs)) if self.jobs else rates.SOLO
-        self.done += (self.clock.now - self.since) * share
-        self.since = self.clock.now
-        return share
+    def _shares(self) -> dict[int, float]:
+        """Of a cycle: those who cannot use an even part leave the rest to others."""
+        left, shares = 1.0, dict[int, float]()
+        ranked = sorted(self.jobs, key=lambda job: self.jobs[job][1])
+        for number, job in enumerate(ranked):
+            shares[job] = min(self.jobs[job][1], left / (len(ranked) - number))
+            left -= shares[job]
+        return shares
 
-    def run(self, work: float) -> Blocked:
+    def _advance(self) -> None:
+        for job, share in self._shares().items():
+            rest, most = self.jobs[job]
+            self.jobs[job] = rest - (self.clock.now - self.since) * share, most
+        self.since = self.clock.now
+
+    def run(self, work: float, most: float = rates.SOLO) -> Blocked:
         self._advance()
         self.version += 1
-        job = (self.done + work, self.version)
-        heapq.heappush(self.jobs, job)
+        job = self.version
+        self.jobs[job] = work, most
         self._plan()
         return Blocked(lambda: job not in self.jobs, lambda: "issue slots")
 
@@ -311,14 +323,14 @@ class Slots:
         self.version += 1
         version = self.version
         if self.jobs:
-            share = min(rates.SOLO, 1 / len(self.jobs))
-            rest = max(0.0, self.jobs[0][0] - self.done) / share
-            self.clock.at(self.clock.now + rest, lambda: self._end(version))
+            ends = {job: max(0.0, self.jobs[job][0]) / s for job, s in self._shares().items()}
+            first = min(ends, key=lambda job: ends[job])
+            self.clock.at(self.clock.now + ends[first], lambda: self._end(version, first))
 
-    def _end(self, version: int) -> None:
+    def _end(self, version: int, job: int) -> None:
         if version == self.version:
             self._advance()
-            heapq.heappop(self.jobs)
+            del self.jobs[job]
             self._plan()
 
 
@@ -357,6 +369,8 @@ class Multiprocessor:
         self.costs: dict[int, Cost] = {}
         self.roles = list(walk_ops(kernel.body, Role))
         self.sharing: dict[int, float] = {}  # by a copy's id, how many blocks read the same
+        self.lines: dict[int, float] = {}  # by a copy's id, bytes of whole lines for one of it
+        self.busy = 1.0  # of the multiprocessors, which have memory's rate together
         for dim in program.dims:
             many = max(ENOUGH // max(dim.multiple_of, 1), 1) * max(dim.multiple_of, 1)
             self.known[dim.var] = sizes.get(dim.var.name, min(max(many, dim.min), dim.max or many))
@@ -381,10 +395,12 @@ class Multiprocessor:
         if isinstance(op, (For, If)):
             count = len(trips(op, self.env)) if isinstance(op, For) else 1
             inner = [self.cost(each) for body in bodies(op) for each in body]
-            return Cost(*(count * sum(each) for each in zip(Cost(), *inner, strict=True)))
+            sums = (count * sum(each) for each in zip(*(c[:-1] for c in inner), strict=True))
+            return Cost(*sums)._replace(solo=max((c.solo for c in inner), default=rates.SOLO))
         if isinstance(op, (Map, Reduce, Copy, Store, Fill, Scan, Relayout, Atomic, Intrinsic)):
             try:
-                return Cost(0.0, rates.cycles(op), _through_shared(op), _specials(op))
+                work = rates.cycles(op, guards=False)
+                return Cost(0.0, work, _through_shared(op), _specials(op))
             except (CompileError, TypeError, ValueError):
                 return Cost(0.0, 1.0)
         return Cost()
@@ -400,15 +416,21 @@ class Multiprocessor:
             a_shared = op.a.buffer.is_shared
             return Cost(rates.warpgroup_cycles(m, n, k, bits, width, a_shared))
         if op.atom == "mma":
-            return Cost(m * n * k * bits / 16 / self.chip.warp_products)
-        return Cost(0.0, m * n * k / rates.LANES)
+            chain = k / (256 // bits) * rates.CHAIN
+            return Cost(m * n * k * bits / 16 / self.chip.warp_products, chain=chain)
+        return Cost(0.0, m * n * k / rates.LANES, solo=1.0)
 
     def move(
         self, who: Who, op: Op, size: float, latency: float = rates.LATENCY
     ) -> tuple[float, float]:
-        """From or to global memory: when it is through, and when it is there."""
-        shared = self.sharing.get(id(op), 1.0)
-        time = max(size / shared / self.chip.dram_bytes, size / self.chip.l2_bytes)
+        """From or to global memory: when it is through, and when it is there. Few multiprocessors
+        have more of memory's rate each; the engine moves whole lines."""
+        shared, chip = self.sharing.get(id(op), 1.0), self.chip
+        if id(op) not in self.lines:
+            self.lines[id(op)] = lines_of(op)
+        lines = size * self.lines[id(op)]
+        time = max(size / shared / chip.dram_bytes, lines / chip.l2_bytes) * self.busy
+        time = max(time, lines / rates.ENGINE)
         start, end = self.memory.take(time)
         self.spans.append(Span(who.number, COPIES, op, start, end, end - start, size))
         return end, end + latency
@@ -427,7 +449,7 @@ def _through_shared(op: Op) -> float:
     if isinstance(op, Copy):
         for side, other in ((op.src, op.dst), (op.dst, op.src)):
             held = other.buffer.layout
-            times = held.replication if isinstance(held, Fragment) and side is op.src else 1
+            times = _readers(held) if isinstance(held, Fragment) and side is op.src else 1.0
             size += bytes_of(side) * times * side.buffer.is_shared
     elif isinstance(op, Map):
         extents = {
@@ -439,6 +461,23 @@ def _through_shared(op: Op) -> float:
                 points = prod(int(extents[v]) for v in own)
                 size += points * at.buffer.dtype.bits / 8 * at.buffer.is_shared
     return size / rates.SHARED_BYTES
+
+
+def _readers(held: Fragment) -> float:
+    """How often each element is read. A load of 16 bytes takes half as long where lanes that differ
+    in their two lowest bits read the same."""
+    pairs = len({held.coord(lane, 0) for lane in range(4)}) < 4
+    return held.replication / (1 + (pairs and held.values >= 4))
+
+
+def lines_of(op: Op) -> float:
+    """For a byte that a copy moves to or from shared memory, those of whole lines."""
+    if not isinstance(op, Copy):
+        return 1.0
+    far, near = (op.src, op.dst) if op.src.buffer.is_global else (op.dst, op.src)
+    if not (far.buffer.is_global and near.buffer.is_shared):
+        return 1.0
+    return whole_lines(far, near) / max(1.0, bytes_of(far))
 
 
 def _specials(op: Op) -> float:

@@ -23,6 +23,7 @@ from tilewright.ir.gather import filled_by
 from tilewright.ir.layout.fragment import reach
 from tilewright.ir.target import Target
 from tilewright.machine.sync import Blocked, Groups, Meeting, Party, Transfer
+from tilewright.passes.layout.matrix_tiles import RUN
 from tilewright.passes.lower.stamp_ops import is_quiet
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
@@ -69,6 +70,10 @@ class Walk:
     @property
     def now(self) -> float:
         return self.sim.clock.now
+
+    def issue(self, work: float, solo: float = rates.SOLO) -> Blocked:
+        """Instructions; a warpgroup alone fills `solo` of the slots."""
+        return self.sim.slots.run(work, solo * self.who.warps / GROUP)
 
     def wait(self, op: Op, since: float, what: str) -> None:
         if self.now > since:
@@ -157,10 +162,10 @@ class Walk:
             if each:
                 begun, over = lane.take(each / who.peers)
                 sim.spans.append(Span(who.number, unit, op, begun, over, over - begun))
-                ends[what] = over, over + latency
+                ends[what] = over, max(over, start + cost.chain * (unit == TENSOR)) + latency
         if cost.threads:
             work = cost.threads / who.peers
-            yield sim.slots.run(work * GROUP / who.warps)
+            yield self.issue(work, cost.solo)
             sim.spans.append(Span(who.number, THREADS, op, start, self.now, work))
             if cost.special:  # what threads wait for them is part of their work
                 work = cost.special / who.peers
@@ -179,8 +184,9 @@ class Walk:
         inner = list(walk_ops(op.body))
         if op.atom == "cp_async":
             tile = filled_by(op).dtype
-            yield self.sim.slots.run(self.sim.cost(op).threads / self.who.peers / 8)
-            self.joins(op, "cp_async", self.sim.move(self.who, op, points * tile.bits / 8))
+            size = points * tile.bits / 8
+            yield self.now + size / RUN * rates.GATHER
+            self.joins(op, "cp_async", self.sim.move(self.who, op, size))
             return
         reads = {x.buffer.name: x.dtype.bits / 8 for i in inner for x in op_loads(i)
                  if x.buffer.is_global}  # fmt: skip
@@ -192,7 +198,7 @@ class Walk:
             if all(isinstance(i, Store) and _only_loads(i) for i in inner):
                 # nobody waits until what is loaded is used
                 self.loaded.update((i.buffer.name, there) for i in inner if isinstance(i, Store))
-                yield self.sim.slots.run(self.sim.cost(op).threads / self.who.peers)
+                yield self.issue(self.sim.cost(op).threads / self.who.peers)
                 return
             since = self.now
             yield there
@@ -283,14 +289,13 @@ class Walk:
             yield since + ISSUE * boxes_of(op)
             sim.spans.append(Span(who.number, THREADS, op, since, self.now))
         elif op.atom == "cp_async":
-            yield sim.slots.run(
-                sim.cost(op).threads / who.peers / 8
-            )  # an instruction moves 16 bytes
+            # an instruction moves 16 bytes
+            yield self.issue(sim.cost(op).threads / who.peers / 8)
             self.joins(op, "cp_async", sim.move(who, op, bytes_of(op.src) / who.peers))
         elif op.src.buffer.is_global:
             yield from self.needs(op)
             self.loaded[op.dst.buffer.name] = self.fetch(op, bytes_of(op.src) / who.peers)
-            yield sim.slots.run(sim.cost(op).threads / who.peers / 4)
+            yield self.issue(sim.cost(op).threads / who.peers / 4)
         else:
             yield from self.compute(op)
             if op.dst.buffer.is_global:
@@ -418,7 +423,10 @@ class Simulation(Multiprocessor):
 
     def walk(self) -> None:
         """Until every agent has seen enough, or nobody can go on."""
-        running = self.chip.multiprocessors * self.blocks
+        there = self.chip.multiprocessors
+        running = there * self.blocks
+        sizes = [value(size, self.known) for size in self.kernel.grid]
+        self.busy = min(1.0, prod(max(1, int(size)) for size in sizes) / there)
         self.sharing = sharing(self.kernel, self.env, running, set(self.sizes))
         for block in range(self.blocks):
             for who in self.members(block):

@@ -13,10 +13,10 @@ from functools import lru_cache
 from math import ceil, inf, prod
 from typing import Any
 
-from tilewright.choose.lines import UNKNOWN
 from tilewright.formula.matrices import Product, product_of
 from tilewright.formula.search.rewrites import has_whole_rows
 from tilewright.formula.tiles.kernels import KernelPlan
+from tilewright.ir.analysis.lines import UNKNOWN
 from tilewright.ir.atoms import Feature
 from tilewright.ir.chips import Chip
 from tilewright.ir.core import *

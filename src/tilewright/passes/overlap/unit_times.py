@@ -28,6 +28,9 @@ PRODUCT_LATENCY = 100  # from the last step of a product until threads may read 
 SYNC = 30  # a barrier of threads, after the last one to come
 ARRIVE = 20  # a barrier in shared memory: a trip there
 TURN = 10  # of a loop
+ENGINE = 94  # bytes of lines in a cycle that one multiprocessor gets: 208×1648×8912
+GATHER = 0.4  # cycles of a warpgroup for 16 bytes: 3×3 convolutions, by slopes from 64 to 256 rows
+CHAIN = 33  # cycles of an `mma`, until the next one may add to its result
 BYTES_PER_CYCLE = 24  # between DRAM's and the L2's: some of what a block loads another has loaded
 
 
