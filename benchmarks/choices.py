@@ -4,13 +4,16 @@
     python benchmarks/choices.py --seed 7 --count 20 --family attention --out choices.json
     python benchmarks/choices.py --seed 7 --count 3 --family ends --out choices.json
     python benchmarks/choices.py regret choices.json ...
+    python benchmarks/choices.py simulate choices.json ...
 
 Of each kernel family, `--count` sizes that the seed draws; or of float32 products alone; or of
 attention with more lengths, heads and columns, those of `attention.py`, and of one query, those of
 `decode.py`; or of products that end in more than a sum, as formulas. Contenders: the `--best`
 candidates that the model ranks first, as many of the others drawn at random, and PyTorch.
 `regret` ranks the measured candidates by the model as it is now, on any machine, and compares: the
-time of the first, and of the best of the first eight, by the least time of all.
+time of the first, and of the best of the first eight, by the least time of all. `simulate` does
+the same with the first eight, ranked anew by the simulator that `explain()` draws, and by both; it
+takes an hour or two.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import prod
+from math import ceil, inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,7 @@ import tilewright.language as T
 from tilewright.choose.candidates import Candidate, candidates
 from tilewright.choose.model import Estimate
 from tilewright.choose.pick import ranking
+from tilewright.ir.op import For, walk_ops
 from tilewright.ir.target import Target
 from tilewright.lang.sizes import choose_sizes
 from tilewright.lang.trace import trace_direct
@@ -304,10 +308,11 @@ def race(case: Case, chosen: Sequence[Candidate]) -> Race:
 
 
 Regret = tuple[str, float, float, float]  # of a size: of the first, the best of eight, and PyTorch
+Ranked = list[tuple[Candidate, Estimate]]
 
 
-def regrets(path: str, every: int = 1) -> Iterator[Regret]:
-    """By how much times exceed the least that was measured, for `every` so many-th size."""
+def measured(path: str, every: int = 1) -> Iterator[tuple[Case, Ranked, dict[str, float]]]:
+    """Of `every` so many-th size, the measured candidates as the model ranks them, and times."""
     told = json.loads(Path(path).read_text())
     seed, count = (
         int(re.search(rf"--{word} (\d+)", told["command"])[1]) for word in ("seed", "count")
@@ -316,11 +321,58 @@ def regrets(path: str, every: int = 1) -> Iterator[Regret]:
     known = {case.name: case for case in cases(seed, count, family)}
     for race in [race for race in told["races"] if race.get("contenders")][::every]:
         times = {name: each["ms"] for name, each in race["contenders"].items()}
-        peer, case = times.pop("torch"), known[race["race"]]
+        case = known[race["race"]]
+        yield case, [each for each in ranked(case) if label(each[0]) in times], times
+
+
+def regrets(path: str, every: int = 1) -> Iterator[Regret]:
+    """By how much times exceed the least that was measured, for `every` so many-th size."""
+    for case, order, times in measured(path, every):
+        peer = times.pop("torch")
         times.pop(DEFAULT, None)
-        order = [label(chosen) for chosen, _ in ranked(case) if label(chosen) in times]
-        few, least = min(times[name] for name in order[:FIRST]), min(times.values())
-        yield case.name, times[order[0]] / least, few / least, peer / least
+        found = [times[label(chosen)] for chosen, _ in order]
+        few, least = min(found[:FIRST]), min(times.values())
+        yield case.name, found[0] / least, few / least, peer / least
+
+
+def simulated(case: Case, chosen: Candidate, said: Estimate) -> float:
+    """Cycles of a kernel by the simulator: of a multiprocessor's first blocks, as often as the
+    model says that blocks follow; tiles that differ count in the mean."""
+    from tilewright.choose.model import START, TAIL, Block
+    from tilewright.inspect.explain import laid_out
+    from tilewright.passes.layout.matrix_tiles import swap_operands
+    from tilewright.runtime.backends import resolve
+    from tilewright.targets.cuda.backend import lower
+    from tilewright.tools.studio.walk import WholeWalk
+
+    program, _ = scheduled(case, chosen).drafted(*case.arrays(), *case.settings)
+    target = resolve(TARGET, threads=chosen.threads, cluster=chosen.cluster,
+                     tiles=dict(chosen.tiles + chosen.numbers))  # fmt: skip
+    laid = laid_out(lower(program, target))
+    kernel, there = laid.kernels[0], target.chip.multiprocessors
+    together = max(1, ceil(said.tiles / said.waves / there))
+    run = WholeWalk(laid, kernel, target, together, {}).run()
+    ways = [(who, who.starts) for who in run.partitions if len(who.starts) > 1]
+    if not ways:
+        return inf
+    first = ways[0][1]
+    walked = min(run.trip, len(first) - 1)
+    early = min(4, walked - 1)
+    interval = (first[walked] - first[early]) / (walked - early)
+    loop = first[walked] - first[0] + (run.trip - walked) * interval
+    roles = max((who.instance for who, _ in ways), default=0) + 1  # ping-pong: a tile each
+    stays = any(op.kind == "persistent" for op in walk_ops(kernel, For))
+    if stays and len(first) > run.trip + 1:
+        each = (first[run.trip + 1] - first[0]) / roles
+    else:
+        each = run.now if run.finished and not stays else first[0] + loop
+    together = 1 if stays else together
+    trips = Block(swap_operands(program.kernels[0], target), target).trips_of
+    if np.ptp(trips):
+        mean = each - loop * (1 - float(np.mean(trips)) / max(1, run.trip))
+        return START + max(said.waves + TAIL, each / mean) * mean
+    rounds = ceil(said.tiles / there / together)
+    return START + rounds * each + (first[0] if stays else 0.0)
 
 
 def regret(*paths: str) -> None:
@@ -339,9 +391,37 @@ def regret(*paths: str) -> None:
         print(f"{family}, {len(each)} sizes: {said}")
 
 
+def simulate(*paths: str) -> None:
+    """Regret, and how far times scatter about a size's bias, of the first eight by the
+    model, by the simulator, by their product, and by the simulator within 5 % of the first."""
+    found: dict[str, list[list[float]]] = {}
+    for case, order, times in (each for path in paths for each in measured(path)):
+        few = order[:FIRST]
+        model = np.array([said.cycles for _, said in few])
+        walked = np.array([simulated(case, *each) for each in few])
+        ms = np.array([times[label(chosen)] for chosen, _ in few])
+        least = min(ms.min(), *(times[label(chosen)] for chosen, _ in order))
+        near = np.where(model <= 1.05 * model[0], walked, inf)
+        ranks = model, walked, model * walked, near
+        costs = [ms[np.argmin(rank)] / least for rank in ranks]
+        off = [np.log(cycles / ms)[np.isfinite(walked)] for cycles in (model, walked)]
+        told = [*costs, *(each.std() for each in off), *(each.mean() for each in off)]
+        print(f"{case.name}: " + ", ".join(f"{each:.3f}" for each in told))
+        found.setdefault(case.name.rsplit(" ", 1)[0], []).append(told)
+    found["all"] = [each for family in [*found.values()] for each in family]
+    for family, each in found.items():
+        columns = np.array(each).T
+        mean = np.exp(np.log(columns[:4]).mean(axis=1))
+        most = np.quantile(columns[:4], 0.95, axis=1)
+        said = ", ".join(f"{one:.3f} ({top:.2f})" for one, top in zip(mean, most, strict=True))
+        far = ", ".join(f"{one:.3f}" for one in columns[4:6].mean(axis=1))
+        bias = ", ".join(f"{one / 1.6e6:.2f}" for one in np.exp(columns[6:].mean(axis=1)))
+        print(f"{family}, {len(each)} sizes: {said}; off {far}; bias {bias}")
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["regret"]:
-        regret(*sys.argv[2:])
+    if sys.argv[1:2] in (["regret"], ["simulate"]):
+        {"regret": regret, "simulate": simulate}[sys.argv[1]](*sys.argv[2:])
         raise SystemExit
     parser = command_line(__doc__)
     parser.set_defaults(backend="graph", rounds=4, burst_ms=1.0, warmup_ms=2.0)
