@@ -15,12 +15,13 @@ from tilewright.formula.front.values import (
     axis_of,
     broadcast_at,
     broadcast_shapes,
+    current,
     define,
     extent_of,
-    is_sure,
     same,
     sizes,
 )
+from tilewright.ir.analysis.bounds import prove
 from tilewright.ir.core import *
 from tilewright.ir.formula import extents
 from tilewright.support.errors import CompileError
@@ -163,6 +164,12 @@ def _ends(key: slice, extent: Any) -> tuple[Any, Any, int]:
     if not all(is_sure(n >= 0) for n in (low, high - low, extent - high)):
         raise _undecided(f"the part {low} … {high}", extent)
     return start, stop, step
+
+
+def is_sure(condition: Any) -> bool:
+    """Whether a comparison of sizes holds, whatever calls give."""
+    known = prove(condition.expr, current().ranges) if isinstance(condition, Number) else condition
+    return known is True
 
 
 def _undecided(what: str, extent: Any) -> CompileError:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.formula.front.elementwise import named
-from tilewright.formula.front.indexing import getitem
+from tilewright.formula.front.indexing import getitem, is_sure
 from tilewright.formula.front.promotion import compute_type, result_type
 from tilewright.formula.front.values import (
     OPERATIONS,
@@ -21,7 +21,6 @@ from tilewright.formula.front.values import (
     define,
     element_of,
     extent_of,
-    is_sure,
     number_of,
     operand,
     paired,

@@ -362,12 +362,6 @@ def same(a: Any, b: Any) -> bool:
     return extent_of(a) == extent_of(b)
 
 
-def is_sure(condition: Any) -> bool:
-    """Whether a comparison of sizes holds, whatever calls give."""
-    known = prove(condition.expr, current().ranges) if isinstance(condition, Number) else condition
-    return known is True
-
-
 # ── operands ─────────────────────────────────────────────────────────────────────────────────
 
 
