@@ -124,12 +124,23 @@ class Maker(Terms):
         name, dtype = self.fresh("Z"), r.choice(("float32", "bfloat16", "int32"))
         along = [AXES.get(var, "B") for var in self.grid]
         self.params[name] = Array_((*along, size), dtype, "own" + str(self.grid) + size)
+        if self.sizes[size] > 1 and self.chance(0.5):
+            return self.slid(f"{name}[{', '.join(self.grid)}, ", self.sizes[size])
         row, where = f"{name}[{', '.join(self.grid)}, :]", f"T.arange({size})"
         where = r.choice((f"({where} + {r.randint(1, 3)}) % {size}", f"{size} - 1 - {where}"))
         value = r.choice((row, f"T.maximum({row}, -1)", f"{row} + T.max({row}, dim=-1)[..., None]"))
         if len([var for var in self.grid if var in self.tiles]) == 0:
             value = row
         return [f"{name}[{', '.join(self.grid)}, {where}] = {value}"]
+
+    def slid(self, row: str, size: int) -> list[Any]:
+        """Parts of a row stored to parts that may overlap them, or that change places."""
+        length = self.r.randint(1, size - 1)
+        starts = [self.r.randint(0, size - length) for _ in range(2)]
+        to, of = (f"{row}{start}:{start + length}]" for start in starts)
+        if abs(starts[0] - starts[1]) >= length and self.chance(0.7):
+            return [f"{to}, {of} = {of}, {to}"]
+        return [f"{to} = {of}" + self.r.choice(("", "", " + 1"))]
 
     def atomic(self) -> list[Any]:
         """A sum that all blocks take part in."""
