@@ -219,3 +219,38 @@ def extern_with_locals_on_the_cpu():
 
     tw.compile(main, target="cpu")
 #+  tw.compile(main, target="cuda")
+
+
+@case(CompileError, "nobody waits on bar", "T.barrier_wait(bar, parity)")
+def a_copy_nobody_waits_for():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            bar = T.alloc_barrier(128)
+            tile = T.alloc_shared((64, 64), "float32")
+            T.tma_copy(A, tile, barrier=bar)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+            T.barrier_arrive(bar)
+#+          T.barrier_arrive(bar)
+#+          T.barrier_wait(bar, 0)
+            T.copy(tile, B)
+
+    tw.compile(main, target="cuda")
+
+
+@case(CompileError, "asynchronous on wgmma, but nothing waits for it", "T.wait_wgmma(0)")
+def a_product_nobody_waits_for():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, tile)
+            T.clear(c)
+            T.wgmma_gemm(tile, tile, c)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          T.wgmma_gemm(tile, tile, c)
+#+          T.wait_wgmma(0)
+            T.copy(c, B)
+
+    tw.compile(main, target="cuda")

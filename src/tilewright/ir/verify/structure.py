@@ -267,7 +267,8 @@ def _check_barrier(name: str, uses: dict[type[Op], list[Any]], context: Context)
         context.fail(
             f"nobody waits on {name}, so nothing may use what this copy brings",
             op=copies[0],
-            fix=f"add `wait {name}[…] phase …` before the first use",
+            fix=f"wait before the first use: T.barrier_wait({name}, parity), or "
+            f"`wait {name}[…] phase …`",
         )
     if expecting and waits and not copies:
         context.fail(
@@ -275,6 +276,13 @@ def _check_barrier(name: str, uses: dict[type[Op], list[Any]], context: Context)
             op=expecting[0],
             fix=f"give the copy barrier={name}[…], or drop bytes=",
         )
+
+
+_SPELT = {  # by words of Python
+    ("wgmma", WaitGroup): "T.wait_wgmma(0), or ",
+    ("bulk", WaitGroup): "T.tma_store_wait(0), or ",
+    ("bulk", Commit): "T.tma_store_arrive(), or ",
+}
 
 
 def _check_group(
@@ -295,7 +303,8 @@ def _check_group(
                 f"this op is asynchronous on {unit}, but {why}{where}",
                 op=op,
                 expected=f"`{word}` after it",
-                fix=f"add `{word}{' pending 0' if end is WaitGroup else ''}`",
+                fix=f"add {_SPELT.get((unit, end), '')}"
+                f"`{word}{' pending 0' if end is WaitGroup else ''}`",
             )
 
 
