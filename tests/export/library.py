@@ -67,8 +67,9 @@ class Library:
         name = json.loads((folder / "manifest.json").read_text())["name"]
         library = folder.parent / f"{folder.name}{next(_NUMBERS)}.so"
         files = [*folder.glob("*.cpp"), *folder.glob("*.o")]
-        command = [COMPILER, "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-                   *more, *map(str, files), "-o", str(library), "-lm", "-lpthread"]  # fmt: skip
+        command = [COMPILER, "-std=c++17", "-O0", "-Wall", "-Wextra", "-Wpedantic", "-Werror",
+                   "-shared", "-fPIC", *more, *map(str, files), "-o", str(library), "-lm",
+                   "-lpthread"]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         self.name, self.code = name, ctypes.CDLL(str(library))

@@ -316,7 +316,7 @@ def const(names: str, dtype: Any = None) -> Any:
                 fix=f"declare one: A: T.Tensor(({name}, …), dtype); or compile with {name}=…",
                 code="arguments",
             )
-        size = builder.consts[name]
+        size = static_int(builder.consts[name], f"the size {name}")
         # an empty one is known at launch, so that no tile has to have no elements; not at most 1,
         # which would make its only index 0 and prove nothing of a size that may be 0
         found.append(Extent(size, name) if size else dynamic(name, max=2))

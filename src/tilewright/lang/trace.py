@@ -514,8 +514,6 @@ def trace_direct(
     bound.apply_defaults()
     arguments = {n: bound.arguments.get(n, MISSING) for n in signature.parameters}
     annotations = _annotations(function, {})
-    for name, size in (consts or {}).items():
-        static_int(size, f"the size {name}")
     arrays = {n: v for n, v in arguments.items() if v is MISSING or is_array(v)}
     loc = _loc_of(function)
 

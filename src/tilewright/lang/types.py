@@ -33,7 +33,8 @@ def named(name: str, doc: str) -> Callable[[F], F]:
 def static_int(value: Any, what: str, least: int | None = None) -> int:
     """`value` as a compile-time integer."""
     value = concrete(value)
-    if isinstance(value, (bool, Expr)) or not hasattr(value, "__index__"):
+    is_array = getattr(value, "ndim", 0) > 0  # arrays have an `__index__` that fails
+    if isinstance(value, (bool, Expr)) or is_array or not hasattr(value, "__index__"):
         raise CompileError(
             f"{what} must be a compile-time integer",
             got="a run-time value" if isinstance(value, Expr) else repr(value)[:60],

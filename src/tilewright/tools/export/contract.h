@@ -295,23 +295,25 @@ inline tw_status check_shape(const Call &call, int i) {
 
 // ── arrays that overlap ─────────────────────────────────────────────────────────────────────
 
+__extension__ typedef __int128 Int128;  // no warning with -Wpedantic
+
 struct Axis {
   int64_t step, low, high;  // adds step · k, k from low to high
 };
 
 // Whether Σ step · k reaches `target`, of axes from long steps to short ones. Gives up, with true,
 // after as many tries as no array that people make takes.
-inline bool reaches(const Axis *axes, int count, __int128 target, int &tries) {
+inline bool reaches(const Axis *axes, int count, Int128 target, int &tries) {
   if (count == 0) return target == 0;
   if (--tries < 0) return true;
-  __int128 low = 0, high = 0;
+  Int128 low = 0, high = 0;
   for (int i = 1; i < count; i++) {
-    low += __int128(axes[i].step) * axes[i].low;
-    high += __int128(axes[i].step) * axes[i].high;
+    low += Int128(axes[i].step) * axes[i].low;
+    high += Int128(axes[i].step) * axes[i].high;
   }
   // step · k must lie within target - high … target - low
-  __int128 s = axes[0].step, first = target - high, last = target - low;
-  __int128 k = first / s + (first % s > 0), end = last / s - (last % s < 0);
+  Int128 s = axes[0].step, first = target - high, last = target - low;
+  Int128 k = first / s + (first % s > 0), end = last / s - (last % s < 0);
   if (k < axes[0].low) k = axes[0].low;
   if (end > axes[0].high) end = axes[0].high;
   for (; k <= end; k++)
@@ -348,7 +350,7 @@ inline bool share(const tw_tensor &a, const tw_tensor &b, int item_a, int item_b
   axes[count++] = Axis{1, -(item_b - 1), item_a - 1};
   int tries = TRIES;
   sorted(axes, count);
-  return reaches(axes, count, __int128(uintptr_t(b.data)) - __int128(uintptr_t(a.data)), tries);
+  return reaches(axes, count, Int128(uintptr_t(b.data)) - Int128(uintptr_t(a.data)), tries);
 }
 
 // Whether two indices of an array are one place in memory.
@@ -364,19 +366,19 @@ inline bool meets_itself(const tw_tensor &t) {
   sorted(axes, count);
   for (int i = 0; i < count; i++) {  // of two such indices, the first that differs
     for (int64_t k = 1; k <= axes[i].high; k++) {
-      __int128 rest = 0;
-      for (int j = i + 1; j < count; j++) rest += __int128(axes[j].step) * axes[j].high;
-      if (__int128(axes[i].step) * k > rest) break;
-      if (reaches(axes + i + 1, count - i - 1, -__int128(axes[i].step) * k, tries)) return true;
+      Int128 rest = 0;
+      for (int j = i + 1; j < count; j++) rest += Int128(axes[j].step) * axes[j].high;
+      if (Int128(axes[i].step) * k > rest) break;
+      if (reaches(axes + i + 1, count - i - 1, -Int128(axes[i].step) * k, tries)) return true;
     }
   }
   return false;
 }
 
-inline void span(const tw_tensor &t, int item, __int128 &low, __int128 &high) {
-  low = high = __int128(uintptr_t(t.data));
+inline void span(const tw_tensor &t, int item, Int128 &low, Int128 &high) {
+  low = high = Int128(uintptr_t(t.data));
   for (int d = 0; d < t.rank; d++) {
-    __int128 reach = __int128(t.strides[d]) * item * (t.shape[d] - 1);
+    Int128 reach = Int128(t.strides[d]) * item * (t.shape[d] - 1);
     (reach < 0 ? low : high) += reach;
   }
   high += item;
@@ -388,7 +390,7 @@ inline tw_status check_apart(const Call &call) {
     if (!c.tensors[i].written || !given(call, i) || is_empty(*call.tensors[i])) continue;
     const tw_tensor &a = *call.tensors[i];
     int item = type(a.dtype).bits / 8;
-    __int128 low, high, start, stop;
+    Int128 low, high, start, stop;
     if (meets_itself(a))
       return refuse(TW_CONTRACT, "%s: %s is written, and several of its indices are one place in "
                     "memory", c.name, c.tensors[i].name);
