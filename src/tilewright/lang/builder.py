@@ -136,6 +136,7 @@ class Builder:
         self.writes_of: list[tuple[int, Any]] = []  # and of what was stored
         # axes along which elements of a tensor are neighbours, and how many axes are read there
         self.lasts: dict[Any, int] = {}
+        self.finest: set[Any] = set()  # of those, the last axis of each index
         self.tiled: set[int] = set()  # kernels that `T.tile` opened
         self.met: list[Kernel] = []  # those whose clusters have met
         self.undivided: set[int] = set()  # kernels whose rows one block must have

@@ -208,14 +208,14 @@ def _slice_axis(tile: Tile, at: int, key: slice, size: Any) -> tuple[Expr, Axis]
 
 
 def _note_last(builder: Builder, box: Box) -> None:
-    """The axis along which the last index moves, of integers the last of their axes, and of how
-    many axes that is."""
+    """The axes along which the last index moves, and of how many axes that is; of integers the
+    last of theirs is the finest."""
     key = box.keys[-1] if box.keys else None
     last = box.along[-1] if box.along else box.axes[-1] if box.axes else None
-    if isinstance(key, Value):
-        last = next((axis for axis in reversed(key.axes) if axis.key is not None), None)
-    if last is not None:
-        builder.lasts[last.key] = max(builder.lasts.get(last.key, 0), len(box.axes))
+    axes = key.axes if isinstance(key, Value) else () if last is None else (last,)
+    for axis in axes:
+        builder.lasts[axis.key] = max(builder.lasts.get(axis.key, 0), len(box.axes))
+    builder.finest |= {axis.key for axis in [a for a in axes if a.key is not None][-1:]}
 
 
 def read(tile: Tile, keys: Sequence[Any], fill: Any = 0) -> Value:

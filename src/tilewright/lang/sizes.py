@@ -118,6 +118,9 @@ def _shares(builder: Builder, axes: dict[Any, Axis], room: int) -> dict[TileLoop
     ranks = {loop: builder.lasts.get(a.key, 0) for loop, a in axes.items()}
     dims = max([1, *ranks.values()])  # what has fewer has few elements
     runs = [loop for loop, rank in ranks.items() if rank == dims]
+    finest = [loop for loop in runs if axes[loop].key in builder.finest]
+    if all(builder.lengths.get(axes[loop].key, UNKNOWN) <= RUN for loop in finest):
+        runs = finest or runs  # a tile has whole rows
     others = [loop for loop in axes if loop not in runs]
     long = [loop for loop in runs if most[loop] > VECTOR]  # several are transposed: whole matrices
     alone = long if len(long) == 1 and CHOSEN.get().kind != "cpu" else []
