@@ -17,13 +17,12 @@ from typing import Any
 from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.effects import exchanging
 from tilewright.ir.analysis.intervals import limits, single
-from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
 from tilewright.ir.tensor_map import MapHint
 from tilewright.ir.verify.structure import REGISTERS_PER_BLOCK
 from tilewright.targets.cuda.emit_expr import TYPES, print_expr
 from tilewright.targets.cuda.emit_foreign import FOREIGN
-from tilewright.targets.cuda.hoist import hoist
+from tilewright.targets.cuda.hoist import hoist, is_written_out
 from tilewright.targets.cuda.instructions import adjacent, instruction, together
 from tilewright.targets.cuda.names import Names, comment, quoted_path, words_of
 from tilewright.targets.cuda.spans import Spans
@@ -409,7 +408,7 @@ def _for(w: _Writer, op: For) -> None:
         bound = w.names.of(f"{op.var.name}_stop")
         w.line(f"const {kind} {bound} = {stop};", op.loc)
         stop = bound
-    whole = op.kind == "unroll" and not (len(values_of(op) or ()) > FEW and _walks_memory(op))
+    whole = is_written_out(op)
     step, by = w.expr(op.step), w.spans.of(op.step)
     advance = f"++{var}" if by == single(1) else f"{var} += {step}"
     most = limits(op.var.dtype).hi
@@ -421,21 +420,6 @@ def _for(w: _Writer, op: For) -> None:
     w.block(head, op.body, op.loc)
     for place in rows:
         del w.rows[place]
-
-
-LARGE = 2 * 255 * 4  # bytes of an array that is no longer mostly in registers
-FEW = 8  # iterations that are written out all the same
-
-
-def _walks_memory(op: For) -> bool:
-    """Whether a loop is over an array that local memory holds: to write it out would not bring it
-    into registers, and takes the assembler minutes."""
-    for inner in walk_ops(op.body):
-        for x, _ in elements_of(inner):
-            large = x.buffer.is_local and x.buffer.bytes > LARGE
-            if large and any(op.var in variables(i) for i in x.indices):
-                return True
-    return False
 
 
 def _if(w: _Writer, op: If) -> None:

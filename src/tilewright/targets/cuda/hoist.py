@@ -1,4 +1,4 @@
-"""Which addresses are computed before a loop that is written out.
+"""Which loops are written out, and which addresses are computed before them.
 
 Of `inside ? x[i, j] : 0` and `if (inside) y[i, j] = …` the compiler makes a branch for each
 iteration, and in each it computes 64 bits of address anew: 20 of 55 instructions of an element of a
@@ -11,13 +11,31 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Set
 from typing import Any
 
+from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.core import *
 from tilewright.targets.cuda.emit_expr import TYPES
 
+LARGE = 2 * 255 * 4  # bytes of an array that is no longer mostly in registers
+FEW = 8  # iterations that are written out all the same
 MOST = 4  # pointers of a loop: two registers each
 
 Exprs = tuple[Expr, ...]
 Place = tuple[Buffer, Exprs]
+
+
+def is_written_out(op: For) -> bool:
+    """Whether iterations are code of their own. Over an array that local memory holds, many are
+    not: that would not bring it into registers, and takes the assembler minutes."""
+    return op.kind == "unroll" and not (len(values_of(op) or ()) > FEW and _walks_memory(op))
+
+
+def _walks_memory(op: For) -> bool:
+    for inner in walk_ops(op.body):
+        for x, _ in elements_of(inner):
+            large = x.buffer.is_local and x.buffer.bytes > LARGE
+            if large and any(op.var in variables(i) for i in x.indices):
+                return True
+    return False
 
 
 def hoist(w: Any, loop: For) -> list[Place]:
