@@ -15,7 +15,7 @@ from tilewright.ir.op import For, Hint, If, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.canonicalize.split_loops import split_loops
+from tilewright.passes.canonicalize.loops import split_loops
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
 from tilewright.support.errors import VerifyError
 

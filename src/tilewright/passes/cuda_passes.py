@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir.verify import Stage
 from tilewright.passes.canonicalize.fold_accumulator_init import fold_accumulator_init
-from tilewright.passes.canonicalize.loops import bound_maps, count_loops, unroll_shifts
+from tilewright.passes.canonicalize.loops import bound_maps, count_loops, split_loops, unroll_shifts
 from tilewright.passes.canonicalize.pack_elements import pack_elements
 from tilewright.passes.canonicalize.rules import (
     announce_barriers,
@@ -15,7 +15,6 @@ from tilewright.passes.canonicalize.rules import (
     reduce_by_atomics,
     use_fast_functions,
 )
-from tilewright.passes.canonicalize.split_loops import split_loops
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
 from tilewright.passes.canonicalize.write_in_place import write_in_place
 from tilewright.passes.grid.order_blocks import order_blocks
