@@ -134,7 +134,7 @@ class Builder:
         self.extents: dict[tuple[int, str], Any] = {}  # whole dimensions, by kernel and name
         self.reads_of: list[tuple[int, Any]] = []  # kernel and box of what was read
         self.writes_of: list[tuple[int, Any]] = []  # and of what was stored
-        self.lasts: dict[Any, int] = {}  # axes of neighbours in a tensor: how many are read there
+        self.lasts: dict[Any, int] = {}  # along which elements are neighbours: of so many axes
         self.finest: set[Any] = set()  # of those, the last axis of each index
         self.tiled: set[int] = set()  # kernels that `T.tile` opened
         self.met: list[Kernel] = []  # those whose clusters have met

@@ -412,14 +412,17 @@ def _wish(problem: Problem, key: Key) -> Wish:
                 if isinstance(op, Scan) and name in _scanned_like(op):
                     scanned[op.axis] = scanned.get(op.axis, 0) + problem.trips[id(op)]
                     moves = max(moves, problem.trips[id(op)])
-        if not vectors:  # what is made of it is moved
-            for name in copies:
-                for op, ranges in problem.touching.get(name, ()):
-                    vectors += _copied(op, name, ranges, anywhere)
+        made: list[tuple[int, int]] = []  # how wide what is made of it moves
+        for name in copies:
+            for op, ranges in problem.touching.get(name, ()):
+                made += _copied(op, name, ranges, anywhere)
+        if scanned:
+            vectors = vectors or made
         for space in (Space.GLOBAL, Space.SHARED):
             vectors = vectors or [v for map_ in maps for v in _widths(map_, anywhere, space)]
         size = _bytes(problem.fragments[key])
-        vectors = vectors or [(WIDEST // size or 1, size)]
+        widths = [WIDEST // size or 1, *(width for width, _ in made)]
+        vectors = vectors or [(min(widths), size)]
     else:
         vectors = [*_widths(problem.maps[key], anywhere, Space.GLOBAL, Space.SHARED)] or [(1, 4)]
     exact = isinstance(key, str) and key in problem.viewed

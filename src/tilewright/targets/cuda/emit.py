@@ -120,8 +120,7 @@ class _Writer:
         self.warp: str | None = None
         self.role: Role | None = None
         self.first = False  # in a branch that thread 0 takes alone
-        # accesses whose address is partly computed before a loop: the pointer, and what is left
-        self.rows: dict[tuple[Buffer, tuple[Expr, ...]], tuple[str, str]] = {}
+        self.rows: dict[Any, tuple[str, str]] = {}  # see `hoist`: the pointer, and what is left
         self.stamped_wait = ""  # the call that the next wait begins with, in a traced build
         for op in self.hints("tensor_map"):
             assert op.buffer is not None
@@ -333,9 +332,8 @@ class _Writer:
 
     def start(self, region: Region) -> str:
         name = self.names.of(region.buffer.name)
-        if row := self.rows.get((region.buffer, region.starts)):
-            return f"{row[0]} + {row[1]}"
-        index = self.index(region.buffer, region.starts, "+")
+        found = self.rows.get((region.buffer, region.starts))
+        name, index = found or (name, self.index(region.buffer, region.starts, "+"))
         return name if index == "0" else f"{name} + {index}"
 
     def pointer(self, operand: Expr | Region) -> str:
