@@ -138,6 +138,8 @@ inline uint32_t clock() {  // counts how often it was read
 inline void add_u32(uint32_t& r, uint32_t a, uint32_t b) { r = a + b; }
 template <class To, class From>
 void mov_u32(To& r, From x) { r = To(x); }
+template <class T>
+void mov_b64(T*& r, T* x) { r = x; }
 inline void setp_ne_b32(bool& p, int a, int b) { p = a != b; }
 inline void setp_eq_b32(bool& p, int a, int b) { p = a == b; }
 inline void setp_eq_u32(bool& p, uint32_t a, uint32_t b) { p = a == b; }

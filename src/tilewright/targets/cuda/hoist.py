@@ -45,7 +45,7 @@ def hoist(w: Any, loop: For) -> list[Place]:
         row = w.names.of(f"{buffer.name}.{len(w.lines)}")
         kind, name = "const " * (not changes) + TYPES[buffer.dtype.name], w.names.of(buffer.name)
         begin = w.index(buffer, fixed, inside=False)  # guards come later
-        w.line(f"{kind}* {row} = {name} + ({begin});")
+        w.line(f"{kind}* {row} = tw::computed({name} + ({begin}));")
         w.rows[buffer, indices] = row, w.index(buffer, moving)
     return [place for place, *_ in found]
 

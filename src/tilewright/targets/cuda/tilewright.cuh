@@ -394,6 +394,14 @@ TW_PAIR(max, bfloat16, "bf16")
 TW_PAIR(min, bfloat16, "bf16")
 TW_PAIR(max, float16, "f16")
 TW_PAIR(min, float16, "f16")
+// A place in global memory that is computed here, and not again in each branch that uses it.
+template <class T>
+TW_DEVICE T* computed(T* at) {
+  T* here;
+  asm("mov.b64 %0, %1;" : "=l"(here) : "l"(at));
+  __builtin_assume(__isGlobal(here));
+  return here;
+}
 // `Renamed`: of sums that a loop keeps in registers. A vector is stored from four registers in a
 // row, and the assembler would keep the sums there: FFMAs wait when two of their operands lie in
 // the same bank. After an XOR with a zero that it does not know they are other registers.
