@@ -103,3 +103,15 @@ def test_rows_themselves_are_left():
     found = keeps_meaning(of(9, *body), rows)
     assert any(walk_ops(found.kernels, Reduce))
     assert rows(found, CPU) is not None
+
+
+def test_another_name_of_a_tile_is_not_passed():
+    """Between a map and a fold stands what reads through a view what the map writes."""
+    body = """
+alloc u: float32[9, 20] shared
+view v: float32[180] shared of u
+alloc x: float32[9, 20] fragment
+map (r, c) in (9, 20) { x[r, c] = X[r, c + bx * 20]; u[r, c] = x[r, c] }
+map c_1 in 20 { Z[bx, c_1] = v[c_1 + 40] }
+"""
+    keeps_meaning(of(9, body, TILES, "reduce sum x -> s dim 0", STORE), rows)

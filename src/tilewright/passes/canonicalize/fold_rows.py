@@ -47,7 +47,7 @@ def fold_rows(at: Facts) -> Kernel:
         while n < len(done):
             op = done[n]
             if isinstance(op, (Reduce, Scan)) and _is_plain(op, at.viewed):
-                (first, early), (last, late) = _next(done, n, -1), _next(done, n, 1)
+                (first, early), (last, late) = (_next(done, n, way, at.viewed) for way in (-1, 1))
                 before, after = _together(op, done[first], done[last], at.viewed)
                 # what is in between comes first
                 before = () if early & _named(*before) else before
@@ -88,9 +88,9 @@ def _is_plain(op: Reduce | Scan, viewed: set[str]) -> bool:
     return op.axis < len(src.extents) - 1 and src.extents[-1] is not const(1)
 
 
-def _next(body: list[Op], at: int, way: int) -> tuple[int, set[str]]:
-    """Of what comes after a fold, or before it, the first map of the same size, and what is named
-    by the maps in between; or the fold itself."""
+def _next(body: list[Op], at: int, way: int, viewed: set[str]) -> tuple[int, set[str]]:
+    """Of what comes after a fold, or before it, the first map of the same size, and what the maps
+    in between name, whose memory has no other name; or the fold itself."""
     op, n, passed = body[at], at + way, set[str]()
     assert isinstance(op, (Reduce, Scan))
     while 0 <= n < len(body):
@@ -99,6 +99,8 @@ def _next(body: list[Op], at: int, way: int) -> tuple[int, set[str]]:
             if each.extents == op.src.extents:
                 return n, passed
             passed |= _named(each)
+            if passed & viewed:
+                break
         elif not isinstance(each, Hint) and not (isinstance(each, Alloc) and each.init is None):
             break
         n += way
