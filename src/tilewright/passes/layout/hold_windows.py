@@ -18,7 +18,7 @@ from tilewright.ir.layout.fragment import Fragment
 from tilewright.passes.core import *
 
 MOST_HELD = 80  # words of registers
-PARTS = 1, 2, 4, 8  # of a map, one after the other, where it holds more
+PARTS = 1, 2, 3, 4, 6, 8  # of a map, one after the other, where it holds more
 MOST_READ = 384  # elements, by the unrolled loops of a thread: their code runs once
 VECTOR = 128  # bits of the widest access
 
@@ -49,7 +49,7 @@ def _held(op: For) -> Body | None:
         return None
     trips = {loop.var: _trips(loop) for loop in loops}
     reads = prod(trips.values()) * map_.layout.values
-    if map_.layout.cover != map_.layout.tile or not 0 < reads <= MOST_READ:
+    if not 0 < reads <= MOST_READ:
         return None
     lets = {x.var: x.value for loop in loops for x in loop.body if isinstance(x, Let)}
     for dim in range(len(map_.vars)):
@@ -70,7 +70,8 @@ def _held_in(
     number, inner = part
     assert isinstance(inner.layout, Fragment)
     touched = dict.fromkeys(loads_within(inner.body))  # in the order of the text
-    found = {x: _window(x, inner, inner.layout, trips, lets) for x in touched}
+    whole = Fragment(inner.layout.cover, inner.layout.layout)  # idle slots hold something, too
+    found = {x: _window(x, inner, whole, trips, lets) for x in touched}
     windows = {x: w for x, w in found.items() if w is not None}
     words = sum(w.tile.fragment.values * w.tile.dtype.bits for w in windows.values()) // 32
     if not windows or words > MOST_HELD:
