@@ -18,6 +18,7 @@ from tilewright.targets.cuda.emit_expr import TYPES
 LARGE = 2 * 255 * 4  # bytes of an array that is no longer mostly in registers
 FEW = 8  # iterations that are written out all the same
 MOST = 4  # pointers of a loop: two registers each
+HELD = 128  # registers of what all iterations move: the assembler might load it all first
 
 Exprs = tuple[Expr, ...]
 Place = tuple[Buffer, Exprs]
@@ -53,6 +54,8 @@ def hoist(w: Any, loop: For) -> list[Place]:
 def _found(loop: For, unrolled: Collection[Var]) -> list[tuple[Place, bool, Exprs, Exprs]]:
     """Guarded accesses of global memory, whether they may write, and by dimension what no iteration
     changes of their indices and what only the numbers of iterations do."""
+    if _moved(loop) > HELD * 32:
+        return []
     inside = {loop.var}
     for op in walk_ops(loop.body, For, Let):
         inside.add(op.var)
@@ -67,6 +70,17 @@ def _found(loop: For, unrolled: Collection[Var]) -> list[tuple[Place, bool, Expr
             changes |= place in found and found[place][0]
             found[place] = changes, tuple(a for a, _ in parts), tuple(b for _, b in parts)
     return [(place, *rest) for place, rest in found.items()] if len(found) <= MOST else []
+
+
+def _moved(op: Op) -> int:
+    """Bits that a thread loads from global memory, and stores there."""
+    if isinstance(op, For):
+        return len(values_of(op) or ()) * sum(map(_moved, op.body))
+    if isinstance(op, Intrinsic) and op.name in ("load_global", "store_global"):
+        sides = (x.dtype.bits for x in op.args if isinstance(x, Region) and x.buffer.is_global)
+        return int(op.fields["count"]) * sum(sides)
+    own = sum(x.dtype.bits for x, _ in elements_of(op) if x.buffer.is_global)
+    return own + sum(_moved(each) for body in bodies(op) for each in body)
 
 
 def _guarded(loop: For, inside: Set[Var]) -> Iterator[tuple[Buffer, Exprs, bool]]:
