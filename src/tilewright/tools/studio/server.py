@@ -220,7 +220,7 @@ def bound(port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((HOST, port))
-        found.listen()  # the link is opened before uvicorn has started
+        found.listen()  # who comes early waits for uvicorn
     except OSError as error:
         found.close()
         raise TilewrightError(
@@ -242,11 +242,16 @@ def serve(studio: Studio, port: int, say: Callable[[str], None]) -> None:
         raise TilewrightError(
             f"the studio needs {error.name}", fix="pip install 'tilewright[studio]'"
         ) from None
+
+    class Server(uvicorn.Server):  # type: ignore[misc]
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            say(f"http://{host}/?token={token}")  # from now on Ctrl-C ends it as it should
+
     try:
         with suppress(KeyboardInterrupt):  # uvicorn raises it again when it has stopped
             studio.warm()
-            say(f"http://{host}/?token={token}")
-            uvicorn.Server(uvicorn.Config(made, log_level="warning")).run(sockets=[own])
+            Server(uvicorn.Config(made, log_level="warning")).run(sockets=[own])
     finally:
         own.close()
         studio.close()
