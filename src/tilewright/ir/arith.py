@@ -69,7 +69,7 @@ class Expr:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and what is unpickled are the object that exists."""
+        """A copy, also one from another process, is the object that exists."""
         kind: Any = type(self)
         return kind, tuple(getattr(self, name) for name in kind.__match_args__)
 
