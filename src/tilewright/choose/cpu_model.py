@@ -183,7 +183,7 @@ class Model:
     def note_wraps(self, e: Expr) -> None:
         for node in walk(e):
             match node:
-                case Bin("//" | "%", a, Const(value=n)) if int(n) & (int(n) - 1):
+                case Bin("//" | "%", a, Const(value=n)) if a.dtype.is_int and n & (n - 1) > 0:
                     for v in variables(a) & self.begins.keys():
                         self.wraps.setdefault(self.begins[v], set()).add(int(n))
 
