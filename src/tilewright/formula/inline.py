@@ -18,9 +18,10 @@ from tilewright.ir.core import *
 from tilewright.ir.formula import Array, Extent, Formula, extents, needed, tensor
 from tilewright.ir.simplify import simplify
 
-# operations inside each other: beyond, an array lies in memory, since texts and what walks them are
-# as deep as expressions, and so many operations take as long as a number that is written and read
-DEEPEST = 64
+# operations inside each other, and written out: beyond, an array lies in memory, since texts and
+# what walks them are as deep as expressions, and so many operations take longer than a number that
+# is written and read. Random numbers of ten rounds are 71 deep.
+DEEPEST, LARGEST = 96, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def normalize(formula: Formula, without: Collection[str] = ()) -> Normal:
     outputs = {b.name for b in formula.outputs}
     for a in formula.arrays:
         a = _inlined(a, known, same, formula.sizes)
-        is_deep = a.is_pointwise and written_size(a.body)[1] > DEEPEST
+        size, depth = written_size(a.body)
+        is_deep = a.is_pointwise and (depth > DEEPEST or size > LARGEST)
         if a.is_pointwise and not is_deep:
             known[a.name] = a
         else:
