@@ -183,9 +183,9 @@ class Model:
     def note_wraps(self, e: Expr) -> None:
         for node in walk(e):
             match node:
-                case Bin("//" | "%", a, Const(value=n)) if a.dtype.is_int and n & (n - 1) > 0:
+                case Bin("//" | "%", a, Const(value=int(n))) if n & (n - 1) > 0:
                     for v in variables(a) & self.begins.keys():
-                        self.wraps.setdefault(self.begins[v], set()).add(int(n))
+                        self.wraps.setdefault(self.begins[v], set()).add(n)
 
     def rows_of(self, box: Any) -> Rows:
         known = [self.noted((axis,)) if axis is not None else None for axis in box.along]
